@@ -1,0 +1,11 @@
+/* binder.h — finds each tensor of a checkpoint and checks it before anything uses it. */
+#ifndef LAZY_BINDER_H
+#define LAZY_BINDER_H
+
+#include "model.h"
+
+/* Checks every tensor that the model's config asks for (name, dtype, shape, place within its mapping), then fills
+ * the model's weights. model->config, backend and shards are set; layers has n_layers zeroed entries. */
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_error *err);
+
+#endif

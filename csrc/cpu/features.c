@@ -1,0 +1,75 @@
+/* features.c — what this machine can run, and how much of it this process may use. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels.h"
+
+enum { MOST_VARIANTS = 4 };
+
+static bool runs(const lazy_kernels *kernels)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (kernels == &lazy_kernels_avx512) return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (kernels == &lazy_kernels_avx2) return avx2;
+#endif
+    return kernels == &lazy_kernels_generic;
+}
+
+static const lazy_kernels *const best_first[] = {
+#if defined(__x86_64__)
+    &lazy_kernels_avx512,
+    &lazy_kernels_avx2,
+#endif
+    &lazy_kernels_generic,
+};
+
+const lazy_kernels *lazy_kernels_find(const char *name)
+{
+    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
+        if ((!name || strcmp(name, best_first[i]->name) == 0) && runs(best_first[i])) return best_first[i];
+    return NULL;
+}
+
+const char *const *lazy_cpu_variants(void)
+{
+    static const char *names[MOST_VARIANTS + 1];
+    int n = 0;
+    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
+        if (runs(best_first[i])) names[n++] = best_first[i]->name;
+    return names;
+}
+
+/* The cgroup's share of CPU time, in cores rounded up; 0 where there is no limit. */
+static int cgroup_cores(void)
+{
+    long long quota = 0, period = 0;
+    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    if (file) {
+        if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max": no limit */
+        fclose(file);
+    } else {
+        if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re"))) {
+            if (fscanf(file, "%lld", &quota) != 1) quota = 0;
+            fclose(file);
+        }
+        if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re"))) {
+            if (fscanf(file, "%lld", &period) != 1) period = 0;
+            fclose(file);
+        }
+    }
+    return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
+}
+
+int lazy_cpu_cores(void)
+{
+    cpu_set_t set;
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int limit = cgroup_cores();
+    if (limit && limit < cores) cores = limit;
+    return cores < 1 ? 1 : cores;
+}

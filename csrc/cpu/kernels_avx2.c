@@ -1,0 +1,20 @@
+/* kernels_avx2.c — the kernels for AVX2, FMA and F16C. */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#define VARIANT avx2
+#define LANES 8
+#define TILE_ROWS 6
+#define TILE_VECTORS 2
+#define WIDEN_F16(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
+#include "kernels_template.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,20 @@
+/* kernels_avx512.c — the kernels for AVX-512 (F, BW, VL). */
+#if defined(__x86_64__)
+#include <immintrin.h>
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
+#endif
+
+#define VARIANT avx512
+#define LANES 16
+#define TILE_ROWS 14
+#define TILE_VECTORS 2
+#define WIDEN_F16(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
+#include "kernels_template.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,164 @@
+/* reference.c — the compute ops by the plainest loops, one thread, sums in double: what the fast ones are tested against.
+ * LAZYLLM_CPU=reference runs the whole engine on them. */
+#include <math.h>
+#include <string.h>
+
+#include "../error.h"
+#include "cpu.h"
+
+static double weight_at(lazy_stream *stream, const lazy_matrix *w, int row, int col)
+{
+    const lazy_part *part = w->part;
+    while (row >= part->rows) row -= part++->rows;
+    size_t width = part->dtype == LAZY_F32 ? 4 : 2;
+    float value;
+    kernels_of(stream)->widen_row(&value, (const char *)part->data + ((size_t)row * (size_t)w->cols + (size_t)col) * width, part->dtype, 1);
+    return value;
+}
+
+static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+{
+    (void)err;
+    for (int r = 0; r < n; r++) {
+        for (int j = 0; j < w->rows; j++) {
+            double sum = w->bias ? w->bias[j] : 0.0;
+            for (int k = 0; k < w->cols; k++) sum += ((const float *)x)[(int64_t)r * w->cols + k] * weight_at(stream, w, j, k);
+            float *out = (float *)y + (int64_t)r * w->rows + j;
+            *out = (float)(accumulate ? *out + sum : sum);
+        }
+    }
+    return LAZY_OK;
+}
+
+static int reference_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
+{
+    return reference_matmul(stream, y, x, n, w, false, err);
+}
+
+static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
+{
+    float *both = ((lazy_cpu_stream *)stream)->gate_up;
+    int ffn = gate_up->rows / 2;
+    reference_matmul(stream, both, x, n, gate_up, false, err);
+    for (int r = 0; r < n; r++) {
+        for (int j = 0; j < ffn; j++) {
+            double gate = both[(int64_t)r * 2 * ffn + j], up = both[(int64_t)r * 2 * ffn + ffn + j];
+            ((float *)y)[(int64_t)r * ffn + j] = (float)(gate / (1.0 + exp(-gate)) * up);
+        }
+    }
+    return LAZY_OK;
+}
+
+static void norm(float *y, const float *x, int d, const float *weight, float eps)
+{
+    double sum = 0;
+    for (int i = 0; i < d; i++) sum += (double)x[i] * x[i];
+    double factor = 1.0 / sqrt(sum / d + eps);
+    for (int i = 0; i < d; i++) y[i] = (float)(x[i] * factor * weight[i]);
+}
+
+static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int r = 0; r < n; r++) norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps);
+    return LAZY_OK;
+}
+
+static void rotate_head(float *head, int d, const float *rope, const float *weight, float eps)
+{
+    if (weight) norm(head, head, d, weight, eps);
+    for (int i = 0; i < d / 2; i++) {
+        double a = head[i], b = head[d / 2 + i], c = rope[i], s = rope[d / 2 + i];
+        head[i] = (float)(a * c - b * s);
+        head[d / 2 + i] = (float)(b * c + a * s);
+    }
+}
+
+static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
+                            const float *k_norm, float eps, lazy_error *err)
+{
+    (void)err;
+    const lazy_config *c = stream->config;
+    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
+    for (int r = 0; r < n; r++) {
+        float *q = (float *)qkv + (int64_t)r * (q_width + 2 * kv_width), *k = q + q_width, *v = k + kv_width;
+        const float *angles = rope + (int64_t)rows[r] * d;
+        for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, angles, q_norm, eps);
+        for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, angles, k_norm, eps);
+        memcpy((float *)kv.k + (int64_t)rows[r] * kv_width, k, (size_t)kv_width * sizeof *k);
+        memcpy((float *)kv.v + (int64_t)rows[r] * kv_width, v, (size_t)kv_width * sizeof *v);
+    }
+    return LAZY_OK;
+}
+
+/* p[j] = the row's attention to in_play[j], for the n tokens it sees; p may hold what it likes before. */
+static void attend_row(const lazy_config *c, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, int n)
+{
+    int d = c->head_dim, kv_width = c->n_kv_heads * d, g = head / (c->n_heads / c->n_kv_heads);
+    double max = -INFINITY, sum = 0;
+    for (int j = 0; j < n; j++) {
+        double dot = 0;
+        for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * ((const float *)kv.k)[(int64_t)in_play[j] * kv_width + g * d + i];
+        p[j] = (float)(dot / sqrt(d));
+        max = fmax(max, p[j]);
+    }
+    for (int j = 0; j < n; j++) sum += p[j] = (float)exp(p[j] - max);
+    for (int j = 0; j < n; j++) p[j] = (float)(p[j] / sum);
+}
+
+static int reference_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play,
+                               int m, lazy_error *err)
+{
+    (void)err;
+    const lazy_config *c = stream->config;
+    lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
+    int d = c->head_dim, kv_width = c->n_kv_heads * d, width = c->n_heads * d + 2 * kv_width;
+    lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    for (int r = 0; r < n; r++) {
+        for (int h = 0; h < c->n_heads; h++) {
+            float *p = scratch->shares, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
+            int limit = scratch->limits[r], g = h / (c->n_heads / c->n_kv_heads);
+            attend_row(c, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, limit);
+            for (int i = 0; i < d; i++) {
+                double sum = 0;
+                for (int j = 0; j < limit; j++) sum += (double)p[j] * ((const float *)kv.v)[(int64_t)in_play[j] * kv_width + g * d + i];
+                out[i] = (float)sum;
+            }
+        }
+    }
+    return LAZY_OK;
+}
+
+static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
+                            lazy_kv kv, const int32_t *in_play, int m, lazy_error *err)
+{
+    (void)err;
+    const lazy_config *c = stream->config;
+    lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
+    int width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, counted = 0;
+    memset(scores, 0, (size_t)m * sizeof *scores);
+    lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    for (int r = n > queries ? n - queries : 0; r < n; r++) {
+        if (rows[r] < first_new) continue;
+        counted++;
+        for (int h = 0; h < c->n_heads; h++) {
+            attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, scratch->limits[r]);
+            for (int j = 0; j < scratch->limits[r]; j++) scores[j] += scratch->shares[j];
+        }
+    }
+    for (int j = 0; j < m; j++) scores[j] /= (float)(c->n_heads * counted);
+    return LAZY_OK;
+}
+
+lazy_ops lazy_reference_ops(void)
+{
+    lazy_ops ops = lazy_cpu_ops; /* memory and the bookkeeping of sets are plain there already */
+    ops.rmsnorm = reference_rmsnorm;
+    ops.matmul = reference_matmul;
+    ops.gated = reference_gated;
+    ops.rotate = reference_rotate;
+    ops.attention = reference_attention;
+    ops.logits = reference_logits;
+    ops.scores = reference_scores;
+    return ops;
+}

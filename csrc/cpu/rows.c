@@ -1,0 +1,95 @@
+/* rows.c — what is done to each row by itself: norms, RoPE, the look for numbers that are none. */
+#include <math.h>
+#include <string.h>
+
+#include "cpu.h"
+
+enum { ROWS_PER_TASK = 16 };
+
+static int blocks(int n) { return (n + ROWS_PER_TASK - 1) / ROWS_PER_TASK; }
+static int block_end(int task, int n) { return (task + 1) * ROWS_PER_TASK < n ? (task + 1) * ROWS_PER_TASK : n; }
+
+typedef struct norming {
+    lazy_stream *stream;
+    float *y;       /* (n, d) */
+    const float *x; /* (n, d) */
+    const float *weight;
+    int n, d;
+    float eps;
+} norming;
+
+static void norm_rows(void *job, int task, int worker)
+{
+    (void)worker;
+    const norming *t = job;
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, t->n); r++)
+        kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps);
+}
+
+int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
+{
+    norming t = { stream, y, x, weight, n, d, eps };
+    return lazy_cpu_run(stream, norm_rows, &t, blocks(n), err);
+}
+
+typedef struct rotating {
+    lazy_stream *stream;
+    float *qkv;           /* (n, (H + 2G) D) */
+    const int32_t *rows;
+    int n;
+    lazy_kv kv;
+    const float *rope, *q_norm, *k_norm;
+    float eps;
+} rotating;
+
+/* Turns pairs (i, i + D/2) of one head by the angles of its position. */
+static void turn(float *to, const float *from, const float *rope, int head_dim)
+{
+    int half = head_dim / 2;
+    for (int i = 0; i < half; i++) {
+        float a = from[i], b = from[half + i], c = rope[i], s = rope[half + i];
+        to[i] = a * c - b * s;
+        to[half + i] = b * c + a * s;
+    }
+}
+
+static void rotate_rows(void *job, int task, int worker)
+{
+    (void)worker;
+    const rotating *t = job;
+    const lazy_config *c = t->stream->config;
+    const lazy_kernels *kernels = kernels_of(t->stream);
+    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, t->n); r++) {
+        int64_t position = t->rows[r];
+        float *q = t->qkv + (int64_t)r * (q_width + 2 * kv_width), *k = q + q_width, *v = k + kv_width;
+        const float *rope = t->rope + position * d;
+        float *key = (float *)t->kv.k + position * kv_width;
+        for (int h = 0; h < c->n_heads; h++) {
+            if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps);
+            turn(q + h * d, q + h * d, rope, d);
+        }
+        for (int g = 0; g < c->n_kv_heads; g++) {
+            if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps);
+            turn(key + g * d, k + g * d, rope, d);
+        }
+        memcpy((float *)t->kv.v + position * kv_width, v, (size_t)kv_width * sizeof *v);
+    }
+}
+
+int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
+                    const float *k_norm, float eps, lazy_error *err)
+{
+    rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps };
+    return lazy_cpu_run(stream, rotate_rows, &t, blocks(n), err);
+}
+
+int lazy_cpu_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
+{
+    (void)stream, (void)err;
+    const float *values = x;
+    bool finite = true;
+    for (int i = 0; i < d; i++) finite = finite && isfinite(values[i]);
+    if (!finite && layer < *first_bad) *first_bad = layer;
+    return LAZY_OK;
+}

@@ -1,0 +1,42 @@
+/* sets.c — the bookkeeping of positions: short loops over sorted lists. */
+#include <string.h>
+
+#include "cpu.h"
+
+int lazy_cpu_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int r = 0; r < n; r++) depth[rows[r]] = value;
+    return LAZY_OK;
+}
+
+int lazy_cpu_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high,
+                    lazy_error *err)
+{
+    (void)stream, (void)err;
+    *n_out = 0;
+    for (int i = 0; i < n; i++) {
+        int32_t position = positions[i];
+        if (depth[position] >= low && depth[position] <= high) out[(*n_out)++] = position;
+    }
+    return LAZY_OK;
+}
+
+int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux,
+                     int d, int32_t *n_revived, lazy_error *err)
+{
+    (void)stream, (void)err;
+    size_t bytes = (size_t)d * sizeof(float);
+    *n_revived = 0;
+    int r = 0;
+    for (int i = 0; i <= n_new; i++) {
+        int next = i < n_new ? new_rows[i] : INT32_MAX;
+        for (; r < n && rows[r] < next; r++) memcpy((float *)aux + (int64_t)rows[r] * d, (const float *)x + (int64_t)r * d, bytes); /* ends here */
+        if (i == n_new) break;
+        bool goes_on = r < n && rows[r] == next;
+        memcpy((float *)y + (int64_t)i * d, goes_on ? (const float *)x + (int64_t)r * d : (const float *)aux + (int64_t)next * d, bytes);
+        r += goes_on;
+        *n_revived += !goes_on;
+    }
+    return LAZY_OK;
+}

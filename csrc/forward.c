@@ -1,0 +1,299 @@
+#include "forward.h"
+
+#include <math.h>
+
+#include "error.h"
+#include "memory.h"
+
+/* The sets of a pass as it climbs through the layers. */
+typedef struct pass {
+    lazy_session *session;
+    lazy_cache *cache;
+    lazy_stream *stream;
+    const lazy_ops *ops;
+    const lazy_config *config;
+    lazy_schedule schedule;
+
+    int length;             /* tokens of the context, the new ones included */
+    int first_new;          /* position of the first new token */
+    int n_prunable, n_forced; /* of the whole context */
+    int prunable_in_play;
+
+    const int32_t *in_play; /* (m,) A[l] */
+    int m;
+    const int32_t *rows;    /* (n,) C[l]; the very array in_play where every token in play is computed */
+    int n;
+    int in_play_spare, rows_spare, x_now; /* which of each pair of buffers is free, or in use */
+    int first_layer;        /* since when the sets are what they are, for the trace */
+} pass;
+
+static void *offset(const pass *p, void *activations, size_t elements)
+{
+    return (char *)activations + elements * p->session->model->backend->activation_bytes;
+}
+
+static bool computes_all_in_play(const pass *p) { return p->rows == p->in_play; }
+
+/* ---- beginning -------------------------------------------------------------------------- */
+
+static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *err)
+{
+    int32_t *positions;
+    int code = lazy_alloc((void **)&positions, (size_t)n, sizeof *positions, "the positions", err);
+    if (code) return code;
+    for (int i = 0; i < n; i++) positions[i] = first + i;
+    code = p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
+    lazy_free(positions);
+    return code;
+}
+
+static int upload_flags(pass *p, lazy_error *err)
+{
+    uint8_t *flags;
+    int code = lazy_alloc((void **)&flags, (size_t)p->length, sizeof *flags, "the token flags", err);
+    if (code) return code;
+    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
+    p->prunable_in_play = p->n_prunable;
+    code = p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
+    lazy_free(flags);
+    return code;
+}
+
+static int upload_notes(pass *p, lazy_error *err)
+{
+    int32_t *notes; /* no bad layer, nothing revived */
+    int n_layers = p->config->n_layers;
+    int code = lazy_alloc_zeroed((void **)&notes, (size_t)(1 + n_layers), sizeof *notes, "a pass's notes", err);
+    if (code) return code;
+    notes[0] = n_layers;
+    code = p->ops->upload(p->stream, p->cache->notes, notes, (size_t)(1 + n_layers) * sizeof *notes, err);
+    lazy_free(notes);
+    return code;
+}
+
+static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    p->m = p->length;
+    p->n = n_new;
+    p->first_new = p->length - n_new;
+    p->in_play = cache->in_play[0];
+    p->in_play_spare = 1;
+    p->rows = p->n == p->m ? p->in_play : cache->rows[0];
+    p->rows_spare = 1;
+
+    int code = lazy_cache_fill_rope(cache, p->length, err);
+    if (!code) code = upload_notes(p, err);
+    if (!code) code = upload_positions(p, cache->in_play[0], 0, p->m, err);
+    if (!code && !computes_all_in_play(p)) code = upload_positions(p, cache->rows[0], p->first_new, p->n, err);
+    if (!code && p->schedule.n_stages) code = upload_flags(p, err);
+    /* A frozen pass revives nothing: its rows count as computed throughout, so that only others can be found waiting. */
+    int depth = p->schedule.frozen ? p->config->n_layers : 0;
+    if (!code) code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, depth, err);
+    if (!code) code = p->ops->upload(p->stream, cache->ids, ids, (size_t)n_new * sizeof *ids, err);
+    if (!code) code = p->ops->embed(p->stream, cache->x[0], cache->ids, n_new, &p->session->model->embedding, err);
+    return code;
+}
+
+/* ---- one layer -------------------------------------------------------------------------- */
+
+/* Attention and FFN of n rows, in place: x += o(attention), x += down(gated(norm(x))). */
+static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    const lazy_config *c = p->config;
+    size_t d = (size_t)c->hidden;
+    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play, p->m, err);
+    if (code) return lazy_fail_in(err, "attention");
+    if ((code = p->ops->matmul(p->stream, x, cache->attention, n, &w->o, true, err))) return lazy_fail_in(err, "output projection");
+
+    int chunk = p->session->model->backend->row_chunk;
+    for (int first = 0; first < n; first += chunk) {
+        int here = n - first < chunk ? n - first : chunk;
+        void *part = offset(p, x, (size_t)first * d);
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, err))) return lazy_fail_in(err, "FFN norm");
+        if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err))) return lazy_fail_in(err, "gate and up projection");
+        if ((code = p->ops->matmul(p->stream, part, cache->ffn, here, &w->down, true, err))) return lazy_fail_in(err, "down projection");
+    }
+    return LAZY_OK;
+}
+
+static int run_layer(pass *p, int l, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    const lazy_config *c = p->config;
+    const lazy_layer *w = &p->session->model->layers[l];
+    size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
+    void *x = cache->x[p->x_now];
+    int code, chunk = p->session->model->backend->row_chunk;
+
+    for (int first = 0; first < p->n; first += chunk) {
+        int here = p->n - first < chunk ? p->n - first : chunk;
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, offset(p, x, (size_t)first * d), here, c->hidden, w->attention_norm, c->norm_eps, err)))
+            return lazy_fail_in(err, "attention norm");
+        if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
+            return lazy_fail_in(err, "q, k and v projection");
+    }
+    if ((code = p->ops->rotate(p->stream, cache->qkv, p->rows, p->n, cache->kv[l], cache->rope, w->q_norm, w->k_norm, c->norm_eps, err)))
+        return lazy_fail_in(err, "RoPE");
+
+    /* Above the last layer only the query token's output is read. */
+    int skip = l == c->n_layers - 1 ? p->n - 1 : 0;
+    code = finish_rows(p, w, cache->kv[l], offset(p, x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), p->rows + skip, p->n - skip, err);
+    if (code) return code;
+    return p->ops->note_finite(p->stream, offset(p, x, (size_t)(p->n - 1) * d), c->hidden, l, cache->notes, err);
+}
+
+/* ---- between layers --------------------------------------------------------------------- */
+
+/* Scores the tokens in play by the layer just run; the result is in *scores. */
+static int score(pass *p, int l, const float **scores, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    const lazy_pruning *pruning = &p->session->rules.pruning;
+    int code = p->ops->scores(p->stream, cache->scores[0], cache->qkv, p->rows, p->n, pruning->queries, p->first_new, cache->kv[l], p->in_play, p->m, err);
+    *scores = cache->scores[0];
+    if (code || pruning->smooth == 1) return code;
+    *scores = cache->scores[1];
+    return p->ops->smooth(p->stream, cache->scores[1], cache->scores[0], p->m, pruning->smooth, err);
+}
+
+/* A[l+1] after a stage. Leaves the old set in the other buffer. */
+static int select_in_play(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    int code, by_mass = 0;
+    if (stage->by_mass) {
+        if ((code = p->ops->mass(p->stream, &by_mass, p->in_play, scores, p->m, cache->flags, stage->mass, err))) return code;
+        by_mass += p->n_forced;
+    }
+    int budget = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, by_mass);
+    if (budget == p->prunable_in_play) return LAZY_OK;
+
+    int32_t *kept = cache->in_play[p->in_play_spare];
+    if ((code = p->ops->select(p->stream, kept, p->in_play, scores, p->m, cache->flags, budget - p->n_forced, err))) return code;
+    p->m -= p->prunable_in_play - budget;
+    p->prunable_in_play = budget;
+    p->in_play = kept;
+    p->in_play_spare ^= 1;
+    return LAZY_OK;
+}
+
+/* C[l] = { i in A[l] : layer l has no K,V of i }: rows that go on and rows that come back from Aux. */
+static int regroup(pass *p, int l, bool all_in_play, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    const int32_t *new_rows = p->in_play;
+    int n_new = p->m, code;
+    if ((code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, l, err))) return code;
+    if (!all_in_play) {
+        int32_t *out = cache->rows[p->rows_spare];
+        if ((code = p->ops->filter(p->stream, out, &n_new, p->in_play, p->m, cache->depth, l, l, err))) return code;
+        new_rows = out;
+        p->rows_spare ^= 1;
+    }
+    void *x = cache->x[p->x_now ^ 1];
+    code = p->ops->regroup(p->stream, x, new_rows, n_new, cache->x[p->x_now], p->rows, p->n, cache->aux, p->config->hidden, cache->notes + 1 + l, err);
+    p->x_now ^= 1;
+    p->rows = new_rows;
+    p->n = n_new;
+    return code;
+}
+
+/* A frozen pass: of the tokens in play, those whose K,V layer l holds (the rows under way count as such). */
+static int thaw(pass *p, int l, lazy_error *err)
+{
+    int32_t *out = p->cache->in_play[p->in_play_spare];
+    bool all_in_play = computes_all_in_play(p);
+    int code = p->ops->filter(p->stream, out, &p->m, p->in_play, p->m, p->cache->depth, l + 1, p->config->n_layers, err);
+    p->in_play = out;
+    p->in_play_spare ^= 1;
+    if (all_in_play) p->rows = p->in_play;
+    return code;
+}
+
+/* From layer l to layer l+1: prunes, revives. */
+static int climb(pass *p, int l, lazy_error *err)
+{
+    lazy_session *session = p->session;
+    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
+    bool waiting = session->waiting[l + 1], last = l == p->config->n_layers - 1;
+    if (!stage && !waiting && !last) return LAZY_OK;
+
+    const int32_t *in_play = p->in_play;
+    int m = p->m, code;
+    bool all_in_play = computes_all_in_play(p);
+    const float *scores = NULL;
+    /* A stage that keeps everything costs nothing, unless someone wants to see its scores. */
+    if (stage && (stage->by_mass || session->trace.on || lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play)) {
+        if ((code = score(p, l, &scores, err))) return lazy_fail_in(err, "scores");
+        if ((code = select_in_play(p, stage, scores, err))) return lazy_fail_in(err, "selection");
+    }
+    if (stage || last || waiting) {
+        code = lazy_trace_add(&session->trace, p->stream, p->first_layer, l, in_play, m, p->rows, p->n, scores, err);
+        if (code) return code;
+        p->first_layer = l + 1;
+    }
+    if (last) return LAZY_OK;
+    if (p->schedule.frozen) return thaw(p, l + 1, err);
+    if (p->m == m && (all_in_play || !waiting)) return LAZY_OK;
+    if (p->m < m) session->waiting[l + 1] = 1;
+    return regroup(p, l + 1, all_in_play, err);
+}
+
+/* ---- the end ---------------------------------------------------------------------------- */
+
+static int finish(pass *p, float *logits, lazy_error *err)
+{
+    lazy_session *session = p->session;
+    lazy_cache *cache = p->cache;
+    const lazy_config *c = p->config;
+    const lazy_model *model = session->model;
+    int32_t *notes = NULL;
+    int code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, c->n_layers, err);
+    const void *last = offset(p, cache->x[p->x_now], (size_t)(p->n - 1) * (size_t)c->hidden);
+    if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, err);
+    if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
+    if (!code) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
+    if (!code) code = p->ops->download(p->stream, session->tokens.depths, cache->depth, (size_t)p->length * sizeof(int32_t), err);
+    if (!code) code = lazy_alloc((void **)&notes, (size_t)(1 + c->n_layers), sizeof *notes, "a pass's notes", err);
+    if (!code) code = p->ops->download(p->stream, notes, cache->notes, (size_t)(1 + c->n_layers) * sizeof *notes, err);
+    if (code) goto done;
+
+    if (notes[0] < c->n_layers) {
+        code = lazy_fail(err, LAZY_CHECKPOINT, "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
+        goto done;
+    }
+    for (int i = 0; i < c->vocab && !code; i++)
+        if (!isfinite(logits[i])) code = lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", i);
+    for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
+done:
+    lazy_free(notes);
+    return code;
+}
+
+int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, lazy_error *err)
+{
+    int length = session->tokens.length;
+    pass p = {
+        .session = session,
+        .cache = &session->cache,
+        .stream = session->cache.stream,
+        .ops = session->model->backend->ops,
+        .config = &session->model->config,
+        .schedule = lazy_rules_schedule(&session->rules, generated, length),
+        .length = length,
+    };
+    lazy_trace_clear(&session->trace);
+    int code = begin(&p, ids, n, err);
+    if (code) return lazy_fail_in(err, "before the first layer");
+    for (int l = 0; l < p.config->n_layers; l++) {
+        session->counts[l] = (lazy_layer_count){ .in_play = p.m, .computed = p.n };
+        if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
+        p.stream->layers_done = l + 1;
+        const lazy_watch *watch = p.stream->watch;
+        if (watch && watch->poll(watch->context, l + 1, p.config->n_layers)) return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        if ((code = climb(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
+    }
+    return finish(&p, logits, err);
+}

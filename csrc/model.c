@@ -1,0 +1,126 @@
+#include "model.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "binder.h"
+#include "error.h"
+#include "memory.h"
+
+/* Bounds that keep every product of sizes below within 63 bits, and refuse nonsense by name. */
+enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28 };
+
+static int check_config(const lazy_config *c, lazy_error *err)
+{
+    const struct { const char *name; int value, most; } fields[] = {
+        { "n_layers", c->n_layers, MAX_LAYERS }, { "hidden", c->hidden, MAX_WIDTH },     { "n_heads", c->n_heads, MAX_WIDTH },
+        { "n_kv_heads", c->n_kv_heads, MAX_WIDTH }, { "head_dim", c->head_dim, MAX_HEAD_DIM }, { "ffn", c->ffn, MAX_WIDTH },
+        { "vocab", c->vocab, MAX_VOCAB },        { "context", c->context, MAX_CONTEXT },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < 1 || fields[i].value > fields[i].most)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be 1 to %d", fields[i].name, fields[i].value, fields[i].most);
+    if (c->n_heads % c->n_kv_heads)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d is no multiple of n_kv_heads %d", c->n_heads, c->n_kv_heads);
+    if (c->head_dim % 2) return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
+    if (lazy_qkv_width(c) > 8 * MAX_WIDTH || (int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim, MAX_WIDTH);
+    if (!(c->norm_eps >= 0 && c->norm_eps < 1)) return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be 0 to 1", c->norm_eps);
+    if (!isfinite(c->rope_scale) || c->rope_scale <= 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
+    for (int i = 0; i < c->head_dim / 2; i++)
+        if (!isfinite(c->inv_freq[i])) return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
+    return LAZY_OK;
+}
+
+static int map_shard(lazy_mapping *shard, const char *path, lazy_error *err)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+    struct stat info;
+    int code = LAZY_OK;
+    if (fstat(fd, &info)) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+    else if (info.st_size <= 0) code = lazy_fail(err, LAZY_CHECKPOINT, "%s: the file is empty", path);
+    else {
+        void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
+        else *shard = (lazy_mapping){ data, (uint64_t)info.st_size };
+    }
+    close(fd);
+    return code;
+}
+
+int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
+                    int n_tensors, int threads, lazy_error *err)
+{
+    *out = NULL;
+    if (threads < 0) return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) or more", threads);
+    int code = check_config(config, err);
+    if (code) return code;
+
+    lazy_model *model;
+    code = lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", err);
+    if (code) return code;
+    model->config = *config;
+    model->config.inv_freq = NULL;
+
+    float *inv_freq;
+    size_t half = (size_t)config->head_dim / 2;
+    if ((code = lazy_alloc((void **)&inv_freq, half, sizeof *inv_freq, "inv_freq", err))) goto done;
+    memcpy(inv_freq, config->inv_freq, half * sizeof *inv_freq);
+    model->config.inv_freq = inv_freq;
+
+    if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table", err))) goto done;
+    for (; model->n_shards < n_shards; model->n_shards++)
+        if ((code = map_shard(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
+
+    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err))) goto done;
+    if ((code = lazy_cpu_open(&model->backend, threads, err))) goto done;
+    code = lazy_bind(model, tensors, n_tensors, err);
+done:
+    if (code) lazy_model_close(model);
+    else *out = model;
+    return code;
+}
+
+static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)
+{
+    backend->ops->unbind(backend, matrix);
+    backend->ops->free(backend, (void *)matrix->bias);
+}
+
+void lazy_model_close(lazy_model *model)
+{
+    if (!model) return;
+    lazy_backend *backend = model->backend;
+    if (backend) {
+        for (int l = 0; l < model->config.n_layers; l++) {
+            lazy_layer *layer = &model->layers[l];
+            float *vectors[] = { layer->attention_norm, layer->q_norm, layer->k_norm, layer->ffn_norm };
+            for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) backend->ops->free(backend, vectors[i]);
+            drop_matrix(backend, &layer->qkv);
+            drop_matrix(backend, &layer->o);
+            drop_matrix(backend, &layer->gate_up);
+            drop_matrix(backend, &layer->down);
+        }
+        if (!model->config.tied) drop_matrix(backend, &model->head);
+        drop_matrix(backend, &model->embedding);
+        backend->ops->free(backend, model->final_norm);
+        backend->ops->close(backend);
+    }
+    for (int i = 0; i < model->n_shards; i++) munmap((void *)model->shards[i].data, model->shards[i].bytes);
+    lazy_free(model->shards);
+    lazy_free(model->layers);
+    lazy_free((void *)model->config.inv_freq);
+    lazy_free(model);
+}
+
+const lazy_config *lazy_model_config(const lazy_model *model) { return &model->config; }
+uint64_t lazy_model_bytes(const lazy_model *model) { return model->bytes; }
+int lazy_model_threads(const lazy_model *model) { return model->backend->threads; }
+const char *lazy_model_isa(const lazy_model *model) { return model->backend->variant; }

@@ -1,0 +1,83 @@
+/* arrays.c — NumPy in and out; the one file that includes its headers. */
+#include "core.h"
+
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#include <numpy/arrayobject.h>
+#include <string.h>
+
+int arrays_import(void)
+{
+    import_array1(-1);
+    return 0;
+}
+
+static PyObject *copy_of(int type, int rank, npy_intp *shape, const void *from)
+{
+    PyObject *array = PyArray_SimpleNew(rank, shape, type);
+    if (array && PyArray_NBYTES((PyArrayObject *)array)) memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)PyArray_NBYTES((PyArrayObject *)array));
+    return array;
+}
+
+PyObject *array_of_int32(const int32_t *from, Py_ssize_t n) { return copy_of(NPY_INT32, 1, (npy_intp[]){ n }, from); }
+PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n) { return copy_of(NPY_UINT8, 1, (npy_intp[]){ n }, from); }
+PyObject *array_of_float(const float *from, Py_ssize_t n) { return copy_of(NPY_FLOAT32, 1, (npy_intp[]){ n }, from); }
+
+PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n)
+{
+    enum { FIELDS = sizeof *from / sizeof(int32_t) };
+    return copy_of(NPY_INT32, 2, (npy_intp[]){ n, FIELDS }, from);
+}
+
+PyObject *array_new_float(Py_ssize_t n, float **data)
+{
+    PyObject *array = PyArray_SimpleNew(1, (npy_intp[]){ n }, NPY_FLOAT32);
+    if (array) *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}
+
+int array_read_ids(PyObject *object, int32_t **ids, int *n)
+{
+    *ids = NULL;
+    if (PyUnicode_Check(object) || PyBytes_Check(object)) {
+        PyErr_Format(PyExc_TypeError, "ids must be a list of int or an integer array, not %s; encode text with the tokenizer", Py_TYPE(object)->tp_name);
+        return -1;
+    }
+    Py_ssize_t length = PySequence_Check(object) ? PySequence_Size(object) : -1;
+    if (length == 0) {
+        PyErr_SetString(PyExc_ValueError, "no tokens were given; a pass needs at least one");
+        return -1;
+    }
+    PyErr_Clear(); /* what is no sequence gets NumPy's own message below */
+    PyObject *array = PyArray_FROM_OTF(object, NPY_INT64, NPY_ARRAY_IN_ARRAY);
+    if (!array) return -1;
+    if (PyArray_NDIM((PyArrayObject *)array) != 1) {
+        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)array));
+        Py_DECREF(array);
+        return -1;
+    }
+    npy_intp size = PyArray_SIZE((PyArrayObject *)array);
+    const npy_int64 *from = PyArray_DATA((PyArrayObject *)array);
+    if (size > INT32_MAX || !(*ids = PyMem_Malloc((size_t)size * sizeof **ids))) {
+        Py_DECREF(array);
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (npy_intp i = 0; i < size; i++) (*ids)[i] = from[i] >= 0 && from[i] <= INT32_MAX ? (int32_t)from[i] : -1;
+    *n = (int)size;
+    Py_DECREF(array);
+    return 0;
+}
+
+int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
+{
+    *owner = PyArray_FROM_OTF(object, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY);
+    if (!*owner) return -1;
+    if (PyArray_NDIM((PyArrayObject *)*owner) != 1) {
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, PyArray_NDIM((PyArrayObject *)*owner));
+        Py_CLEAR(*owner);
+        return -1;
+    }
+    *data = PyArray_DATA((PyArrayObject *)*owner);
+    *n = PyArray_SIZE((PyArrayObject *)*owner);
+    return 0;
+}

@@ -1,0 +1,63 @@
+/* core.h — what the files of lazyllm._core share. The only folder that includes Python.h. */
+#ifndef LAZY_CORE_H
+#define LAZY_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "../lazyllm.h"
+
+typedef struct core_state {
+    PyTypeObject *model_type, *session_type, *sampler_type;
+    PyObject *checkpoint_error, *device_error;
+} core_state;
+
+typedef struct {
+    PyObject_HEAD
+    lazy_model *model;
+} ModelObject;
+
+typedef struct {
+    PyObject_HEAD
+    ModelObject *model; /* kept alive */
+    lazy_session *session;
+} SessionObject;
+
+typedef struct {
+    PyObject_HEAD
+    lazy_sampler *sampler;
+} SamplerObject;
+
+core_state *core_state_of(PyTypeObject *type);
+
+/* Raises the Python exception for err; always returns NULL. A cancelled pass has its exception set already. */
+PyObject *core_raise(const core_state *state, const lazy_error *err);
+
+/* model_type.c, session_type.c, sampler_type.c */
+extern PyType_Spec model_spec, session_spec, sampler_spec;
+PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
+
+/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. 0 or -1 with an exception. */
+int pruning_parse(PyObject *dict, lazy_pruning *pruning);
+void pruning_release(lazy_pruning *pruning);
+
+/* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
+int field_int(PyObject *dict, const char *what, const char *key, int *out);
+int field_double(PyObject *dict, const char *what, const char *key, double *out);
+int field_bool(PyObject *dict, const char *what, const char *key, bool *out);
+PyObject *field_object(PyObject *dict, const char *what, const char *key); /* borrowed */
+
+/* arrays.c: all that knows NumPy. */
+int arrays_import(void);
+PyObject *array_of_int32(const int32_t *from, Py_ssize_t n);
+PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n);
+PyObject *array_of_float(const float *from, Py_ssize_t n);
+PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n); /* (n, 3) int32 */
+PyObject *array_new_float(Py_ssize_t n, float **data);
+/* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids too large for
+ * int32 become -1, which no vocabulary holds. */
+int array_read_ids(PyObject *object, int32_t **ids, int *n);
+/* A float32 vector, borrowed from *owner (a new reference). */
+int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
+
+#endif

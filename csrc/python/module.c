@@ -1,0 +1,110 @@
+/* module.c — lazyllm._core: its exceptions, types and functions. Multi-phase initialisation, state per module. */
+#include "core.h"
+
+core_state *core_state_of(PyTypeObject *type)
+{
+    return PyType_GetModuleState(type);
+}
+
+PyObject *core_raise(const core_state *state, const lazy_error *err)
+{
+    PyObject *exception = PyExc_ValueError;
+    switch (err->code) {
+    case LAZY_CANCELLED: return NULL;
+    case LAZY_CHECKPOINT: exception = state->checkpoint_error; break;
+    case LAZY_MEMORY: exception = PyExc_MemoryError; break;
+    case LAZY_IO: exception = PyExc_OSError; break;
+    case LAZY_DEVICE: exception = state->device_error; break;
+    case LAZY_UNUSABLE: exception = PyExc_RuntimeError; break;
+    case LAZY_OK:
+    case LAZY_INVALID: break;
+    }
+    PyErr_SetString(exception, err->message);
+    return NULL;
+}
+
+static PyObject *core_features(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    PyObject *sets = PyList_New(0);
+    if (!sets) return NULL;
+    for (const char *const *name = lazy_cpu_variants(); *name; name++) {
+        PyObject *text = PyUnicode_FromString(*name);
+        int code = text ? PyList_Append(sets, text) : -1;
+        Py_XDECREF(text);
+        if (code) {
+            Py_DECREF(sets);
+            return NULL;
+        }
+    }
+    return Py_BuildValue("{s:N,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(), "cores", lazy_cpu_cores(), "compiler", __VERSION__);
+}
+
+static PyMethodDef core_functions[] = {
+    { "features", core_features, METH_NOARGS, "features() -> dict: what the CPU core found on this machine" },
+    { 0 },
+};
+
+static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    if (type && PyModule_AddType(module, (PyTypeObject *)type)) Py_CLEAR(type);
+    return (PyTypeObject *)type;
+}
+
+static PyObject *add_exception(PyObject *module, const char *name, const char *doc, PyObject *base)
+{
+    PyObject *exception = PyErr_NewExceptionWithDoc(name, doc, base, NULL);
+    if (exception && PyModule_AddObjectRef(module, strrchr(name, '.') + 1, exception)) Py_CLEAR(exception);
+    return exception;
+}
+
+static int core_exec(PyObject *module)
+{
+    core_state *state = PyModule_GetState(module);
+    if (arrays_import()) return -1;
+    if (!(state->checkpoint_error = add_exception(module, "lazyllm.CheckpointError", "A checkpoint that cannot be used: what, where, and what would be right.", PyExc_ValueError))) return -1;
+    if (!(state->device_error = add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError))) return -1;
+    if (!(state->model_type = add_type(module, &model_spec))) return -1;
+    if (!(state->session_type = add_type(module, &session_spec))) return -1;
+    if (!(state->sampler_type = add_type(module, &sampler_spec))) return -1;
+    return 0;
+}
+
+static int core_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    core_state *state = PyModule_GetState(module);
+    Py_VISIT(state->model_type);
+    Py_VISIT(state->session_type);
+    Py_VISIT(state->sampler_type);
+    Py_VISIT(state->checkpoint_error);
+    Py_VISIT(state->device_error);
+    return 0;
+}
+
+static int core_clear(PyObject *module)
+{
+    core_state *state = PyModule_GetState(module);
+    Py_CLEAR(state->model_type);
+    Py_CLEAR(state->session_type);
+    Py_CLEAR(state->sampler_type);
+    Py_CLEAR(state->checkpoint_error);
+    Py_CLEAR(state->device_error);
+    return 0;
+}
+
+static void core_free(void *module) { core_clear(module); }
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "lazyllm._core",
+    .m_doc = "The C core of lazyllm.",
+    .m_size = sizeof(core_state),
+    .m_methods = core_functions,
+    .m_slots = (PyModuleDef_Slot[]){ { Py_mod_exec, core_exec }, { 0 } },
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
+};
+
+PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

@@ -1,0 +1,106 @@
+/* pruning_argument.c — a pruning setting as Python hands it over. Its values are checked by the core. */
+#include "core.h"
+
+static const char *const WHAT = "pruning";
+
+static int parse_rule(PyObject *rule, lazy_stage *stage)
+{
+    if (PyTuple_Check(rule)) {
+        stage->by_mass = true;
+        return PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max) ? 0 : -1;
+    }
+    stage->keep = PyFloat_AsDouble(rule);
+    return stage->keep == -1.0 && PyErr_Occurred() ? -1 : 0;
+}
+
+static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
+{
+    PyObject *list = PySequence_Fast(object, "pruning: stages must be a list of (layer, rule)");
+    if (!list) return -1;
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(list);
+    lazy_stage *stages = PyMem_Calloc((size_t)size + 1, sizeof *stages);
+    int code = stages ? 0 : -1;
+    if (!stages) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < size && !code; i++) {
+        PyObject *rule, *pair = PySequence_Fast_GET_ITEM(list, i);
+        if (!PyTuple_Check(pair)) {
+            PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule)", pair);
+            code = -1;
+        } else {
+            code = PyArg_ParseTuple(pair, "iO;a stage is (layer, rule)", &stages[i].layer, &rule) ? parse_rule(rule, &stages[i]) : -1;
+        }
+    }
+    Py_DECREF(list);
+    *out = stages;
+    *n = (int)size;
+    return code;
+}
+
+static int parse_decode(PyObject *object, lazy_pruning *pruning)
+{
+    if (!PyUnicode_Check(object)) {
+        pruning->decode = LAZY_DECODE_OWN;
+        return parse_stages(object, &pruning->decode_stages, &pruning->n_decode_stages);
+    }
+    if (PyUnicode_CompareWithASCIIString(object, "same") == 0) pruning->decode = LAZY_DECODE_SAME;
+    else if (PyUnicode_CompareWithASCIIString(object, "frozen") == 0) pruning->decode = LAZY_DECODE_FROZEN;
+    else {
+        PyErr_Format(PyExc_ValueError, "pruning: decode is %R; it must be \"same\", \"frozen\" or stages", object);
+        return -1;
+    }
+    return 0;
+}
+
+static int parse_protect(PyObject *object, lazy_pruning *pruning)
+{
+    PyObject *list = PySequence_Fast(object, "pruning: protect must be a list of (begin, end)");
+    if (!list) return -1;
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(list);
+    lazy_span *spans = PyMem_Calloc((size_t)size + 1, sizeof *spans);
+    int code = spans ? 0 : -1;
+    if (!spans) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < size && !code; i++) {
+        long long begin, end;
+        PyObject *pair = PySequence_Fast_GET_ITEM(list, i);
+        if (!PyTuple_Check(pair)) {
+            PyErr_Format(PyExc_TypeError, "pruning: span %R; it must be (begin, end)", pair);
+            code = -1;
+        } else if (!PyArg_ParseTuple(pair, "LL;a span is (begin, end)", &begin, &end)) {
+            code = -1;
+        } else {
+            spans[i] = (lazy_span){ begin, end };
+        }
+    }
+    Py_DECREF(list);
+    pruning->protect = spans;
+    pruning->n_protect = (int)size;
+    return code;
+}
+
+int pruning_parse(PyObject *dict, lazy_pruning *pruning)
+{
+    *pruning = LAZY_PRUNING_DENSE;
+    if (dict == Py_None) return 0;
+    if (!PyDict_Check(dict)) {
+        PyErr_Format(PyExc_TypeError, "pruning must be a dict or None, not %s", Py_TYPE(dict)->tp_name);
+        return -1;
+    }
+    PyObject *stages = field_object(dict, WHAT, "stages"), *decode = stages ? field_object(dict, WHAT, "decode") : NULL;
+    PyObject *protect = decode ? field_object(dict, WHAT, "protect") : NULL;
+    if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) || parse_protect(protect, pruning) ||
+        field_int(dict, WHAT, "sink", &pruning->sink) || field_int(dict, WHAT, "window", &pruning->window) ||
+        field_int(dict, WHAT, "queries", &pruning->queries) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
+        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated)) {
+        pruning_release(pruning);
+        return -1;
+    }
+    return 0;
+}
+
+void pruning_release(lazy_pruning *pruning)
+{
+    PyMem_Free((void *)pruning->stages);
+    PyMem_Free((void *)pruning->decode_stages);
+    PyMem_Free((void *)pruning->protect);
+    *pruning = LAZY_PRUNING_DENSE;
+}

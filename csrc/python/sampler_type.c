@@ -1,0 +1,57 @@
+/* sampler_type.c — lazyllm._core.Sampler. */
+#include "core.h"
+
+static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "temperature", "top_p", "top_k", "seed", NULL };
+    double temperature, top_p;
+    int top_k;
+    unsigned long long seed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ddiK", names, &temperature, &top_p, &top_k, &seed)) return NULL;
+    SamplerObject *self = (SamplerObject *)type->tp_alloc(type, 0);
+    lazy_error err = { 0 };
+    if (self && lazy_sampler_open(&self->sampler, temperature, top_p, top_k, seed, &err)) {
+        core_raise(core_state_of(type), &err);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void sampler_dealloc(SamplerObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    lazy_sampler_close(self->sampler);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
+{
+    PyObject *owner;
+    const float *logits;
+    Py_ssize_t n;
+    if (array_read_floats(object, "logits", &owner, &logits, &n)) return NULL;
+    int32_t token;
+    lazy_error err = { 0 };
+    int code = n > INT32_MAX ? LAZY_INVALID : lazy_sampler_next(self->sampler, logits, (int)n, &token, &err);
+    Py_DECREF(owner);
+    return code ? core_raise(core_state_of(Py_TYPE(self)), &err) : PyLong_FromLong(token);
+}
+
+static PyMethodDef sampler_methods[] = {
+    { "sample", (PyCFunction)sampler_sample, METH_O, "sample(logits) -> token id" },
+    { 0 },
+};
+
+PyType_Spec sampler_spec = {
+    .name = "lazyllm._core.Sampler",
+    .basicsize = sizeof(SamplerObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = (PyType_Slot[]){
+        { Py_tp_doc, "Sampler(temperature, top_p, top_k, seed): draws token ids from logits" },
+        { Py_tp_new, sampler_new },
+        { Py_tp_dealloc, sampler_dealloc },
+        { Py_tp_methods, sampler_methods },
+        { 0 },
+    },
+};

@@ -1,0 +1,238 @@
+/* session_type.c — lazyllm._core.Session. */
+#include <time.h>
+
+#include "core.h"
+
+PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
+{
+    lazy_pruning pruning;
+    lazy_error err = { 0 };
+    if (pruning_parse(dict, &pruning)) return NULL;
+    SessionObject *self = (SessionObject *)type->tp_alloc(type, 0);
+    if (self) {
+        Py_INCREF(model);
+        self->model = model;
+        if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
+            core_raise(core_state_of(type), &err);
+            Py_CLEAR(self);
+        }
+    }
+    pruning_release(&pruning);
+    return (PyObject *)self;
+}
+
+static void session_dealloc(SessionObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    lazy_session_close(self->session);
+    Py_XDECREF(self->model);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* ---- a pass ----------------------------------------------------------------------------- */
+
+/* Lets signals and the caller's watch run during a pass, which has released the GIL. */
+typedef struct watcher {
+    PyThreadState *thread;
+    PyObject *watch; /* callable or NULL */
+    int reported;    /* layers done when watch was last called */
+    int64_t looked;  /* when, in ns */
+} watcher;
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+}
+
+static int look(void *context, int layers_done, int n_layers)
+{
+    enum { EVERY_NS = 20 * 1000 * 1000 }; /* taking the GIL may cost milliseconds when other threads hold it */
+    watcher *w = context;
+    int64_t now = now_ns();
+    bool ends = w->watch && layers_done == n_layers && w->reported != n_layers;
+    if (now - w->looked < EVERY_NS && !ends) return 0;
+
+    PyEval_RestoreThread(w->thread);
+    int stop = PyErr_CheckSignals();
+    if (!stop && w->watch && layers_done != w->reported) {
+        PyObject *result = PyObject_CallFunction(w->watch, "ii", layers_done, n_layers);
+        stop = result ? 0 : -1;
+        Py_XDECREF(result);
+        w->reported = layers_done;
+    }
+    w->thread = PyEval_SaveThread();
+    w->looked = now_ns();
+    return stop;
+}
+
+static int run_pass(SessionObject *self, PyObject *ids_object, bool generated, PyObject *watch, float *logits)
+{
+    int32_t *ids;
+    int n;
+    if (watch != Py_None && !PyCallable_Check(watch)) {
+        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", watch);
+        return -1;
+    }
+    if (array_read_ids(ids_object, &ids, &n)) return -1;
+    lazy_error err = { 0 };
+    watcher w = { .watch = watch == Py_None ? NULL : watch, .looked = now_ns() };
+    lazy_watch hook = { look, &w };
+    w.thread = PyEval_SaveThread();
+    int code = lazy_session_forward(self->session, ids, n, generated, logits, &hook, &err);
+    PyEval_RestoreThread(w.thread);
+    PyMem_Free(ids);
+    if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    return code ? -1 : 0;
+}
+
+static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
+
+static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "ids", "generated", "watch", NULL };
+    PyObject *ids, *watch = Py_None;
+    int generated = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
+    float *data;
+    PyObject *logits = array_new_float(vocab_of(self), &data);
+    if (logits && run_pass(self, ids, generated, watch, data)) Py_CLEAR(logits);
+    return logits;
+}
+
+static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "ids", "sampler", "generated", "watch", NULL };
+    PyObject *ids, *watch = Py_None;
+    SamplerObject *sampler;
+    int generated = 0, vocab = vocab_of(self);
+    core_state *state = core_state_of(Py_TYPE(self));
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
+    float *logits = PyMem_Malloc((size_t)vocab * sizeof *logits);
+    if (!logits) return PyErr_NoMemory();
+    int32_t token;
+    lazy_error err = { 0 };
+    int code = run_pass(self, ids, generated, watch, logits);
+    if (!code && (code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err))) core_raise(state, &err);
+    PyMem_Free(logits);
+    return code ? NULL : PyLong_FromLong(token);
+}
+
+static PyObject *session_reserve(SessionObject *self, PyObject *argument)
+{
+    lazy_error err = { 0 };
+    long long n = PyLong_AsLongLong(argument);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_session_reserve(self->session, n, &err);
+    Py_END_ALLOW_THREADS
+    if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    Py_RETURN_NONE;
+}
+
+/* ---- what it holds ---------------------------------------------------------------------- */
+
+/* The session to read from, or NULL with an exception while another thread computes in it. */
+static const lazy_session *at_rest(const SessionObject *self)
+{
+    if (!lazy_session_busy(self->session)) return self->session;
+    PyErr_SetString(PyExc_RuntimeError, "the session is in use by another thread");
+    return NULL;
+}
+
+#define READ(name, expression)                                          \
+    static PyObject *session_##name(SessionObject *self, void *closure) \
+    {                                                                   \
+        (void)closure;                                                  \
+        const lazy_session *s = at_rest(self);                          \
+        return s ? (expression) : NULL;                                 \
+    }
+
+READ(length, PyLong_FromLong(lazy_session_length(s)))
+READ(n_prompt, PyLong_FromLong(lazy_session_n_prompt(s)))
+READ(depths, array_of_int32(lazy_session_depths(s), lazy_session_length(s)))
+READ(kinds, array_of_uint8(lazy_session_kinds(s), lazy_session_length(s)))
+READ(computed, PyFloat_FromDouble(lazy_session_computed(s)))
+READ(reached_top, PyFloat_FromDouble(lazy_session_reached_top(s)))
+READ(last_pass, array_of_counts(lazy_session_last_pass(s), lazy_model_config(self->model->model)->n_layers))
+READ(trace, PyBool_FromLong(lazy_session_traces(s)))
+
+static int session_set_trace(SessionObject *self, PyObject *value, void *closure)
+{
+    (void)closure;
+    if (!value || !PyBool_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "trace must be True or False");
+        return -1;
+    }
+    if (!at_rest(self)) return -1;
+    lazy_session_set_trace(self->session, value == Py_True);
+    return 0;
+}
+
+static PyObject *run_as_dict(const lazy_trace_run *run)
+{
+    PyObject *scores = run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None);
+    PyObject *in_play = array_of_int32(run->in_play, run->n_in_play), *computed = array_of_int32(run->computed, run->n_computed);
+    PyObject *dict = scores && in_play && computed
+                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer", run->last_layer, "in_play", in_play, "computed",
+                                         computed, "scores", scores)
+                         : NULL;
+    Py_XDECREF(scores);
+    Py_XDECREF(in_play);
+    Py_XDECREF(computed);
+    return dict;
+}
+
+static PyObject *session_last_trace(SessionObject *self, void *closure)
+{
+    (void)closure;
+    const lazy_session *s = at_rest(self);
+    if (!s) return NULL;
+    int n;
+    const lazy_trace_run *runs = lazy_session_trace(s, &n);
+    PyObject *list = PyList_New(n);
+    for (int i = 0; i < n && list; i++) {
+        PyObject *dict = run_as_dict(&runs[i]);
+        if (dict) PyList_SET_ITEM(list, i, dict);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyGetSetDef session_members[] = {
+    { "length", (getter)session_length, NULL, "tokens in the context", NULL },
+    { "n_prompt", (getter)session_n_prompt, NULL, "prompt tokens in the context", NULL },
+    { "depths", (getter)session_depths, NULL, "layers that hold K,V of each token", NULL },
+    { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated", NULL },
+    { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
+    { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
+    { "last_pass", (getter)session_last_pass, NULL, "(layers, 3): in play, computed, revived", NULL },
+    { "trace", (getter)session_trace, (setter)session_set_trace, "whether to keep the sets of each pass", NULL },
+    { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers", NULL },
+    { 0 },
+};
+
+static PyMethodDef session_methods[] = {
+    { "forward", (PyCFunction)(void (*)(void))session_forward, METH_VARARGS | METH_KEYWORDS,
+      "forward(ids, generated=False, watch=None) -> logits of the last token" },
+    { "advance", (PyCFunction)(void (*)(void))session_advance, METH_VARARGS | METH_KEYWORDS,
+      "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
+    { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
+    { 0 },
+};
+
+PyType_Spec session_spec = {
+    .name = "lazyllm._core.Session",
+    .basicsize = sizeof(SessionObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = (PyType_Slot[]){
+        { Py_tp_doc, "One timeline of a model; made by Model.session" },
+        { Py_tp_dealloc, session_dealloc },
+        { Py_tp_getset, session_members },
+        { Py_tp_methods, session_methods },
+        { 0 },
+    },
+};

@@ -1,0 +1,117 @@
+#include "rules.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "error.h"
+#include "memory.h"
+
+static int check_stages(const lazy_stage *stages, int n, int n_layers, const char *which, lazy_error *err)
+{
+    double last_keep = 1.0;
+    for (int i = 0; i < n; i++) {
+        const lazy_stage *s = &stages[i];
+        if (s->layer < 0 || s->layer >= n_layers - 1)
+            return lazy_fail(err, LAZY_INVALID, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d", which,
+                             s->layer, n_layers, n_layers - 2);
+        if (i && s->layer <= stages[i - 1].layer)
+            return lazy_fail(err, LAZY_INVALID, "%s: layer %d follows layer %d; layers must increase", which, s->layer, stages[i - 1].layer);
+        if (s->by_mass) {
+            if (!(s->mass > 0 && s->mass <= 1)) return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass, s->layer);
+            if (!(s->keep_min >= 0 && s->keep_min <= s->keep_max && s->keep_max > 0 && s->keep_max <= 1))
+                return lazy_fail(err, LAZY_INVALID, "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and keep_max > 0 must hold",
+                                 which, s->keep_min, s->keep_max, s->layer);
+            continue;
+        }
+        if (!(s->keep > 0 && s->keep <= 1)) return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep, s->layer);
+        if (s->keep > last_keep)
+            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which, s->keep, s->layer, last_keep);
+        last_keep = s->keep;
+    }
+    return LAZY_OK;
+}
+
+static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
+{
+    int code = check_stages(p->stages, p->n_stages, n_layers, "stages", err);
+    if (!code && p->decode == LAZY_DECODE_OWN) code = check_stages(p->decode_stages, p->n_decode_stages, n_layers, "decode", err);
+    if (code) return code;
+    if (p->sink < 0) return lazy_fail(err, LAZY_INVALID, "sink is %d; it must be 0 or more", p->sink);
+    if (p->window < 0) return lazy_fail(err, LAZY_INVALID, "window is %d; it must be 0 or more", p->window);
+    for (int i = 0; i < p->n_protect; i++)
+        if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
+            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold", p->protect[i].begin, p->protect[i].end);
+    if (p->queries < 1) return lazy_fail(err, LAZY_INVALID, "queries is %d; it must be 1 or more", p->queries);
+    if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
+    if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
+    return LAZY_OK;
+}
+
+static int copy_array(const void **out, const void *from, int n, size_t size, lazy_error *err)
+{
+    void *to;
+    int code = lazy_alloc(&to, (size_t)n, size, "a pruning setting", err);
+    if (!code && n) memcpy(to, from, (size_t)n * size);
+    *out = to;
+    return code;
+}
+
+int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err)
+{
+    static const lazy_pruning dense = { .queries = 1, .smooth = 1 };
+    const lazy_pruning *p = pruning ? pruning : &dense;
+    *rules = (lazy_rules){ 0 };
+    int code = check(p, n_layers, err);
+    if (code) return code;
+    rules->pruning = *p;
+    rules->pruning.stages = rules->pruning.decode_stages = NULL;
+    rules->pruning.protect = NULL;
+    code = copy_array((const void **)&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
+    if (!code) code = copy_array((const void **)&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
+    if (!code) code = copy_array((const void **)&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
+    if (code) lazy_rules_close(rules);
+    return code;
+}
+
+void lazy_rules_close(lazy_rules *rules)
+{
+    lazy_free((void *)rules->pruning.stages);
+    lazy_free((void *)rules->pruning.decode_stages);
+    lazy_free((void *)rules->pruning.protect);
+    *rules = (lazy_rules){ 0 };
+}
+
+bool lazy_rules_prune(const lazy_rules *rules)
+{
+    return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
+}
+
+lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length)
+{
+    const lazy_pruning *p = &rules->pruning;
+    if (length < p->min_tokens) return (lazy_schedule){ 0 };
+    if (!generated || p->decode == LAZY_DECODE_SAME) return (lazy_schedule){ .stages = p->stages, .n_stages = p->n_stages };
+    if (p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
+    return (lazy_schedule){ .stages = p->decode_stages, .n_stages = p->n_decode_stages };
+}
+
+const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)
+{
+    for (int i = 0; i < schedule->n_stages; i++)
+        if (schedule->stages[i].layer == layer) return &schedule->stages[i];
+    return NULL;
+}
+
+static int share(double keep, int n) { return (int)ceil(keep * n); }
+
+int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass)
+{
+    int budget = stage->by_mass ? by_mass : share(stage->keep, n_prunable);
+    if (stage->by_mass) {
+        int low = share(stage->keep_min, n_prunable), high = share(stage->keep_max, n_prunable);
+        budget = budget < low ? low : budget > high ? high : budget;
+    }
+    if (budget > in_play) budget = in_play;
+    return budget < n_forced ? n_forced : budget;
+}

@@ -1,0 +1,109 @@
+#include "session.h"
+
+#include <math.h>
+
+#include "error.h"
+#include "forward.h"
+#include "memory.h"
+
+int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
+{
+    *out = NULL;
+    int n_layers = model->config.n_layers;
+    lazy_session *s;
+    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "the session", err);
+    if (code) return code;
+    s->model = model;
+    atomic_init(&s->busy, false);
+    code = lazy_rules_open(&s->rules, pruning, n_layers, err);
+    if (!code) code = lazy_cache_open(&s->cache, model, lazy_rules_prune(&s->rules), err);
+    if (!code) code = lazy_alloc_zeroed((void **)&s->counts, (size_t)n_layers, sizeof *s->counts, "the pass counts", err);
+    if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
+    if (code) lazy_session_close(s);
+    else *out = s;
+    return code;
+}
+
+void lazy_session_close(lazy_session *s)
+{
+    if (!s) return;
+    lazy_free(s->waiting);
+    lazy_free(s->counts);
+    lazy_trace_close(&s->trace);
+    lazy_cache_close(&s->cache);
+    lazy_tokens_close(&s->tokens);
+    lazy_rules_close(&s->rules);
+    lazy_free(s);
+}
+
+static int enter(lazy_session *s, lazy_error *err)
+{
+    if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use by another thread");
+    if (!s->broken) return LAZY_OK;
+    atomic_store(&s->busy, false);
+    return lazy_fail(err, LAZY_UNUSABLE, "an earlier pass of this session did not finish; open a new session");
+}
+
+/* Room for n_tokens: in the timeline, then in the caches. A timeline with more room than the caches does no harm. */
+static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
+{
+    int context = s->model->config.context;
+    if (n_tokens > context) return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
+    if (n_tokens <= s->cache.capacity) return LAZY_OK;
+    int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
+    int code = LAZY_OK;
+    if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
+    if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.length, err);
+    return code;
+}
+
+int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
+{
+    int code = enter(s, err);
+    if (code) return code;
+    code = reserve(s, n_tokens, n_tokens, err);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
+int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch, lazy_error *err)
+{
+    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
+    int vocab = s->model->config.vocab;
+    for (int i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= vocab) return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
+
+    int code = enter(s, err);
+    if (code) return code;
+    int64_t length = (int64_t)s->tokens.length + n;
+    enum { SLACK = 64 }; /* tokens: decoding grows one at a time, so room doubles */
+    code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
+    if (!code) {
+        s->broken = true; /* until the pass is through */
+        lazy_tokens_append(&s->tokens, n, generated);
+        s->cache.stream->watch = watch;
+        s->cache.stream->layers_done = 0;
+        code = lazy_forward(s, ids, n, generated, logits, err);
+        s->cache.stream->watch = NULL;
+        s->broken = code != LAZY_OK;
+    }
+    atomic_store(&s->busy, false);
+    return code;
+}
+
+bool lazy_session_busy(const lazy_session *s) { return atomic_load(&s->busy); }
+int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
+int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
+const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
+const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
+double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
+double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }
+const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->counts; }
+bool lazy_session_traces(const lazy_session *s) { return s->trace.on; }
+void lazy_session_set_trace(lazy_session *s, bool on) { s->trace.on = on; }
+
+const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
+{
+    *n_runs = s->trace.n_runs;
+    return s->trace.runs;
+}

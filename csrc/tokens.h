@@ -1,0 +1,29 @@
+/* tokens.h — the timeline: what each position holds, who wrote it and how deep it has been computed. */
+#ifndef LAZY_TOKENS_H
+#define LAZY_TOKENS_H
+
+#include "lazyllm.h"
+
+enum { LAZY_PROMPT = 0, LAZY_GENERATED = 1 };
+
+typedef struct lazy_tokens {
+    int length, n_prompt;
+    int capacity;
+    uint8_t *kinds;  /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
+    int32_t *depths; /* (capacity,) as the last pass left them */
+} lazy_tokens;
+
+/* Room for `capacity` tokens; unchanged on failure. */
+int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err);
+void lazy_tokens_close(lazy_tokens *tokens);
+void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated);
+
+/* flags[position] of every token for the next selection, the last one being the query; returns how many are prunable,
+ * *n_forced how many of those are forced. */
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced);
+
+/* Shares over the prompt tokens: of (token, layer) pairs computed, and of tokens computed in every layer. */
+double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
+double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
+
+#endif
