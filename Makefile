@@ -1,0 +1,96 @@
+# make demo    a real model answers a question about a long document, dense and pruned
+# make test    every test that needs nothing but PyPI
+# make help    the rest
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CORE   := $(shell find csrc -name '*.[ch]' 2>/dev/null)
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
+# one place for the demonstration model, so that demo, tests and notebooks fetch it once
+export LAZYLLM_CACHE ?= $(CURDIR)/.cache
+
+.PHONY: help demo test build oracle asan tsan notebook lint format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-9s %s\n", $$1, $$2 }'
+
+# ---- environment: each stamp is newer than what it was made from ----
+
+$(VENV)/python.stamp:
+	$(PYTHON) -m venv $(VENV)
+	@$(PIP) 'setuptools>=77' 'numpy>=2.0'
+	@touch $@
+
+$(VENV)/build.stamp: $(VENV)/python.stamp pyproject.toml setup.py $(CORE)
+	@echo 'building the C core'
+	@$(PIP) --no-build-isolation --editable '.[demo]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/build.stamp
+	@echo 'installing what the tests need'
+	@$(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+$(VENV)/oracle.stamp: $(VENV)/test.stamp
+	@echo 'installing torch and transformers'
+	@$(PIP) 'torch==2.13.0' 'transformers>=5'
+	@touch $@
+
+$(VENV)/lint.stamp: $(VENV)/python.stamp
+	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*'
+	@touch $@
+
+# ---- what people ask for ----
+
+build: $(VENV)/build.stamp ## the package, in .venv
+
+demo: $(VENV)/build.stamp ## a long document, one question, dense and pruned
+	@$(BIN)/lazyllm demo
+
+test: $(VENV)/test.stamp build/test_ops ## every test that needs nothing but PyPI
+	build/test_ops
+	$(BIN)/python -m pytest -m 'not oracle'
+
+oracle: $(VENV)/oracle.stamp ## against transformers, live (installs torch)
+	$(BIN)/python -m pytest -m oracle
+
+notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
+	$(BIN)/python tests/run_notebooks.py --write
+
+# ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
+
+CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
+CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
+
+build/test_ops: tests/c/test_ops.c $(CORE)
+	@mkdir -p build
+	$(CC) $(CFLAGS_TEST) -O3 $(CORE_C) tests/c/test_ops.c -lm -o $@
+
+build/test_ops_tsan: tests/c/test_ops.c $(CORE)
+	@mkdir -p build
+	$(CC) $(CFLAGS_TEST) -fsanitize=thread $(CORE_C) tests/c/test_ops.c -lm -o $@
+
+tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
+	build/test_ops_tsan
+
+ASAN_BUILD := build/asan
+asan: $(VENV)/test.stamp ## the whole suite on a core built with ASan and UBSan
+	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1 \
+		PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
+
+lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
+	$(BIN)/ruff check lazyllm tests setup.py
+	$(BIN)/ruff format --check lazyllm tests setup.py
+	$(BIN)/mypy --python-executable $(BIN)/python
+	$(BIN)/clang-format --dry-run --Werror $(CORE) tests/c/*.c
+
+format: $(VENV)/lint.stamp ## put all sources in form
+	$(BIN)/ruff check --fix lazyllm tests setup.py
+	$(BIN)/ruff format lazyllm tests setup.py
+	$(BIN)/clang-format -i $(CORE) tests/c/*.c
+
+clean: ## remove what was built (not .venv, nor the model in .cache)
+	rm -rf build *.egg-info lazyllm/_core*.so demo-output

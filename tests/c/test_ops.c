@@ -1,0 +1,506 @@
+/* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs.
+ *
+ * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
+ * then "N passed, N failed". */
+#include <math.h>
+#include <stdarg.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../csrc/cpu/cpu.h"
+#include "../../csrc/error.h"
+
+static int passed, failed;
+
+__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
+{
+    if (good) {
+        passed++;
+        return;
+    }
+    failed++;
+    va_list args;
+    va_start(args, format);
+    printf("FAILED ");
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+}
+
+/* ---- random data and guarded memory ----------------------------------------------------- */
+
+static uint64_t seed = 1;
+
+static uint32_t random_bits(void)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 32);
+}
+
+static int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
+static float random_float(void) { return (float)((double)random_bits() / 2147483648.0 - 1.0); }
+
+static float *random_floats(size_t n)
+{
+    float *data = malloc((n + 1) * sizeof *data);
+    for (size_t i = 0; i < n; i++) data[i] = random_float();
+    return data;
+}
+
+enum { GUARDS = 16 };
+static const uint32_t GUARD = 0x7fc0dead; /* a NaN of our own */
+
+/* n words between guards, poisoned with NaN; freed by freed(). */
+static void *guarded(size_t n)
+{
+    uint32_t *memory = malloc((n + 2 * GUARDS) * sizeof *memory);
+    for (size_t i = 0; i < n + 2 * GUARDS; i++) memory[i] = GUARD;
+    return memory + GUARDS;
+}
+
+static bool freed(void *data, size_t n)
+{
+    uint32_t *memory = (uint32_t *)data - GUARDS;
+    bool whole = true;
+    for (size_t i = 0; i < GUARDS; i++) whole = whole && memory[i] == GUARD && memory[GUARDS + n + i] == GUARD;
+    free(memory);
+    return whole;
+}
+
+/* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
+static double error_of(const float *got, const float *want, size_t n)
+{
+    double worst = 0, largest = 1e-30;
+    for (size_t i = 0; i < n; i++) {
+        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
+        worst = fmax(worst, fabs((double)got[i] - want[i]));
+        largest = fmax(largest, fabs(want[i]));
+    }
+    return worst / largest;
+}
+
+static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
+
+/* ---- the two sides ---------------------------------------------------------------------- */
+
+typedef struct side {
+    lazy_backend *backend;
+    lazy_stream *stream;
+} side;
+
+static side open_side(const char *variant, const lazy_config *config, int threads)
+{
+    side s = { 0 };
+    lazy_error err = { 0 };
+    setenv("LAZYLLM_CPU", variant, 1);
+    if (lazy_cpu_open(&s.backend, threads, &err) || s.backend->ops->stream_open(s.backend, config, &s.stream, &err) ||
+        s.backend->ops->reserve(s.stream, 512, 4096, &err)) {
+        printf("%s: %s\n", variant, err.message);
+        exit(1);
+    }
+    return s;
+}
+
+static void close_side(side s)
+{
+    s.backend->ops->stream_close(s.stream);
+    s.backend->ops->close(s.backend);
+}
+
+/* ---- products --------------------------------------------------------------------------- */
+
+/* A matrix of random weights in `parts` blocks of rows; every block of a dtype of its own where mixed. */
+static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased)
+{
+    lazy_matrix w = { .n_parts = parts, .cols = cols };
+    for (int i = 0; i < parts; i++) {
+        lazy_part *part = &w.part[i];
+        part->rows = rows + i;
+        part->dtype = mixed ? (lazy_dtype)((dtype + i) % 3) : dtype;
+        size_t n = (size_t)part->rows * (size_t)cols;
+        w.rows += part->rows;
+        if (part->dtype == LAZY_F32) {
+            part->data = random_floats(n);
+            continue;
+        }
+        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16: -1 to 1 */
+        for (size_t k = 0; k < n; k++) half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & 0xbbff);
+        part->data = half;
+    }
+    if (biased) w.bias = random_floats((size_t)w.rows);
+    return w;
+}
+
+static void free_matrix(lazy_matrix *w)
+{
+    for (int i = 0; i < w->n_parts; i++) free((void *)w->part[i].data);
+    free((void *)w->bias);
+}
+
+static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased, bool accumulate)
+{
+    lazy_matrix w = random_matrix(parts, rows, cols, dtype, mixed, biased);
+    size_t size = (size_t)n * (size_t)w.rows;
+    float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size), *before = random_floats(size);
+    if (accumulate) {
+        memcpy(got, before, size * sizeof *got);
+        memcpy(want, before, size * sizeof *want);
+    }
+    fast.backend->ops->matmul(fast.stream, got, x, n, &w, accumulate, NULL);
+    plain.backend->ops->matmul(plain.stream, want, x, n, &w, accumulate, NULL);
+    double error = error_of(got, want, size);
+    check(error < TOLERANCE, "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts, w.rows, cols, dtype,
+          mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
+    check(freed(got, size), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
+    freed(want, size);
+    free(x);
+    free(before);
+    free_matrix(&w);
+}
+
+static void test_products(side fast, side plain)
+{
+    for (int n = 1; n <= 130; n++) test_matmul(fast, plain, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0, n % 2);
+    for (int i = 0; i < 20; i++) test_matmul(fast, plain, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130), (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
+    test_matmul(fast, plain, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
+    test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
+    test_matmul(fast, plain, 500, 3, 70, 96, LAZY_F16, false, true, false);
+}
+
+static void test_gated(side fast, side plain, int n)
+{
+    const lazy_config *c = fast.stream->config;
+    lazy_matrix w = random_matrix(1, 2 * c->ffn, c->hidden, LAZY_BF16, false, false);
+    size_t size = (size_t)n * (size_t)c->ffn;
+    float *x = random_floats((size_t)n * (size_t)c->hidden), *got = guarded(size), *want = guarded(size);
+    fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
+    plain.backend->ops->gated(plain.stream, want, x, n, &w, NULL);
+    double error = error_of(got, want, size);
+    check(error < TOLERANCE, "%s gated n %d: error %.2g", fast.backend->variant, n, error);
+    check(freed(got, size), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
+    freed(want, size);
+    free(x);
+    free_matrix(&w);
+}
+
+static void test_rmsnorm(side fast, side plain, int n, int d)
+{
+    size_t size = (size_t)n * (size_t)d;
+    float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
+    fast.backend->ops->rmsnorm(fast.stream, got, x, n, d, weight, 1e-5f, NULL);
+    plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, NULL);
+    double error = error_of(got, want, size);
+    check(error < TOLERANCE, "%s rmsnorm n %d, d %d: error %.2g", fast.backend->variant, n, d, error);
+    check(freed(got, size), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
+    freed(want, size);
+    free(x);
+    free(weight);
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+/* An ascending random subset of n of 0 … length-1 that holds the last one. */
+static int32_t *random_positions(int n, int length)
+{
+    int32_t *positions = malloc((size_t)n * sizeof *positions);
+    int left = n - 1, out = 0;
+    for (int i = 0; i < length - 1; i++)
+        if (random_int(1, length - 1 - i) <= left) {
+            positions[out++] = i;
+            left--;
+        }
+    positions[n - 1] = length - 1;
+    return positions;
+}
+
+/* n of the m tokens in play, the last one among them. */
+static int32_t *random_rows(int n, const int32_t *in_play, int m)
+{
+    int32_t *rows = random_positions(n, m);
+    for (int r = 0; r < n; r++) rows[r] = in_play[rows[r]];
+    return rows;
+}
+
+static void test_attention(side fast, side plain, int n, int m, int length)
+{
+    const lazy_config *c = fast.stream->config;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
+    size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
+    int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
+    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size), *want = guarded(size);
+    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 4; /* peaked rows */
+    lazy_kv kv = { k, v };
+    fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, NULL);
+    plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, NULL);
+    double error = error_of(got, want, size);
+    check(error < TOLERANCE, "%s attention n %d, m %d, length %d, head %zu: error %.2g", fast.backend->variant, n, m, length, d, error);
+    check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
+    freed(want, size);
+
+    int queries = random_int(1, 20), first_new = rows[random_int(0, n - 1)];
+    float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
+    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, first_new, kv, in_play, m, NULL);
+    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, first_new, kv, in_play, m, NULL);
+    error = error_of(scores, expected, (size_t)m);
+    double sum = 0;
+    for (int j = 0; j < m; j++) sum += scores[j];
+    check(error < TOLERANCE, "%s scores n %d, m %d, queries %d: error %.2g", fast.backend->variant, n, m, queries, error);
+    check(fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant, n, m, queries, sum);
+    check(freed(scores, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
+    freed(expected, (size_t)m);
+    free(in_play);
+    free(rows);
+    free(qkv);
+    free(k);
+    free(v);
+}
+
+static void test_rotate(side fast, side plain, int n, bool normed)
+{
+    const lazy_config *c = fast.stream->config;
+    size_t d = (size_t)c->head_dim, qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
+    int length = 2 * n + 3;
+    size_t kv_size = (size_t)length * (size_t)c->n_kv_heads * d;
+    int32_t *rows = random_positions(n, length);
+    float *from = random_floats(qkv_size), *rope = random_floats((size_t)length * d), *weight = random_floats(d);
+    float *q[2], *k[2], *v[2];
+    side sides[] = { fast, plain };
+    for (int i = 0; i < 2; i++) {
+        q[i] = guarded(qkv_size);
+        k[i] = guarded(kv_size);
+        v[i] = guarded(kv_size);
+        memcpy(q[i], from, qkv_size * sizeof *from);
+        memset(k[i], 0, kv_size * sizeof *from);
+        memset(v[i], 0, kv_size * sizeof *from);
+        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i] }, rope, normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
+    }
+    size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
+    double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
+    for (int r = 0; r < n; r++) error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
+    check(error < TOLERANCE, "%s rotate n %d%s: error %.2g", fast.backend->variant, n, normed ? ", normed" : "", error);
+    for (int i = 0; i < 2; i++) {
+        bool whole = freed(q[i], qkv_size);
+        whole = freed(k[i], kv_size) && whole;
+        whole = freed(v[i], kv_size) && whole;
+        check(whole, "%s rotate n %d: wrote outside its outputs", sides[i].backend->variant, n);
+    }
+    free(rows);
+    free(from);
+    free(rope);
+    free(weight);
+}
+
+/* ---- selection and bookkeeping ---------------------------------------------------------- */
+
+/* rank of token j among the free ones: how many come before it by (score, position) */
+static int rank_of(int j, const float *scores, const uint8_t *flags, const int32_t *in_play, int m)
+{
+    int rank = 0;
+    for (int i = 0; i < m; i++)
+        if (flags[in_play[i]] == LAZY_PRUNABLE && (scores[i] > scores[j] || (scores[i] == scores[j] && i < j))) rank++;
+    return rank;
+}
+
+static void test_select(side fast, int m)
+{
+    int length = m + random_int(0, m), n_free = 0, levels = random_int(1, 2 * m);
+    int32_t *in_play = random_positions(m, length), *kept = guarded((size_t)m);
+    uint8_t *flags = malloc((size_t)length);
+    float *scores = malloc((size_t)m * sizeof *scores);
+    for (int i = 0; i < length; i++) flags[i] = (uint8_t)random_int(0, 9) > 1 ? LAZY_PRUNABLE : (uint8_t)random_int(0, 3);
+    for (int j = 0; j < m; j++) {
+        scores[j] = (float)random_int(0, levels) / (float)levels / (float)m; /* many ties */
+        n_free += flags[in_play[j]] == LAZY_PRUNABLE;
+    }
+    int budget = random_int(0, n_free), n = 0;
+    fast.backend->ops->select(fast.stream, kept, in_play, scores, m, flags, budget, NULL);
+    bool same = true;
+    for (int j = 0; j < m; j++)
+        if (flags[in_play[j]] != LAZY_PRUNABLE || rank_of(j, scores, flags, in_play, m) < budget) same = same && kept[n++] == in_play[j];
+    check(same, "select m %d, budget %d of %d free", m, budget, n_free);
+    check(freed(kept, (size_t)m), "select m %d: wrote outside its output", m);
+
+    double share = random_float() * 0.5 + 0.5, total = 0, held = 0;
+    int by_mass = -1, expected = 0;
+    for (int j = 0; j < m; j++)
+        if (flags[in_play[j]] & LAZY_PRUNABLE) {
+            total += scores[j];
+            if (flags[in_play[j]] & LAZY_FORCED) held += scores[j];
+        }
+    for (; expected < n_free && held < share * total; expected++)
+        for (int j = 0; j < m; j++)
+            if (flags[in_play[j]] == LAZY_PRUNABLE && rank_of(j, scores, flags, in_play, m) == expected) held += scores[j];
+    fast.backend->ops->mass(fast.stream, &by_mass, in_play, scores, m, flags, share, NULL);
+    check(by_mass == expected, "mass %g of m %d: %d, not %d", share, m, by_mass, expected);
+
+    lazy_error err = { 0 };
+    scores[random_int(0, m - 1)] = NAN;
+    int code = fast.backend->ops->select(fast.stream, in_play, in_play, scores, m, flags, 0, &err);
+    check(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code, err.message);
+    free(in_play);
+    free(flags);
+    free(scores);
+}
+
+static void test_smooth(side fast, int m, int width)
+{
+    float *scores = random_floats((size_t)m), *got = guarded((size_t)m), *want = malloc((size_t)m * sizeof *want);
+    for (int j = 0; j < m; j++) {
+        double sum = 0;
+        int n = 0;
+        for (int i = j - width / 2; i <= j + width / 2; i++)
+            if (i >= 0 && i < m) {
+                sum += scores[i];
+                n++;
+            }
+        want[j] = (float)(sum / n);
+    }
+    fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
+    check(error_of(got, want, (size_t)m) < TOLERANCE, "smooth m %d, width %d", m, width);
+    check(freed(got, (size_t)m), "smooth m %d: wrote outside its output", m);
+    free(scores);
+    free(want);
+}
+
+/* Rows leave for Aux and come back: after any number of regroupings each row still holds its own token's values. */
+static void test_regroup(side fast, int length, int d)
+{
+    size_t size = (size_t)length * (size_t)d;
+    float *aux = guarded(size), *x = guarded(size), *y = guarded(size);
+    int32_t n_revived;
+    int n = length;
+    int32_t *rows = random_positions(length, length);
+    for (size_t i = 0; i < size; i++) x[i] = (float)i; /* row p holds p*d … p*d+d-1 */
+    bool own = true, counted = true;
+    for (int round = 0; round < 8; round++) {
+        int n_new = random_int(1, length), expected = 0;
+        int32_t *new_rows = random_positions(n_new, length);
+        for (int i = 0, r = 0; i < n_new; i++) {
+            while (r < n && rows[r] < new_rows[i]) r++;
+            expected += r == n || rows[r] != new_rows[i];
+        }
+        fast.backend->ops->regroup(fast.stream, y, new_rows, n_new, x, rows, n, aux, d, &n_revived, NULL);
+        for (int i = 0; i < n_new; i++)
+            for (int k = 0; k < d; k++) own = own && y[(size_t)i * (size_t)d + (size_t)k] == (float)(new_rows[i] * d + k);
+        counted = counted && n_revived == expected;
+        free(rows);
+        rows = new_rows;
+        n = n_new;
+        float *swap = x;
+        x = y;
+        y = swap;
+    }
+    check(own, "regroup length %d, d %d: a row holds another token's values", length, d);
+    check(counted, "regroup length %d, d %d: counted the revived ones wrongly", length, d);
+    bool whole = freed(aux, size);
+    whole = freed(x, size) && whole;
+    whole = freed(y, size) && whole;
+    check(whole, "regroup length %d, d %d: wrote outside its outputs", length, d);
+    free(rows);
+}
+
+/* ---- threads ---------------------------------------------------------------------------- */
+
+enum { TASKS = 1000, ROUNDS = 50 };
+
+typedef struct counting {
+    lazy_backend *backend;
+    int done[TASKS];
+} counting;
+
+static void count_task(void *job, int task, int worker)
+{
+    (void)worker;
+    ((counting *)job)->done[task]++;
+}
+
+static void *run_jobs(void *argument)
+{
+    counting *c = argument;
+    for (int round = 0; round < ROUNDS; round++) lazy_pool_run(((lazy_cpu *)c->backend)->pool, count_task, c, TASKS, (lazy_poll){ 0 });
+    return NULL;
+}
+
+static int stop_at_once(void *context, int layers_done, int n_layers)
+{
+    (void)context, (void)layers_done, (void)n_layers;
+    return 1;
+}
+
+static void slow_task(void *job, int task, int worker)
+{
+    (void)task, (void)worker;
+    struct timespec nap = { 0, 2 * 1000 * 1000 };
+    nanosleep(&nap, NULL);
+    __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
+}
+
+static void test_pool(const lazy_config *config)
+{
+    for (int threads = 1; threads <= 4; threads++) {
+        side s = open_side("generic", config, threads);
+        counting jobs[2] = { { .backend = s.backend }, { .backend = s.backend } };
+        pthread_t callers[2];
+        for (int i = 0; i < 2; i++) pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
+        for (int i = 0; i < 2; i++) pthread_join(callers[i], NULL);
+        bool once = true;
+        for (int i = 0; i < 2 * TASKS; i++) once = once && jobs[i / TASKS].done[i % TASKS] == ROUNDS;
+        check(once, "pool of %d: two callers, each task once a round", threads);
+
+        int done = 0;
+        lazy_watch watch = { stop_at_once, NULL };
+        int code = lazy_pool_run(((lazy_cpu *)s.backend)->pool, slow_task, &done, TASKS, (lazy_poll){ &watch, 0, 1 });
+        check(code == LAZY_CANCELLED && done < TASKS, "pool of %d: stopped after %d of %d tasks", threads, done, TASKS);
+        close_side(s);
+    }
+}
+
+/* ---- all -------------------------------------------------------------------------------- */
+
+static void test_shapes(const char *variant, lazy_config config)
+{
+    side fast = open_side(variant, &config, 3), plain = open_side("reference", &config, 1);
+    for (int n = 1; n <= 40; n += 3) {
+        test_gated(fast, plain, n);
+        test_rmsnorm(fast, plain, n, random_int(1, 200));
+        test_rotate(fast, plain, n, n % 2);
+    }
+    for (int i = 0; i < 30; i++) {
+        int m = random_int(1, 300), n = random_int(1, m);
+        test_attention(fast, plain, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
+    }
+    test_attention(fast, plain, 3, 2500, 2600);
+    test_attention(fast, plain, 70, 600, 600);
+    close_side(plain);
+    close_side(fast);
+}
+
+int main(void)
+{
+    const lazy_config shapes[] = {
+        { .n_layers = 1, .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
+        { .n_layers = 1, .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33 },
+        { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
+        { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64 },
+    };
+    for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
+        side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
+        test_products(fast, plain);
+        close_side(plain);
+        close_side(fast);
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
+    }
+    side any = open_side("generic", &shapes[0], 1);
+    for (int m = 1; m <= 130; m++) {
+        test_select(any, m);
+        test_smooth(any, m, 2 * random_int(0, 20) + 1);
+        test_regroup(any, m, random_int(1, 9));
+    }
+    close_side(any);
+    test_pool(&shapes[0]);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
