@@ -1,0 +1,66 @@
+"""Engine and reference side by side: which of their numbers must be equal, and which close."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import Reference
+from tiny import Tiny
+from tolerances import LOGITS, NEAR_TIE, SCORES, error
+
+
+def per_layer(trace: list[dict[str, Any]], n_layers: int) -> list[tuple[list[int], list[int]]]:
+    """The sets (in play, computed) of every layer, from the runs of layers of a trace, which must tile all layers."""
+    sets: list[tuple[list[int], list[int]]] = []
+    for run in trace:
+        assert run["first_layer"] == len(sets)
+        for _ in range(run["first_layer"], run["last_layer"] + 1):
+            sets.append((list(run["in_play"]), list(run["computed"])))
+    assert len(sets) == n_layers
+    return sets
+
+
+def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.ndarray, dtype: str) -> None:
+    """After one pass of each: all bookkeeping is equal, scores and logits are close."""
+    assert session.length == len(reference.depths)
+    assert session.n_prompt == reference.n_prompt
+    assert session.kinds.tolist() == reference.kinds
+    assert session.last_pass.tolist() == reference.last_pass.tolist()
+    assert session.depths.tolist() == reference.depths
+    assert session.computed == pytest.approx(reference.computed, abs=1e-12)
+    assert session.reached_top == pytest.approx(reference.reached_top, abs=1e-12)
+    n_layers = reference.n_layers
+    assert per_layer(session.last_trace, n_layers) == per_layer(reference.last_trace, n_layers)
+    wanted = {run["last_layer"]: run["scores"] for run in reference.last_trace if run["scores"] is not None}
+    traced = {run["last_layer"]: run["scores"] for run in session.last_trace if run["scores"] is not None}
+    dropping = {
+        layer for layer in wanted if reference.last_pass[layer][0] > reference.last_pass[layer + 1][0]
+    }
+    assert dropping <= set(traced) <= set(wanted)
+    for layer, scores in traced.items():
+        assert scores.dtype == np.float32
+        assert error(scores, wanted[layer]) <= SCORES[dtype]
+    assert got.dtype == np.float32
+    assert error(got, want) <= LOGITS[dtype]
+
+
+def drive(
+    tiny: Tiny, rules: dict[str, Any], passes: list[tuple[int, bool]], seed: int = 0, threads: int = 1
+) -> Reference:
+    """Runs the same passes (count of tokens, generated) on both and compares after each, up to the first near-tie.
+
+    After a near-tie both choices are right and the runs may part; the caller looks at the margin of what is returned.
+    """
+    session = tiny.load(threads).session(rules)
+    session.trace = True
+    reference = Reference(tiny.config, tiny.weights, rules)
+    for number, (count, generated) in enumerate(passes):
+        ids = tiny.ids(count, seed + number)
+        want = reference.forward(ids, generated)
+        if reference.margin <= NEAR_TIE:
+            break
+        got = session.forward(ids, generated=generated)
+        compare_pass(session, reference, got, want, tiny.shape.dtype)
+    return reference

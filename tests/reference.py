@@ -1,0 +1,236 @@
+"""LazyLLM token pruning in plain NumPy: slow, float64, one dictionary entry per token and layer.
+
+Written from the specification of the method alone; it shares no code and no idea of memory with the engine, and checks the
+method's own promises (one live Aux row per token, nothing computed twice) while it runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+Rule = float | tuple[float, float, float]
+
+
+class Reference:
+    """One session: a context that grows by `forward`, its K, V and Aux rows kept by position.
+
+    `margin` is the closest call of all selections so far: the smallest relative gap between the last token chosen and the
+    first one not chosen (under mass: between the sum reached and the sum asked for). A test whose margin is within rounding
+    error has no right answer and is to be set aside.
+    """
+
+    def __init__(
+        self, config: dict[str, Any], weights: dict[str, np.ndarray], pruning: dict[str, Any]
+    ) -> None:
+        self.config = config
+        self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
+        self.pruning = pruning
+        self.n_layers: int = config["n_layers"]
+        self.depths: list[int] = []
+        self.kinds: list[int] = []
+        self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
+        self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
+        self.aux: dict[int, np.ndarray] = {}
+        self.last_pass = np.zeros((self.n_layers, 3), np.int32)
+        self.last_trace: list[dict[str, Any]] = []
+        self.margin = math.inf
+
+    # ---- one pass ------------------------------------------------------------------------------------------
+
+    def forward(self, ids: list[int], generated: bool = False) -> np.ndarray:
+        first = len(self.depths)
+        new = range(first, first + len(ids))
+        self.depths += [0] * len(ids)
+        self.kinds += [int(generated)] * len(ids)
+        stages = self.schedule(generated)
+        frozen = generated and self.pruning["decode"] == "frozen"
+        hidden = {
+            i: self.weights["model.embed_tokens.weight"][token] for i, token in zip(new, ids, strict=True)
+        }
+        in_play = list(range(len(self.depths)))
+        self.last_trace = []
+        for layer in range(self.n_layers):
+            if frozen:
+                in_play = [i for i in in_play if i in new or i in self.K[layer]]
+            computed = [i for i in in_play if i not in self.K[layer]]
+            revived = [i for i in computed if i not in hidden]
+            for i in revived:
+                assert self.depths[i] == layer
+                hidden[i] = self.aux.pop(i)
+            rows = self.run_layer(layer, computed, in_play, hidden)
+            for i in computed:
+                self.depths[i] = layer + 1
+            scores = None
+            stay = in_play
+            if layer in stages:
+                scores = self.score(rows, computed, in_play, first)
+                stay = self.select(stages[layer], in_play, scores)
+            for i in set(computed) - set(stay):
+                self.aux[i] = hidden.pop(i)
+            self.last_pass[layer] = len(in_play), len(computed), len(revived)
+            self.note(layer, in_play, computed, scores)
+            assert set(stay) <= set(in_play)
+            in_play = stay
+        self.check()
+        return self.logits(hidden[new[-1]])
+
+    def schedule(self, generated: bool) -> dict[int, Rule]:
+        decode = self.pruning["decode"]
+        if len(self.depths) < self.pruning["min_tokens"] or (generated and decode == "frozen"):
+            return {}
+        return dict(self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode)
+
+    # ---- the transformer layer -----------------------------------------------------------------------------
+
+    def run_layer(
+        self, layer: int, computed: list[int], in_play: list[int], hidden: dict[int, np.ndarray]
+    ) -> dict[int, np.ndarray]:
+        """Computes K, V and the output of the `computed` tokens; gives each one's attention rows (heads, in play)."""
+        c = self.config
+        group = c["n_heads"] // c["n_kv_heads"]
+        prefix = f"model.layers.{layer}."
+        query: dict[int, np.ndarray] = {}
+        for i in computed:
+            x = self.norm(hidden[i], prefix + "input_layernorm.weight")
+            q = self.linear(x, prefix + "self_attn.q_proj", c["qkv_bias"]).reshape(
+                c["n_heads"], c["head_dim"]
+            )
+            k = self.linear(x, prefix + "self_attn.k_proj", c["qkv_bias"]).reshape(
+                c["n_kv_heads"], c["head_dim"]
+            )
+            v = self.linear(x, prefix + "self_attn.v_proj", c["qkv_bias"]).reshape(
+                c["n_kv_heads"], c["head_dim"]
+            )
+            if c["qk_norm"]:
+                q = self.norm(q, prefix + "self_attn.q_norm.weight")
+                k = self.norm(k, prefix + "self_attn.k_norm.weight")
+            assert i not in self.K[layer], "computed twice"
+            query[i] = self.rope(q, i)
+            self.K[layer][i] = self.rope(k, i)
+            self.V[layer][i] = v
+        keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
+        values = np.stack([np.repeat(self.V[layer][j], group, axis=0) for j in in_play], axis=1)
+        rows = {}
+        for i in computed:
+            seen = np.array([j <= i for j in in_play])
+            logits = np.einsum("hd,hjd->hj", query[i], keys) / math.sqrt(c["head_dim"])
+            logits = np.where(seen, logits, -np.inf)
+            weight = np.exp(logits - logits.max(axis=1, keepdims=True))
+            rows[i] = weight / weight.sum(axis=1, keepdims=True)
+            attended = np.einsum("hj,hjd->hd", rows[i], values).reshape(-1)
+            x = hidden[i] + self.linear(attended, prefix + "self_attn.o_proj", c["o_bias"])
+            y = self.norm(x, prefix + "post_attention_layernorm.weight")
+            gate = self.linear(y, prefix + "mlp.gate_proj")
+            up = self.linear(y, prefix + "mlp.up_proj")
+            hidden[i] = x + self.linear(gate / (1 + np.exp(-gate)) * up, prefix + "mlp.down_proj")
+        return rows
+
+    def linear(self, x: np.ndarray, name: str, bias: bool = False) -> np.ndarray:
+        y = self.weights[name + ".weight"] @ x
+        return y + self.weights[name + ".bias"] if bias else y
+
+    def norm(self, x: np.ndarray, name: str) -> np.ndarray:
+        return (
+            x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["norm_eps"]) * self.weights[name]
+        )
+
+    def rope(self, x: np.ndarray, position: int) -> np.ndarray:
+        """Rotates every head's pairs (x[i], x[i + half]) by the angle of the token's own position."""
+        angle = (np.float32(position) * self.config["inv_freq"].astype(np.float32)).astype(np.float64)
+        cos, sin = np.cos(angle) * self.config["rope_scale"], np.sin(angle) * self.config["rope_scale"]
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def logits(self, x: np.ndarray) -> np.ndarray:
+        head = "model.embed_tokens.weight" if self.config["tied"] else "lm_head.weight"
+        return self.weights[head] @ self.norm(x, "model.norm.weight")
+
+    # ---- scores and selection ------------------------------------------------------------------------------
+
+    def score(
+        self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
+    ) -> np.ndarray:
+        asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
+        raw = np.mean([rows[i].mean(axis=0) for i in asking], axis=0)
+        half = self.pruning["smooth"] // 2
+        return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(in_play))])
+
+    def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
+        """The tokens that go on: all that cannot be pruned, and the highest-scoring others, ties to the smaller position."""
+        if np.isnan(scores).any():
+            raise ValueError("NaN score")
+        score = dict(zip(in_play, scores.tolist(), strict=True))
+        pool = [i for i in in_play if self.prunable(i)]
+        always = self.always_kept()
+        forced = [i for i in pool if i in always]
+        free = sorted((i for i in pool if i not in always), key=lambda i: (-score[i], i))
+        n = sum(self.prunable(i) for i in range(len(self.depths)))
+        if isinstance(rule, tuple):
+            mass, keep_min, keep_max = rule
+            count = self.count_mass(mass, [score[i] for i in forced + free], len(forced))
+            count = min(max(count, math.ceil(keep_min * n)), math.ceil(keep_max * n))
+        else:
+            count = math.ceil(rule * n)
+        count = max(len(forced), min(len(pool), count)) - len(forced)
+        if 0 < count < len(free):
+            lowest, rejected = score[free[count - 1]], score[free[count]]
+            self.margin = min(self.margin, (lowest - rejected) / lowest)
+        kept = set(forced) | set(free[:count])
+        return [i for i in in_play if i in kept or not self.prunable(i)]
+
+    def count_mass(self, mass: float, scores: list[float], forced: int) -> int:
+        """How many of `scores`, taken in order and the first `forced` in any case, sum to the share `mass` of all."""
+        threshold = mass * sum(scores)
+        reached, count = sum(scores[:forced]), forced
+        while True:
+            self.margin = min(self.margin, abs(reached - threshold) / sum(scores))
+            if reached >= threshold or count == len(scores):
+                return count
+            reached, count = reached + scores[count], count + 1
+
+    def prunable(self, i: int) -> bool:
+        return self.kinds[i] == 0 or self.pruning["prune_generated"]
+
+    def always_kept(self) -> set[int]:
+        prompt = [i for i, kind in enumerate(self.kinds) if kind == 0]
+        sink, window = self.pruning["sink"], self.pruning["window"]
+        spans = {i for a, b in self.pruning["protect"] for i in range(a, b)}
+        return {len(self.depths) - 1, *prompt[:sink], *prompt[max(0, len(prompt) - window) :], *spans}
+
+    # ---- what a run reports --------------------------------------------------------------------------------
+
+    def note(self, layer: int, in_play: list[int], computed: list[int], scores: np.ndarray | None) -> None:
+        """Adds the layer to the trace; layers with the same sets, and no stage between them, share one entry."""
+        run = self.last_trace[-1] if self.last_trace else None
+        if run and run["scores"] is None and (run["in_play"], run["computed"]) == (in_play, computed):
+            run.update(last_layer=layer, scores=scores)
+        else:
+            sets = {"in_play": in_play, "computed": computed, "scores": scores}
+            self.last_trace.append({"first_layer": layer, "last_layer": layer, **sets})
+
+    def check(self) -> None:
+        """What the method promises after every pass."""
+        for layer in range(self.n_layers):
+            assert (
+                set(self.K[layer])
+                == set(self.V[layer])
+                == {i for i, d in enumerate(self.depths) if d > layer}
+            )
+        assert set(self.aux) == {i for i, d in enumerate(self.depths) if d < self.n_layers}
+
+    @property
+    def n_prompt(self) -> int:
+        return self.kinds.count(0)
+
+    @property
+    def computed(self) -> float:
+        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
+        return sum(depths) / (self.n_prompt * self.n_layers)
+
+    @property
+    def reached_top(self) -> float:
+        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
+        return depths.count(self.n_layers) / self.n_prompt

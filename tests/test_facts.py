@@ -1,0 +1,214 @@
+"""What follows from the definition of the method: one test for each numbered fact of the specification."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from comparison import drive, per_layer
+from tiny import Shape, Tiny, build, pruning
+from tolerances import LOGITS, NEAR_TIE, error
+
+Build = Callable[[Shape], Tiny]
+Pass = tuple[int, bool]
+
+CONVERSATION: list[Pass] = [
+    (40, False),
+    *[(1, True)] * 4,
+    (9, False),
+    *[(1, True)] * 3,
+    (1, False),
+    (6, False),
+    *[(1, True)] * 3,
+]
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "same": pruning([(0, 0.7), (2, 0.4), (3, 0.2)]),
+    "own": pruning([(0, 0.4), (1, 0.2)], decode=[(0, 0.6), (3, 0.5)]),
+    "revive all": pruning([(0, 0.5), (1, 0.3), (2, 0.2), (3, 0.1)], decode=[]),
+    "frozen": pruning([(1, 0.5), (3, 0.2)], decode="frozen"),
+    "generated too": pruning([(0, 0.5), (2, 0.3)], prune_generated=True),
+    "mass": pruning([(1, (0.7, 0.1, 0.6)), (3, (0.5, 0.0, 1.0))]),
+    "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda shape: build(shape, folder))
+
+
+def converse(
+    tiny: Tiny, rules: dict[str, Any] | None, passes: list[Pass], threads: int = 1
+) -> list[dict[str, Any]]:
+    """Runs the passes on a fresh session; gives everything that can be seen after each of them."""
+    session = tiny.load(threads).session(rules)
+    session.trace = True
+    seen = []
+    for number, (count, generated) in enumerate(passes):
+        logits = session.forward(tiny.ids(count, number), generated=generated)
+        seen.append(
+            {
+                "logits": logits.tobytes(),
+                "sets": per_layer(session.last_trace, tiny.shape.n_layers),
+                "scores": [
+                    None if run["scores"] is None else run["scores"].tobytes() for run in session.last_trace
+                ],
+                "depths": session.depths.tolist(),
+                "kinds": session.kinds.tolist(),
+                "last_pass": session.last_pass.tolist(),
+            }
+        )
+    return seen
+
+
+@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
+def test_fact_1_sets_shrink_and_layers_fill_from_below(tiny_of: Build, rules: dict[str, Any]) -> None:
+    """A token's layers are 0 ... depth-1, so one Aux row, the input of layer `depth`, is all that its revival needs."""
+    n_layers = 5
+    layers_of: dict[int, list[int]] = {}
+    depths: list[int] = []
+    for number, seen in enumerate(converse(tiny_of(Shape(seed=20, n_layers=n_layers)), rules, CONVERSATION)):
+        new = CONVERSATION[number][0]
+        depths += [0] * new
+        first = len(depths) - new
+        in_play_before, computed_before = set(range(len(depths))), set(range(first, len(depths)))
+        for layer, (in_play, computed) in enumerate(seen["sets"]):
+            assert set(in_play) <= in_play_before
+            assert set(computed) <= set(in_play)
+            revived = set(computed) - computed_before
+            assert all(depths[i] == layer for i in revived)
+            assert seen["last_pass"][layer] == [len(in_play), len(computed), len(revived)]
+            for i in computed:
+                layers_of.setdefault(i, []).append(layer)
+            in_play_before, computed_before = set(in_play), set(computed)
+            assert in_play == sorted(in_play) and computed == sorted(computed)
+            assert in_play[-1] == len(depths) - 1
+        assert all(now >= before for now, before in zip(seen["depths"], depths, strict=True))
+        depths = seen["depths"]
+        assert depths[-1] == n_layers
+        for i, depth in enumerate(depths):
+            assert layers_of[i] == list(range(depth))
+
+
+@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
+def test_fact_2_nothing_is_computed_twice(tiny_of: Build, rules: dict[str, Any]) -> None:
+    n_layers = 5
+    tiny = tiny_of(Shape(seed=21, n_layers=n_layers))
+    done: set[tuple[int, int]] = set()
+    work = 0
+    for seen in converse(tiny, rules, CONVERSATION):
+        for layer, (in_play, computed) in enumerate(seen["sets"]):
+            pairs = {(i, layer) for i in computed}
+            assert not done & pairs
+            done |= pairs
+            # everything in play is there to be attended to: computed now or before
+            assert {(i, layer) for i in in_play} <= done
+        work += sum(row[1] for row in seen["last_pass"])
+        assert work == len(done) == sum(seen["depths"]) <= n_layers * len(seen["depths"])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
+    tiny_of: Build, dtype: str, threads: int
+) -> None:
+    tiny = tiny_of(Shape(seed=22, n_layers=5, dtype=dtype))
+    passes = [(67, False), *CONVERSATION]
+    dense = converse(tiny, None, passes, threads)
+    everything = [(layer, 1.0) for layer in range(4)]
+    for rules in (
+        pruning(),
+        pruning(everything),
+        pruning([(2, 1.0)], decode="frozen"),
+        pruning([], decode=everything),
+        pruning(everything, prune_generated=True, queries=3, smooth=3),
+        pruning([(1, (0.1, 1.0, 1.0))]),
+        pruning([(0, 0.1)], min_tokens=10_000),
+    ):
+        for got, want in zip(converse(tiny, rules, passes, threads), dense, strict=True):
+            assert got["logits"] == want["logits"]
+            assert got["sets"] == want["sets"]
+            assert got["depths"] == want["depths"] == [5] * len(want["depths"])
+
+
+def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: Build) -> None:
+    """The inputs of the last layer are dense ones whatever its stage dropped, so a pass with all in play is a dense pass.
+
+    Revived keys or values in any other slot than their own would be found here: position, mask and value go together.
+    """
+    tiny = tiny_of(Shape(seed=23, n_layers=4))
+    dense = tiny.load().session(None)
+    pruned = tiny.load().session(pruning([(2, 0.2)], decode=[]))
+    turned = tiny.load().session(pruning([], decode=[(2, 0.2)]))
+    revived = 0
+    for number, (count, generated) in enumerate(CONVERSATION):
+        ids = tiny.ids(count, number)
+        want = dense.forward(ids, generated=generated)
+        one = pruned.forward(ids, generated=generated)
+        other = turned.forward(ids, generated=generated)
+        assert (error(one, want) <= LOGITS["F32"]) == generated
+        assert (error(other, want) <= LOGITS["F32"]) == (not generated)
+        revived += pruned.last_pass[3][2]
+    assert revived > 30
+
+
+REVIVALS = {
+    "at one layer, in changing order": pruning([(1, 0.4)], queries=1),
+    "at every depth, a few at a time": pruning([(k, keep) for k, keep in enumerate((0.7, 0.5, 0.35, 0.2))]),
+    "at every depth, all at once": pruning([(0, 0.7), (1, 0.5), (2, 0.3), (3, 0.1)], decode=[]),
+    "at every depth, by mass": pruning([(k, (0.6, 0.1, 0.9)) for k in range(4)]),
+    "after frozen steps": pruning([(0, 0.5), (2, 0.2)], decode="frozen"),
+    "generated ones too": pruning([(0, 0.5), (1, 0.3), (3, 0.15)], prune_generated=True),
+}
+
+
+@pytest.mark.parametrize("rules", REVIVALS.values(), ids=REVIVALS)
+def test_fact_4_slots_answer_for_their_position_after_revivals_in_any_order(
+    tiny_of: Build, rules: dict[str, Any]
+) -> None:
+    """Many short prompts and steps, so that later positions often enter a layer before earlier ones do.
+
+    The reference looks K and V up by position; scores, which are compared position by position, name the slot that is wrong.
+    """
+    passes: list[Pass] = [(24, False), *[(1, True), (1, True), (7, False), (1, True), (5, False)] * 5]
+    reference = drive(tiny_of(Shape(seed=24, n_layers=5, n_heads=2, n_kv_heads=1)), rules, passes)
+    assert reference.margin > NEAR_TIE
+    # the order in which positions entered a layer (dictionaries remember it) was not that of the positions
+    assert any(list(held) != sorted(held) for held in reference.K)
+
+
+STABLE = {
+    "keep": pruning([(0, 0.6), (1, 0.3)]),
+    "all options": pruning(
+        [(0, (0.8, 0.05, 0.7)), (1, 0.2)], sink=2, window=2, queries=5, smooth=5, decode=[(1, 0.4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 63, 64, 65, 3000])
+@pytest.mark.parametrize("rules", STABLE.values(), ids=STABLE)
+def test_fact_5_selections_are_the_same_at_any_number_of_threads(
+    tiny_of: Build, rules: dict[str, Any], prompt: int
+) -> None:
+    tiny = tiny_of(Shape(seed=26, n_layers=3, context=4096))
+    passes: list[Pass] = [(prompt, False), (1, True), (1, True), (64, False), (1, True)]
+    one = converse(tiny, rules, passes, threads=1)
+    assert converse(tiny, rules, passes, threads=1) == one
+    for threads in (2, 3):
+        assert tiny.load(threads).threads == threads
+        assert converse(tiny, rules, passes, threads) == one
+
+
+@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
+def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(
+    tiny_of: Build, rules: dict[str, Any]
+) -> None:
+    """The drawn schedules, prompts and decodes are in test_method.py; here is one long decode for each kind of schedule."""
+    passes: list[Pass] = [(50, False), *[(1, True)] * 60, (10, False), *[(1, True)] * 20]
+    reference = drive(tiny_of(Shape(seed=27, n_layers=5, qk_norm=True)), rules, passes)
+    assert reference.margin > NEAR_TIE
+    assert len(reference.depths) == 140

@@ -1,0 +1,221 @@
+"""The engine against the slow reference: random models, schedules, options, and interleavings of prompts and decode steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import drive, per_layer
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tiny import Shape, Tiny, build, pruning, random_weights
+from tolerances import NEAR_TIE
+
+Build = Callable[[Shape], Tiny]
+
+PROPERTY = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda shape: build(shape, folder))
+
+
+# ---- what is drawn ----
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    return Shape(
+        seed=draw(st.integers(0, 3)),
+        n_layers=draw(st.integers(3, 6)),
+        hidden=draw(st.sampled_from([24, 32, 48])),
+        n_kv_heads=draw(st.sampled_from([1, 2, 4])),
+        head_dim=draw(st.sampled_from([8, 16])),
+        tied=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        o_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        rope_scale=draw(st.sampled_from([1.0, 1.2])),
+        dtype=draw(st.sampled_from(["F32", "BF16", "F16"])),
+    )
+
+
+KEEPS = st.one_of(st.sampled_from([0.1, 0.3, 0.55, 0.7, 0.9, 1.0]), st.floats(0.01, 1.0))
+BOUNDS = st.sampled_from([(0.0, 1.0), (0.0, 0.4), (0.3, 1.0), (0.2, 0.6), (0.5, 0.5)])
+
+
+@st.composite
+def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[int, Any]]:
+    layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
+    keeps = sorted(draw(st.lists(KEEPS, min_size=len(layers), max_size=len(layers))), reverse=True)
+    rules: list[Any] = list(keeps)
+    for k in range(len(layers)):
+        if draw(st.integers(0, 3)) == 0:
+            rules[k] = (draw(st.floats(0.05, 0.98)), *draw(BOUNDS))
+    return list(zip(layers, rules, strict=True))
+
+
+@st.composite
+def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
+    """A schedule, with every option at its default about half of the time."""
+
+    def option(default: Any, values: st.SearchStrategy[Any]) -> Any:
+        return draw(st.one_of(st.just(default), values))
+
+    spans = st.tuples(st.integers(0, 40), st.integers(1, 5)).map(lambda span: (span[0], span[0] + span[1]))
+    return pruning(
+        draw(stages(n_layers)),
+        decode=draw(st.one_of(st.sampled_from(["same", "frozen"]), stages(n_layers))),
+        sink=option(0, st.integers(1, 5)),
+        window=option(0, st.integers(1, 5)),
+        protect=option([], st.lists(spans, max_size=3)),
+        queries=option(1, st.integers(2, 8)),
+        smooth=option(1, st.sampled_from([3, 5, 7])),
+        min_tokens=option(0, st.integers(1, 40)),
+        prune_generated=option(False, st.just(True)),
+    )
+
+
+FOLLOW_UP = st.tuples(st.integers(1, 12), st.just(False)).map(lambda one: [one])
+DECODE = st.integers(1, 6).map(lambda steps: [(1, True)] * steps)
+REPLAY = st.tuples(st.integers(2, 4), st.just(True)).map(
+    lambda one: [one]
+)  # several generated tokens in one pass
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[tuple[int, bool]]:
+    turns = draw(st.lists(st.one_of(DECODE, FOLLOW_UP, DECODE, REPLAY), max_size=5))
+    return [(draw(st.integers(1, 40)), False), *(one for turn in turns for one in turn)]
+
+
+# ---- the properties ----
+
+
+@PROPERTY
+@given(data=st.data(), shape=shapes(), seed=st.integers(0, 2**16))
+def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Shape, seed: int) -> None:
+    rules = data.draw(prunings(shape.n_layers))
+    reference = drive(tiny_of(shape), rules, data.draw(conversations()), seed)
+    assume(reference.margin > NEAR_TIE)
+
+
+@settings(PROPERTY, max_examples=30)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
+    """Little stays and every step chooses anew, so tokens come back at all depths and in all orders."""
+    shape = Shape(seed=5, n_layers=6)
+    first = data.draw(
+        st.lists(st.floats(0.05, 0.5), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
+    )
+    then = data.draw(
+        st.lists(st.floats(0.1, 0.9), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
+    )
+    rules = pruning(enumerate(first), decode=data.draw(st.sampled_from(["same", list(enumerate(then))])))
+    turns = data.draw(st.lists(st.sampled_from([(1, True), (1, True), (5, False)]), min_size=4, max_size=10))
+    reference = drive(tiny_of(shape), rules, [(data.draw(st.integers(20, 40)), False), *turns], seed)
+    assume(reference.margin > NEAR_TIE)
+
+
+@settings(PROPERTY, max_examples=15)
+@given(data=st.data(), threads=st.integers(2, 3), seed=st.integers(0, 2**16))
+def test_long_prompts_on_several_threads(
+    tiny_of: Build, data: st.DataObject, threads: int, seed: int
+) -> None:
+    """Prompts beyond the sizes that kernels and thread pools block by."""
+    shape = Shape(seed=6, n_layers=3, n_heads=2, n_kv_heads=1, qk_norm=True)
+    prompt = data.draw(st.sampled_from([63, 64, 65, 127, 130, 200]))
+    rules = data.draw(prunings(shape.n_layers))
+    drive(
+        tiny_of(shape), rules, [(prompt, False), (1, True), (1, True), (70, False), (1, True)], seed, threads
+    )
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_ties_go_to_the_smaller_position(tmp_path_factory: pytest.TempPathFactory, queries: int) -> None:
+    """Zero queries make all attention uniform, so the scores of one row are equal to the last bit."""
+    shape = Shape(seed=7)
+    zero = np.zeros((shape.n_heads * shape.head_dim, shape.hidden))
+    blind = {f"model.layers.{layer}.self_attn.q_proj.weight": zero for layer in range(shape.n_layers)}
+    tiny = build(shape, tmp_path_factory.mktemp("blind"), blind)
+    session = tiny.load().session(pruning([(0, 0.5), (1, 0.25)], queries=queries))
+    session.trace = True
+    session.forward(tiny.ids(40))
+    sets = per_layer(session.last_trace, shape.n_layers)
+    assert [in_play for in_play, _ in sets] == [
+        list(range(40)),
+        [*range(19), 39],
+        [*range(9), 39],
+        [*range(9), 39],
+    ]
+
+
+@pytest.mark.parametrize("keep, n", [(0.1, 30), (0.55, 100), (0.07, 100), (0.29, 100), (0.7, 10), (1e-9, 50)])
+def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: float, n: int) -> None:
+    assert drive(tiny_of(Shape(seed=8)), pruning([(1, keep)]), [(n, False)]).margin > NEAR_TIE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sink": 4},
+        {"window": 4},
+        {"protect": [(3, 6), (5, 9), (45, 90)]},
+        {"queries": 6},
+        {"smooth": 5},
+        {"queries": 6, "smooth": 5, "sink": 2, "window": 3},
+        {"min_tokens": 36},
+        {"prune_generated": True},
+        {"prune_generated": True, "sink": 3, "window": 8, "protect": [(31, 33)]},
+        {"decode": "frozen"},
+        {"decode": []},
+        {"decode": [(2, 0.9)]},
+        {"decode": [(0, 0.2), (1, (0.5, 0.05, 0.3))]},
+    ],
+    ids=str,
+)
+def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
+    """One fixed conversation per option, so that a failure names the option."""
+    passes = [
+        (30, False),
+        (1, True),
+        (1, True),
+        (1, True),
+        (7, False),
+        (2, True),
+        (1, True),
+        (1, False),
+        (1, True),
+    ]
+    reference = drive(tiny_of(Shape(seed=9)), pruning([(0, 0.6), (2, 0.3)], **options), passes)
+    assert reference.margin > NEAR_TIE
+
+
+@pytest.mark.parametrize(
+    "mass", [(0.9, 0.0, 1.0), (0.5, 0.0, 1.0), (0.9, 0.0, 0.2), (0.2, 0.5, 1.0), (0.6, 0.0, 0.05)], ids=str
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"sink": 3, "window": 4}, {"prune_generated": True}, {"smooth": 3}], ids=str
+)
+def test_mass_stages(tiny_of: Build, mass: tuple[float, float, float], options: dict[str, Any]) -> None:
+    rules = pruning([(0, mass), (1, 0.5), (2, mass)], **options)
+    reference = drive(
+        tiny_of(Shape(seed=10)), rules, [(40, False), (1, True), (1, True), (6, False), (1, True)]
+    )
+    assert reference.margin > NEAR_TIE
+
+
+def test_scores_that_are_not_numbers_are_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Attention logits that overflow to infinity give NaN scores; choosing by them would be silent nonsense."""
+    shape = Shape(seed=11)
+    names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk"]
+    plain = random_weights(shape)
+    tiny = build(shape, tmp_path_factory.mktemp("huge"), {name: plain[name] * 1e25 for name in names})
+    session = tiny.load().session(pruning([(1, 0.5)]))
+    with pytest.raises((ValueError, ArithmeticError, RuntimeError), match="(?i)layer"):
+        session.forward(tiny.ids(20))

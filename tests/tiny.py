@@ -1,0 +1,168 @@
+"""Tiny random models: a configuration, its exact weights and a real safetensors file, all from one seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lazyllm import _core
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a tiny model looks like; equal shapes give equal models."""
+
+    seed: int = 0
+    n_layers: int = 4
+    hidden: int = 32
+    n_heads: int = 4
+    n_kv_heads: int = 2
+    head_dim: int = 8
+    ffn: int = 40
+    vocab: int = 97
+    context: int = 512
+    tied: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+    rope_scale: float = 1.0
+    dtype: str = "F32"
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model on disk, and everything known about it."""
+
+    shape: Shape
+    config: dict[str, Any]
+    weights: dict[str, np.ndarray]
+    path: Path
+    tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
+
+    def load(self, threads: int = 1) -> _core.Model:
+        from lazyllm import _core
+
+        return _core.Model(self.config, [str(self.path)], self.tensors, threads=threads)
+
+    def ids(self, count: int, seed: int = 0) -> list[int]:
+        return np.random.default_rng(seed).integers(0, self.shape.vocab, count).tolist()
+
+
+def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
+    """The core's form of a schedule: every option at its default unless given."""
+    defaults = {
+        "stages": list(stages),
+        "decode": "same",
+        "sink": 0,
+        "window": 0,
+        "protect": [],
+        "queries": 1,
+        "smooth": 1,
+        "min_tokens": 0,
+        "prune_generated": False,
+    }
+    assert set(options) <= set(defaults)
+    return {**defaults, **options}
+
+
+def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
+    """Makes the model of `shape` with the tensors of `changed` in place of its own, and writes it into `folder`."""
+    stored = {
+        name: encode(array, shape.dtype)
+        for name, array in {**random_weights(shape), **(changed or {})}.items()
+    }
+    path = folder / f"{len(list(folder.iterdir()))}.safetensors"
+    tensors = write_safetensors(path, stored, shape.dtype)
+    return Tiny(
+        shape, make_config(shape), {n: decode(a, shape.dtype) for n, a in stored.items()}, path, tensors
+    )
+
+
+def make_config(shape: Shape) -> dict[str, Any]:
+    names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
+    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "rope_scale")
+    pair = np.arange(0, shape.head_dim, 2, dtype=np.float64)
+    inv_freq = (10000.0 ** (-pair / shape.head_dim)).astype(np.float32)
+    return {name: getattr(shape, name) for name in names + flags} | {"norm_eps": 1e-5, "inv_freq": inv_freq}
+
+
+def random_weights(shape: Shape) -> dict[str, np.ndarray]:
+    """Weights under which attention has preferences: its logits have a deviation of about 2."""
+    rng = np.random.default_rng(shape.seed)
+    q_rows, kv_rows = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> np.ndarray:
+        return rng.normal(0.0, gain / np.sqrt(columns), (rows, columns))
+
+    def norm(size: int, gain: float = 1.0) -> np.ndarray:
+        return gain * rng.normal(1.0, 0.1, size)
+
+    weights = {"model.embed_tokens.weight": rng.normal(0.0, 1.0, (shape.vocab, shape.hidden))}
+    for layer in range(shape.n_layers):
+        prefix = f"model.layers.{layer}."
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
+        weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
+        weights[attention + "q_proj.weight"] = matrix(q_rows, shape.hidden, 1.4)
+        weights[attention + "k_proj.weight"] = matrix(kv_rows, shape.hidden, 1.4)
+        weights[attention + "v_proj.weight"] = matrix(kv_rows, shape.hidden)
+        weights[attention + "o_proj.weight"] = matrix(shape.hidden, q_rows)
+        weights[mlp + "gate_proj.weight"] = matrix(shape.ffn, shape.hidden)
+        weights[mlp + "up_proj.weight"] = matrix(shape.ffn, shape.hidden)
+        weights[mlp + "down_proj.weight"] = matrix(shape.hidden, shape.ffn)
+        if shape.qkv_bias:
+            for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+                weights[attention + f"{name}_proj.bias"] = rng.normal(0.0, 0.3, rows)
+        if shape.o_bias:
+            weights[attention + "o_proj.bias"] = rng.normal(0.0, 0.3, shape.hidden)
+        if shape.qk_norm:
+            weights[attention + "q_norm.weight"] = norm(shape.head_dim, 1.4)
+            weights[attention + "k_norm.weight"] = norm(shape.head_dim, 1.4)
+    weights["model.norm.weight"] = norm(shape.hidden)
+    if not shape.tied:
+        weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)
+    return weights
+
+
+# ---- the file ------------------------------------------------------------------------------------------------
+
+
+def encode(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The stored form of `array`; bfloat16, which NumPy lacks, as its 16 bits, rounded to nearest even."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return np.ascontiguousarray(array, {"F32": "<f4", "F16": "<f2"}[dtype])
+
+
+def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.astype(np.float32)
+
+
+def write_safetensors(
+    path: Path, stored: dict[str, np.ndarray], dtype: str
+) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
+    """Writes the file and gives the core's tensor table: name, dtype, shape, shard, offset from the file's start, bytes."""
+    header: dict[str, Any] = {}
+    end = 0
+    for name, array in stored.items():
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in stored.values():
+            file.write(array.tobytes())
+    start = 8 + len(text)
+    return [
+        (name, dtype, array.shape, 0, start + header[name]["data_offsets"][0], array.nbytes)
+        for name, array in stored.items()
+    ]
