@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive, per_layer
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
 Build = Callable[[Shape], Tiny]
 
-PROPERTY = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = settings.default.max_examples  # of the profile that conftest.py loads
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def conversations(draw: st.DrawFn) -> list[tuple[int, bool]]:
 # ---- the properties ----
 
 
-@PROPERTY
+@settings(max_examples=3 * EXAMPLES)
 @given(data=st.data(), shape=shapes(), seed=st.integers(0, 2**16))
 def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Shape, seed: int) -> None:
     rules = data.draw(prunings(shape.n_layers))
@@ -105,7 +105,7 @@ def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Sha
     assume(reference.margin > NEAR_TIE)
 
 
-@settings(PROPERTY, max_examples=30)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
     """Little stays and every step chooses anew, so tokens come back at all depths and in all orders."""
@@ -122,7 +122,7 @@ def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, s
     assume(reference.margin > NEAR_TIE)
 
 
-@settings(PROPERTY, max_examples=15)
+@settings(max_examples=EXAMPLES // 3)
 @given(data=st.data(), threads=st.integers(2, 3), seed=st.integers(0, 2**16))
 def test_long_prompts_on_several_threads(
     tiny_of: Build, data: st.DataObject, threads: int, seed: int

@@ -319,6 +319,7 @@ def test_dense_equals_a_full_matrix_forward(shape: Shape, folder: Path) -> None:
         np.testing.assert_allclose(got, want[end - 1], rtol=0, atol=1e-11)
 
 
+@pytest.mark.oracle
 @pytest.mark.parametrize(
     "shape", [Shape(seed=1), Shape(seed=3, n_kv_heads=4, hidden=24, qkv_bias=True, o_bias=True)], ids=str
 )

@@ -1,0 +1,58 @@
+"""LazyLLM: dynamic token pruning for Llama-family models, on a C core."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from lazyllm.environment import info
+    from lazyllm.errors import CheckpointError, DeviceError
+    from lazyllm.generation import Generation
+    from lazyllm.llm import LLM, load
+    from lazyllm.pruning import Mass, Pruning
+    from lazyllm.sampling import SamplingParams
+    from lazyllm.session import Session
+    from lazyllm.trace import Trace
+
+__all__ = [
+    "LLM",
+    "CheckpointError",
+    "DeviceError",
+    "Generation",
+    "Mass",
+    "Pruning",
+    "SamplingParams",
+    "Session",
+    "Trace",
+    "info",
+    "load",
+]
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "DeviceError": "errors",
+    "Generation": "generation",
+    "LLM": "llm",
+    "Mass": "pruning",
+    "Pruning": "pruning",
+    "SamplingParams": "sampling",
+    "Session": "session",
+    "Trace": "trace",
+    "info": "environment",
+    "load": "llm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lazyllm' has no attribute {name!r}")
+    value = getattr(import_module(f"lazyllm.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

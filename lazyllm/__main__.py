@@ -1,0 +1,8 @@
+"""`python -m lazyllm` is the command `lazyllm`."""
+
+import sys
+
+from lazyllm.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used: what, where, and what would be right."""
+
+class DeviceError(RuntimeError):
+    """A device that is missing or failed."""
+
+class Model:
+    """Weights, mapped and checked."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        shards: list[str],
+        tensors: list[tuple[str, str, tuple[int, ...], int, int, int]],
+        *,
+        device: str = "cpu",
+        threads: int = 0,
+    ) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    def session(self, pruning: dict[str, Any] | None) -> Session: ...
+
+class Session:
+    """One timeline of tokens; made by Model.session."""
+
+    trace: bool
+    def forward(
+        self,
+        ids: Sequence[int] | NDArray[Any],
+        generated: bool = False,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> NDArray[np.float32]: ...
+    def advance(
+        self,
+        ids: Sequence[int] | NDArray[Any],
+        sampler: Sampler,
+        generated: bool = False,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> int: ...
+    def reserve(self, n_tokens: int, /) -> None: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def n_prompt(self) -> int: ...
+    @property
+    def depths(self) -> NDArray[np.int32]: ...
+    @property
+    def kinds(self) -> NDArray[np.uint8]: ...
+    @property
+    def computed(self) -> float: ...
+    @property
+    def reached_top(self) -> float: ...
+    @property
+    def last_pass(self) -> NDArray[np.int32]: ...
+    @property
+    def last_trace(self) -> list[dict[str, Any]]: ...
+
+class Sampler:
+    """Draws token ids from logits."""
+
+    def __init__(self, temperature: float, top_p: float, top_k: int, seed: int) -> None: ...
+    def sample(self, logits: NDArray[Any], /) -> int: ...
+
+def features() -> dict[str, Any]: ...

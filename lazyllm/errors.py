@@ -1,0 +1,5 @@
+"""The package's own exceptions; all others are Python's."""
+
+from lazyllm._core import CheckpointError, DeviceError
+
+__all__ = ["CheckpointError", "DeviceError"]

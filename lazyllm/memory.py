@@ -1,0 +1,46 @@
+"""Memory: what a context needs, and what this process may still take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyllm.config import ModelConfig
+
+FLOAT_BYTES = 4
+BOOKKEEPING_BYTES = 48  # ids, kinds, depths, sets and scores of one token
+
+
+def session_bytes(config: ModelConfig, n_tokens: int) -> int:
+    """Bytes of a session of `n_tokens`: keys and values of all layers, Aux rows, one pass's working rows."""
+    heads = config.n_heads + 2 * config.n_kv_heads
+    caches = 2 * config.n_layers * config.n_kv_heads * config.head_dim + config.hidden + config.head_dim
+    working = 2 * config.hidden + (heads + config.n_heads) * config.head_dim
+    return n_tokens * (FLOAT_BYTES * (caches + working) + BOOKKEEPING_BYTES)
+
+
+def available_bytes() -> int | None:
+    """What the machine, or the process's control group, has left; None where the system does not say."""
+    left = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                left.append(int(line.split()[1]) * 1024)
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit != "max":
+            left.append(max(0, int(limit) - int((group / "memory.current").read_text())))
+    except (OSError, ValueError):
+        pass
+    return min(left, default=None)
+
+
+def check_memory(config: ModelConfig, n_tokens: int) -> None:
+    """MemoryError when the buffers of a session of `n_tokens` tokens are more than there is."""
+    asked, available = session_bytes(config, n_tokens), available_bytes()
+    if available is not None and asked > available:
+        raise MemoryError(
+            f"a session of {n_tokens} tokens needs {asked} bytes ({asked / 2**30:.2f} GiB); "
+            f"{available} ({available / 2**30:.2f} GiB) are available"
+        )

@@ -1,0 +1,47 @@
+"""Progress bars: for lists of prompts and for long prompts; LAZYLLM_PROGRESS=0 turns all of them off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+LONG_PROMPT = 1024
+DELAY_SECONDS = 1.0
+
+
+def shown(progress: bool) -> bool:
+    return progress and os.environ.get("LAZYLLM_PROGRESS", "1") != "0"
+
+
+def bar(total: int, what: str, unit: str, progress: bool, delay: float = 0.0) -> Any:
+    """A tqdm bar (used with `with`) that leaves no line behind unless it has run to its end."""
+    from tqdm.auto import tqdm
+
+    return tqdm(
+        total=total, desc=what, unit=unit, disable=not shown(progress), delay=delay, dynamic_ncols=True
+    )
+
+
+@contextmanager
+def prefill_watch(n_tokens: int, progress: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """The `watch` of a long prompt's pass, which moves a bar that appears once a second has gone by."""
+    if n_tokens < LONG_PROMPT or not shown(progress):
+        yield None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        desc=f"prefill of {n_tokens} tokens",
+        unit="layer",
+        delay=DELAY_SECONDS,
+        leave=False,
+        dynamic_ncols=True,
+    ) as line:
+
+        def watch(layers_done: int, n_layers: int) -> None:
+            line.total = n_layers
+            line.update(layers_done - line.n)
+
+        yield watch

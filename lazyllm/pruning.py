@@ -1,0 +1,384 @@
+"""Pruning: which prompt tokens leave play after which layer, and what that is worth in counted work."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lazyllm.config import ModelConfig
+
+SPEEDUP_DEPTHS = (0.30, 0.50, 0.75)
+RECOMMENDED_SMOOTH = 13
+LAYER_LIMIT = 1 << 16
+COUNT_LIMIT = 1 << 31
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool | str | bytes):
+        raise TypeError(f"{what} must be a number, not {value!r}")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number, not {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"{what} must be finite, not {number}")
+    return number
+
+
+def _whole(value: object, what: str, least: int, below: int = COUNT_LIMIT) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, not {value!r}") from None
+    if not least <= number < below:
+        raise ValueError(f"{what} must be from {least} to {below - 1}, not {number}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Mass:
+    """A stage's rule: keep the best tokens until their scores sum to `mass` of all prompt tokens' in play.
+
+    The count depends on the data; `keep_min` and `keep_max`, shares of the prompt, bound it.
+    """
+
+    mass: float
+    keep_min: float = 0.0
+    keep_max: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, _number(getattr(self, field.name), f"Mass {field.name}"))
+        if not 0.0 < self.mass <= 1.0:
+            raise ValueError(f"Mass mass must be above 0 and at most 1, not {self.mass}")
+        if not 0.0 < self.keep_max <= 1.0:
+            raise ValueError(f"Mass keep_max must be above 0 and at most 1, not {self.keep_max}")
+        if not 0.0 <= self.keep_min <= self.keep_max:
+            raise ValueError(f"Mass keep_min must be from 0 to keep_max={self.keep_max}, not {self.keep_min}")
+
+    def __repr__(self) -> str:
+        bounds = [f"keep_min={self.keep_min:g}"] if self.keep_min != 0.0 else []
+        bounds += [f"keep_max={self.keep_max:g}"] if self.keep_max != 1.0 else []
+        return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
+
+
+Rule = float | Mass
+Stages = tuple[tuple[int, Rule], ...]
+StagesInput = Mapping[Any, Any] | Sequence[Any] | None
+
+
+def _layer(value: object) -> int:
+    if isinstance(value, str):
+        if not (value.isascii() and value.isdecimal()):
+            raise ValueError(f"a stage's layer must be a whole number, not {value!r}")
+        value = int(value)
+    return _whole(value, "a stage's layer", 0, LAYER_LIMIT)
+
+
+def _rule(value: object, layer: int) -> Rule:
+    if isinstance(value, Mass):
+        return value
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - {field.name for field in fields(Mass)})
+        if unknown or "mass" not in value:
+            raise ValueError(
+                f"the stage at layer {layer} must be a keep, or have mass, keep_min, keep_max, not {value!r}"
+            )
+        return Mass(**value)
+    keep = _number(value, f"keep of the stage at layer {layer}")
+    if not 0.0 < keep <= 1.0:
+        raise ValueError(f"keep of the stage at layer {layer} must be above 0 and at most 1, not {keep}")
+    return keep
+
+
+def _stages(value: StagesInput, what: str) -> Stages:
+    """The stages as pairs; a mapping may name its layers in any order, a list must have them rising."""
+    if value is None:
+        return ()
+    if isinstance(value, Mapping):
+        pairs = sorted(((_layer(layer), rule) for layer, rule in value.items()), key=operator.itemgetter(0))
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        pairs = []
+        for item in value:
+            if isinstance(item, str | bytes) or not isinstance(item, Sequence) or len(item) != 2:
+                raise TypeError(
+                    f"{what} must be a mapping or a list of (layer, keep) pairs, but has {item!r}"
+                )
+            pairs.append((_layer(item[0]), item[1]))
+    else:
+        raise TypeError(f"{what} must be a mapping or a list of (layer, keep) pairs, not {value!r}")
+    stages = tuple((layer, _rule(rule, layer)) for layer, rule in pairs)
+    last_layer, last_keep = -1, 1.0
+    for layer, rule in stages:
+        if layer <= last_layer:
+            raise ValueError(
+                f"{what}: layers must rise strictly, but layer {layer} follows layer {last_layer}"
+            )
+        last_layer = layer
+        if isinstance(rule, Mass):
+            continue
+        if rule > last_keep:
+            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {rule} after {last_keep}")
+        last_keep = rule
+    return stages
+
+
+def _spans(value: Iterable[Any]) -> tuple[tuple[int, int], ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"protect must be a list of spans (first, end), not {value!r}")
+    spans = []
+    for item in value:
+        if isinstance(item, str | bytes) or not isinstance(item, Sequence) or len(item) != 2:
+            raise TypeError(f"protect must be a list of spans (first, end), but has {item!r}")
+        first, end = (
+            _whole(item[0], "a protected span's first position", 0),
+            _whole(item[1], "a protected span's end", 0),
+        )
+        if end <= first:
+            raise ValueError(f"a protected span must end after its first position, not ({first}, {end})")
+        spans.append((first, end))
+    return tuple(spans)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError(f"a key appears twice among {', '.join(key for key, _ in pairs)}")
+    return table
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no value of a pruning")
+
+
+def _plain(stages: Stages) -> dict[str, Any]:
+    def plain(rule: Rule) -> Any:
+        if isinstance(rule, Mass):
+            return {"mass": rule.mass, "keep_min": rule.keep_min, "keep_max": rule.keep_max}
+        return rule
+
+    return {str(layer): plain(rule) for layer, rule in stages}
+
+
+def _core_stages(stages: Stages) -> list[tuple[int, Any]]:
+    return [
+        (layer, (rule.mass, rule.keep_min, rule.keep_max) if isinstance(rule, Mass) else rule)
+        for layer, rule in stages
+    ]
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Pruning:
+    """A schedule of stages and the options of the selection; frozen and hashable.
+
+    `stages` maps a layer to the share of the prompt that goes on above it, or to a `Mass`; no stage is dense.
+    """
+
+    stages: Stages
+    decode: str | Stages
+    sink: int
+    window: int
+    protect: tuple[tuple[int, int], ...]
+    queries: int
+    smooth: int
+    min_tokens: int
+    prune_generated: bool
+
+    def __init__(
+        self,
+        stages: StagesInput = None,
+        *,
+        decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
+        sink: int = 0,
+        window: int = 0,
+        protect: Iterable[Any] = (),
+        queries: int = 1,
+        smooth: int = 1,
+        min_tokens: int = 0,
+        prune_generated: bool = False,
+    ) -> None:
+        if isinstance(decode, str):
+            if decode not in ("same", "frozen"):
+                raise ValueError(f'decode must be "same", "frozen" or stages, not {decode!r}')
+        elif decode is None:
+            raise TypeError('decode must be "same", "frozen" or stages, not None')
+        else:
+            decode = _stages(decode, "decode")
+        width = _whole(smooth, "smooth", 1)
+        if width % 2 == 0:
+            raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
+        if not isinstance(prune_generated, bool):
+            raise TypeError(f"prune_generated must be True or False, not {prune_generated!r}")
+        values = {
+            "stages": _stages(stages, "stages"),
+            "decode": decode,
+            "sink": _whole(sink, "sink", 0),
+            "window": _whole(window, "window", 0),
+            "protect": _spans(protect),
+            "queries": _whole(queries, "queries", 1),
+            "smooth": width,
+            "min_tokens": _whole(min_tokens, "min_tokens", 0),
+            "prune_generated": prune_generated,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        def braces(stages: Stages) -> str:
+            return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
+
+        parts = [braces(self.stages)]
+        if isinstance(self.decode, tuple):
+            parts.append(f"decode={braces(self.decode)}")
+        elif self.decode != "same":
+            parts.append(f"decode={self.decode!r}")
+        for field in fields(self)[2:]:
+            if getattr(self, field.name) != getattr(_DENSE, field.name):
+                parts.append(f"{field.name}={getattr(self, field.name)!r}")
+        return f"Pruning({', '.join(parts)})"
+
+    # ---- JSON ------------------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        """All fields as one JSON object; `from_json` gives an equal Pruning back."""
+        table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        table["stages"] = _plain(self.stages)
+        if isinstance(self.decode, tuple):
+            table["decode"] = _plain(self.decode)
+        return json.dumps(table)
+
+    @classmethod
+    def from_json(cls, text: str) -> Pruning:
+        """A Pruning from what `to_json` writes, or from the stages alone: `{"10": 0.7, "20": 0.5}`."""
+        try:
+            value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"pruning is not JSON: {error}") from None
+        if value is None or isinstance(value, list):
+            return cls(value)
+        if not isinstance(value, dict):
+            raise TypeError(f'pruning must be a JSON object such as {{"10": 0.7}}, not {text.strip()}')
+        names = [field.name for field in fields(cls)]
+        if not any(name in value for name in names):
+            return cls(value)
+        unknown = sorted(set(value) - set(names))
+        if unknown:
+            raise ValueError(f"pruning has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+        return cls(value.pop("stages", None), **value)
+
+    # ---- for the engine --------------------------------------------------------------------------
+
+    def core(self) -> dict[str, Any]:
+        """The plain fields that the C core takes."""
+        table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        table["stages"] = _core_stages(self.stages)
+        table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
+        table["protect"] = list(self.protect)
+        return table
+
+    def check(self, config: ModelConfig) -> None:
+        """Raise ValueError when a stage lies at or above the last layer of the model."""
+        for what, stages in (("stages", self.stages), ("decode", self.decode)):
+            for layer, _ in stages if isinstance(stages, tuple) else ():
+                if layer >= config.n_layers - 1:
+                    raise ValueError(
+                        f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
+                        f"so a stage's layer must be below {config.n_layers - 1}"
+                    )
+
+    # ---- counted work ----------------------------------------------------------------------------
+
+    def flops(self, config: ModelConfig, n_prompt: int) -> int:
+        """Counted floating-point operations of the prefill of `n_prompt` tokens.
+
+        Two per weight and token in the linear layers, 4 * heads * head_dim per visible pair of tokens,
+        2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
+        values are computed for all tokens, the rest for the query token alone. A Mass stage, whose count
+        depends on the data, is counted at its keep_max: an upper bound.
+        """
+        self.check(config)
+        n_prompt = _whole(n_prompt, "n_prompt", 1)
+        width = config.n_heads * config.head_dim
+        kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
+        other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
+        stages = dict(self.stages) if n_prompt >= self.min_tokens else {}
+        forced = self._always_kept(n_prompt)
+        in_play, total = n_prompt, 2 * config.hidden * config.vocab
+        for layer in range(config.n_layers):
+            last = layer == config.n_layers - 1
+            pairs = in_play if last else in_play * (in_play + 1) // 2
+            total += in_play * kv_row + (1 if last else in_play) * other_row + pairs * 4 * width
+            if layer in stages:
+                total += min(self.queries, in_play) * in_play * 2 * width
+                rule = stages[layer]
+                keep = rule.keep_max if isinstance(rule, Mass) else rule
+                in_play = max(forced, min(in_play, math.ceil(keep * n_prompt)))
+        return total
+
+    def _always_kept(self, n_prompt: int) -> int:
+        """How many prompt tokens no stage may drop: protected spans, sink, window and the query token."""
+        spans = [(0, self.sink), (n_prompt - max(self.window, 1), n_prompt), *self.protect]
+        count = position = 0
+        for first, end in sorted(spans):
+            first, end = max(first, position), min(end, n_prompt)
+            if end > first:
+                count += end - first
+                position = end
+        return count
+
+    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
+        """Dense prefill's counted operations over those of this schedule."""
+        return _DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
+
+    # ---- made for a purpose ----------------------------------------------------------------------
+
+    @classmethod
+    def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
+        """Stages near 30, 50 and 75 % of the depth, keeping k, k^2, k^3, with k as large as `target` allows.
+
+        The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
+        tokens, which can only be cut in coarse steps).
+        """
+        target = _number(target, "target")
+        if target < 1.0:
+            raise ValueError(f"target must be at least 1, not {target}")
+        top = config.n_layers - 2
+        if top < 0:
+            raise ValueError("the model has one layer, so no stage fits below the last one")
+        layers = sorted({min(top, round(depth * config.n_layers)) for depth in SPEEDUP_DEPTHS})
+
+        def schedule(keep: float) -> Pruning:
+            return cls(
+                [(layer, max(1e-5, round(keep**power, 5))) for power, layer in enumerate(layers, start=1)]
+            )
+
+        low, high = 0.0, 1.0
+        best = schedule(low)
+        reach = best.speedup(config, n_prompt)
+        if reach < target:
+            raise ValueError(
+                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, layers))} of "
+                f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
+            )
+        while high - low > 1e-5:
+            middle = (low + high) / 2
+            candidate = schedule(middle)
+            if candidate.speedup(config, n_prompt) >= target:
+                low, best = middle, candidate
+            else:
+                high = middle
+        return best
+
+    def recommended(self) -> Pruning:
+        """The same schedule with scores smoothed over 13 neighbours, which keeps whole phrases together."""
+        return replace(self, smooth=RECOMMENDED_SMOOTH)
+
+
+_DENSE = Pruning()

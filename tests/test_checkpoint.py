@@ -1,0 +1,354 @@
+"""Checkpoint folders, whole and hostile: what is opened, and how everything else is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import RECORDED, open_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lazyllm import CheckpointError, checkpoint
+from lazyllm.checkpoint import Checkpoint, read_shard, resolve
+
+Header = dict[str, Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint in one file."""
+    return Path(shutil.copytree(RECORDED / "families" / "llama1", tmp_path / "single"))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """A checkpoint in three shards."""
+    return Path(shutil.copytree(RECORDED / "families" / "llama2", tmp_path / "sharded"))
+
+
+def encode(header: Header | bytes, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "shape": [(end - begin) // 4] if shape is None else shape,
+        "data_offsets": [begin, end],
+    }
+
+
+def edit_index(folder: Path, change: Any) -> Path:
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    change(index["weight_map"])
+    path.write_text(json.dumps(index), encoding="utf-8")
+    return path
+
+
+# ---- whole checkpoints ---------------------------------------------------------------------------
+
+
+def test_the_table_points_at_the_tensors(folder: Path, sharded: Path) -> None:
+    from safetensors.numpy import load_file
+
+    for place in (RECORDED / "families" / "xgen", RECORDED / "families" / "llama2"):
+        found = Checkpoint(place)
+        assert found.nbytes == sum(tensor[5] for tensor in found.tensors)
+        for name, dtype, shape, shard, offset, nbytes in found.tensors:
+            stored = load_file(found.shards[shard])[name]
+            kind = {"F32": np.float32, "F16": np.float16}[dtype]
+            raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
+            np.testing.assert_array_equal(raw.view(kind).reshape(shape), stored)
+
+
+def test_shards_are_one_model(sharded: Path) -> None:
+    found = Checkpoint(sharded)
+    assert [Path(shard).name for shard in found.shards] == [
+        f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)
+    ]
+    assert {tensor[3] for tensor in found.tensors} == {0, 1, 2}
+
+
+def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
+    path = tmp_path / "some.safetensors"
+    header = {
+        "__metadata__": {"format": "pt"},
+        "scalar": entry(0, 4, []),
+        "empty": entry(4, 4, [0, 3]),
+        "also empty": entry(4, 4, [0]),
+        "odd": entry(4, 5, [1], "U8"),
+    }
+    path.write_bytes(encode(header, b"12345"))
+    start = 8 + len(json.dumps(header))
+    assert sorted(read_shard(path, 2)) == [
+        ("also empty", "F32", (0,), 2, start + 4, 0),
+        ("empty", "F32", (0, 3), 2, start + 4, 0),
+        ("odd", "U8", (1,), 2, start + 4, 1),
+        ("scalar", "F32", (), 2, start, 4),
+    ]
+
+
+def test_hash_tells_config_header_and_weights_apart(folder: Path, sharded: Path) -> None:
+    first = Checkpoint(folder).hash()
+    assert first == Checkpoint(folder).hash()
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    second = Checkpoint(folder).hash()
+    (folder / "config.json").write_text((folder / "config.json").read_text() + "\n")
+    assert len({first, second, Checkpoint(folder).hash(), Checkpoint(sharded).hash()}) == 4
+
+
+# ---- where a model is found ----------------------------------------------------------------------
+
+
+def test_resolve_takes_a_folder_as_it_is(folder: Path) -> None:
+    assert resolve(folder) == folder
+    assert resolve(str(folder)) == folder
+
+
+def test_resolve_fetches_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    asked: dict[str, Any] = {}
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.update(name=name, patterns=allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
+    assert resolve("owner/tiny-model_1.0") == folder
+    assert asked["name"] == "owner/tiny-model_1.0"
+    assert not {"*.py", "*.bin"} & set(asked["patterns"])
+
+
+def test_resolve_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
+        resolve("owner/model")
+
+
+def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise RuntimeError("no such repository")
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(OSError, match=r"owner/model .*no such repository"):
+        resolve("owner/model")
+
+
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./missing", "../up", "a/b/c", "~/model", "owner/../x"]
+)
+def test_resolve_asks_the_hub_for_no_path(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="no folder here, nor the form of a hub id"):
+        resolve(name)
+
+
+def test_resolve_says_what_to_do_with_files(tmp_path: Path) -> None:
+    for name, advice in (("model.gguf", "lazyllm convert"), ("model.safetensors", "the folder")):
+        (tmp_path / name).touch()
+        with pytest.raises(CheckpointError, match=advice):
+            resolve(tmp_path / name)
+
+
+# ---- folders that are not whole ------------------------------------------------------------------
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a folder"):
+        Checkpoint(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("pytorch_model.bin", "pickles.*save_pretrained"),
+        ("consolidated.00.pth", "pickles"),
+        ("model.gguf", "lazyllm convert"),
+        ("notes.txt", "neither"),
+    ],
+)
+def test_no_safetensors(folder: Path, name: str, advice: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / name).touch()
+    with pytest.raises(CheckpointError, match=advice):
+        Checkpoint(folder)
+
+
+def test_missing_shard(sharded: Path) -> None:
+    (sharded / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors is missing"):
+        Checkpoint(sharded)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 100, -1])
+def test_truncated_shard(sharded: Path, kept: int) -> None:
+    path = sharded / "model-00003-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match="model-00003"):
+        Checkpoint(sharded)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "",
+        "a\\b.safetensors",
+        "weights.bin",
+        3,
+        None,
+    ],
+)
+def test_shard_names_are_plain(sharded: Path, name: Any) -> None:
+    edit_index(sharded, lambda places: places.update({"model.norm.weight": name}))
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight.*plain name"):
+        Checkpoint(sharded)
+
+
+def test_tensor_in_two_shards(sharded: Path) -> None:
+    names = [Path(shard).name for shard in Checkpoint(sharded).shards]
+    shutil.copy(sharded / names[0], sharded / names[1])
+    with pytest.raises(CheckpointError, match=f"{names[0]} and in {names[1]}"):
+        Checkpoint(sharded)
+
+
+def test_tensor_in_another_shard_than_the_index_says(sharded: Path) -> None:
+    other = {"model.norm.weight": "model-00001-of-00003.safetensors"}
+    edit_index(sharded, lambda places: places.update(other))
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is said to be in model-00001"):
+        Checkpoint(sharded)
+
+
+def test_tensor_in_no_shard(sharded: Path) -> None:
+    extra = {"model.extra": "model-00001-of-00003.safetensors"}
+    edit_index(sharded, lambda places: places.update(extra))
+    with pytest.raises(CheckpointError, match="no shard"):
+        Checkpoint(sharded)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"weight_map": []}', '{"weight_map": {}}'])
+def test_index_of_another_form(sharded: Path, text: str) -> None:
+    (sharded / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        Checkpoint(sharded)
+
+
+def test_index_that_names_a_tensor_twice(sharded: Path) -> None:
+    path = sharded / "model.safetensors.index.json"
+    text = path.read_text(encoding="utf-8")
+    entry = '"model.norm.weight": "model-00003-of-00003.safetensors"'
+    assert entry in text
+    path.write_text(text.replace(entry, f"{entry}, {entry}"), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' appears twice"):
+        Checkpoint(sharded)
+
+
+# ---- hostile safetensors -------------------------------------------------------------------------
+
+ONE = b'"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}'
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"",
+        b"1234567",
+        (100).to_bytes(8, "little"),
+        (2**63).to_bytes(8, "little") + b"{}",
+        (200_000_000).to_bytes(8, "little") + b" " * 10,
+        encode(b"\xff\xfe{}"),
+        encode(b"{"),
+        encode(b"[]"),
+        encode(b'{"a": 1}'),
+        encode({"a": {"dtype": "F32", "shape": [1]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"data_offsets": [0, 4, 8]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"data_offsets": [0.0, 4.0]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"data_offsets": [True, 4]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"data_offsets": [-4, 0]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"shape": [-1]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"shape": [1.0]}}, b"1234"),
+        encode({"a": entry(0, 4) | {"dtype": "F31"}}, b"1234"),
+        encode({"a": entry(0, 4), "b": entry(0, 4)}, b"1234"),
+        encode({"a": entry(0, 8), "b": entry(4, 12)}, b"1" * 12),
+        encode({"a": entry(0, 4), "b": entry(8, 12)}, b"1" * 12),
+        encode({"a": entry(4, 8)}, b"1" * 8),
+        encode({"a": entry(0, 4)}, b"1" * 8),
+        encode({"a": entry(0, 4)}, b"1" * 3),
+        encode({"a": entry(4, 0, [1])}, b"1" * 4),
+        encode({"a": entry(0, 4, [2])}, b"1" * 4),
+        encode({"a": entry(0, 8, [2**62, 2])}, b"1" * 8),
+        encode({"a": entry(0, 8, [2**64 + 2])}, b"1" * 8),
+        encode(b"{" + ONE + b", " + ONE + b"}", b"1234"),
+        encode(b'{"a": ' * 10_000),
+    ],
+)
+def test_hostile_safetensors(tmp_path: Path, contents: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(contents)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        read_shard(path, 0)
+
+
+def test_headers_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "HEADER_LIMIT", 100)
+    with pytest.raises(CheckpointError, match="at most 100"):
+        Checkpoint(folder)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3500), st.integers(1, 255)), min_size=1, max_size=4),
+    st.none() | st.integers(0, 66000),
+)
+def test_damaged_files_are_refused_or_stay_in_bounds(
+    tmp_path: Path, flips: list[tuple[int, int]], length: int | None
+) -> None:
+    data = bytearray((RECORDED / "families" / "llama1" / "model.safetensors").read_bytes())
+    for place, mask in flips:
+        data[place] ^= mask
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data[:length])
+    try:
+        tensors = read_shard(path, 0)
+    except CheckpointError:
+        return
+    size = path.stat().st_size
+    assert all(offset >= 8 and nbytes >= 0 and offset + nbytes <= size for *_, offset, nbytes in tensors)
+
+
+# ---- what the core refuses -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "parts"),
+    [
+        ("vocab_size", 95, ["embed_tokens", "95", "96"]),
+        ("intermediate_size", 44, ["mlp", "44", "40"]),
+        ("num_hidden_layers", 4, ["layers.3."]),
+        ("num_key_value_heads", 2, ["k_proj"]),
+        ("attention_bias", True, ["q_proj.bias"]),
+    ],
+)
+def test_config_and_tensors_must_agree(folder: Path, field: str, value: Any, parts: list[str]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}), encoding="utf-8")
+    with pytest.raises(CheckpointError) as caught:
+        open_model(folder)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)

@@ -1,0 +1,287 @@
+"""config.json: every family's fields, every rope scaling's numbers, and every refusal by field and value."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FAMILIES, LLAMA3, YARN, family_config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyllm import CheckpointError
+from lazyllm.config import ModelConfig
+
+CORE_KEYS = {
+    *("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context"),
+    *("norm_eps", "inv_freq", "rope_scale", "tied", "qkv_bias", "o_bias", "qk_norm"),
+}
+
+
+def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
+    return ModelConfig.from_dict(family_config(architecture, **fields))
+
+
+def refusal(architecture: str = "LlamaForCausalLM", **fields: Any) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        read(architecture, **fields)
+    assert str(caught.value).startswith("config.json: ")
+    return str(caught.value)
+
+
+# ---- what is read ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_core_gets_exactly_its_fields(family: str) -> None:
+    config = ModelConfig.from_dict(FAMILIES[family].config)
+    core = config.core()
+    assert set(core) == CORE_KEYS
+    assert core["inv_freq"].dtype == np.float32
+    assert core["inv_freq"].shape == (config.head_dim // 2,)
+    assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
+
+
+def test_missing_kv_heads_mean_all_heads() -> None:
+    assert read(num_key_value_heads=None).n_kv_heads == 4
+
+
+def test_families_differ_in_biases_and_norms() -> None:
+    def switches(*arguments: Any, **fields: Any) -> tuple[bool, bool, bool]:
+        config = read(*arguments, **fields)
+        return config.qkv_bias, config.o_bias, config.qk_norm
+
+    assert switches() == (False, False, False)
+    assert switches(attention_bias=True) == (True, True, False)
+    assert switches("Qwen2ForCausalLM") == (True, False, False)
+    assert switches("Qwen3ForCausalLM", head_dim=16) == (False, False, True)
+    assert switches("MistralForCausalLM", sliding_window=128) == (False, False, False)
+
+
+def test_qwen3_heads_are_128_wide_unless_said() -> None:
+    assert read("Qwen3ForCausalLM").head_dim == 128
+    assert read("Qwen3ForCausalLM", head_dim=16).head_dim == 16
+
+
+def test_defaults_of_old_llama_files() -> None:
+    config = read(rope_theta=None, max_position_embeddings=None, rms_norm_eps=None, hidden_act=None)
+    assert (config.context, config.norm_eps) == (2048, 1e-6)
+    assert config.inv_freq == read().inv_freq
+
+
+def test_model_type_alone_is_enough() -> None:
+    fields = family_config("Qwen2ForCausalLM")
+    del fields["architectures"]
+    assert ModelConfig.from_dict(fields).architecture == "Qwen2ForCausalLM"
+
+
+def test_ends_come_from_generation_config_first(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(family_config("LlamaForCausalLM")), encoding="utf-8")
+    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9, 7]}', encoding="utf-8")
+    config = ModelConfig.from_folder(tmp_path)
+    assert (config.eos_token_ids, config.bos_token_id, config.name) == ((7, 9), 1, tmp_path.name)
+
+
+def test_a_hub_snapshot_is_named_by_its_id(tmp_path: Path) -> None:
+    folder = tmp_path / "models--owner--tiny" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(family_config("LlamaForCausalLM")), encoding="utf-8")
+    assert ModelConfig.from_folder(folder).name == "owner/tiny"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "context"),
+    [
+        ("MistralForCausalLM", {"sliding_window": 64}, 64),
+        ("MistralForCausalLM", {"sliding_window": 4096}, 128),
+        ("MistralForCausalLM", {"max_position_embeddings": 32768}, 4096),
+        ("Qwen2ForCausalLM", {"sliding_window": 64}, 128),
+        ("Qwen2ForCausalLM", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}, 128),
+        ("Qwen2ForCausalLM", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}, 64),
+        (
+            "Qwen3ForCausalLM",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            64,
+        ),
+        ("LlamaForCausalLM", {"sliding_window": 64}, 128),
+    ],
+)
+def test_a_sliding_window_limits_the_context(architecture: str, fields: dict[str, Any], context: int) -> None:
+    config = read(architecture, **fields)
+    assert config.context == context
+    assert (f"window of {context}" in config.context_note) == (context not in (128,))
+
+
+def test_mistral_without_a_window() -> None:
+    fields = family_config("MistralForCausalLM") | {"sliding_window": None}
+    assert ModelConfig.from_dict(fields).context == 128
+
+
+# ---- rope ------------------------------------------------------------------------------------------
+
+
+def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
+    return theta ** -(np.arange(0, head_dim, 2) / head_dim)
+
+
+def test_rope_default_and_linear() -> None:
+    np.testing.assert_allclose(read().inv_freq, angles(), rtol=1e-7)
+    for key in ("type", "rope_type"):
+        scaled = read(rope_scaling={key: "linear", "factor": 4.0})
+        np.testing.assert_allclose(scaled.inv_freq, angles() / 4, rtol=1e-7)
+        assert scaled.rope_scale == 1.0
+
+
+def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
+    plain, scaled = np.array(read().inv_freq), np.array(read(rope_scaling=LLAMA3).inv_freq)
+    ratio = plain / scaled
+    assert ratio[0] == 1.0
+    assert 1.0 < ratio[1] < 8.0
+    np.testing.assert_allclose(ratio[2:], 8.0, rtol=1e-6)
+
+
+def test_rope_yarn_and_its_attention_factor() -> None:
+    config = read(rope_scaling=YARN)
+    np.testing.assert_allclose(config.inv_freq[0], 1.0, rtol=1e-7)
+    np.testing.assert_allclose(config.inv_freq[-1], angles()[-1] / 4, rtol=1e-6)
+    assert math.isclose(config.rope_scale, 0.1 * math.log(4) + 1)
+    assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == 1.25
+    equal = read(rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7})
+    assert equal.rope_scale == 1.0
+
+
+def test_yarn_reaches_as_far_as_its_factor_says() -> None:
+    assert read(rope_scaling=YARN).context == 128
+    assert read(rope_scaling=YARN | {"original_max_position_embeddings": 128}).context == 512
+
+
+def test_rope_parameters_of_transformers_5() -> None:
+    old = read(rope_theta=500000.0, rope_scaling=LLAMA3)
+    new = read(rope_theta=None, rope_parameters=LLAMA3 | {"rope_theta": 500000.0})
+    assert old == new
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            ["GPT2LMHeadModel", "LlamaForCausalLM, ", "Qwen3"],
+        ),
+        ({"architectures": ["LlamaForCausalLM", "X"]}, ["architectures"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architectures"]),
+        ({"model_type": "gemma"}, ["model_type", "'gemma'", "'llama'"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "'silu'"]),
+        ({"mlp_bias": True}, ["mlp_bias"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq", "bf16"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, ["partial"]),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling: type", "'dynamic'", "yarn"]),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ["rope_scaling: rope_type", "'longrope'"]),
+        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling: factor", "missing"]),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, ["factor is 0"]),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, ["factor is '4'"]),
+        (
+            {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
+            ["high_freq_factor is 1.0", "low_freq_factor"],
+        ),
+        (
+            {"rope_scaling": YARN | {"original_max_position_embeddings": 0}},
+            ["max_position_embeddings is 0"],
+        ),
+        ({"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, ["mscale"]),
+        ({"rope_scaling": [1]}, ["rope_scaling is [1]", "an object"]),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            ["rope_parameters", "layer type"],
+        ),
+        ({"rope_theta": 0}, ["rope_theta is 0"]),
+        ({"rope_theta": 10**400}, ["rope_theta is 1000"]),
+        ({"rope_theta": 10**9000}, ["rope_theta is a number of"]),
+        ({"num_hidden_layers": None}, ["num_hidden_layers is missing"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers is 0", "1 to"]),
+        ({"num_hidden_layers": 3.0}, ["num_hidden_layers is 3.0", "whole number"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers is True"]),
+        ({"num_hidden_layers": 10**9}, ["num_hidden_layers"]),
+        ({"num_attention_heads": -4}, ["num_attention_heads is -4"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads is 3", "divisor", "4"]),
+        ({"num_key_value_heads": 8}, ["num_key_value_heads is 8"]),
+        ({"hidden_size": 30}, ["hidden_size is 30", "multiple"]),
+        ({"hidden_size": 36}, ["hidden_size is 36", "even"]),
+        ({"head_dim": 7}, ["head_dim is 7", "even"]),
+        ({"head_dim": 4096}, ["head_dim is 4096"]),
+        ({"intermediate_size": "40"}, ["intermediate_size is '40'"]),
+        ({"vocab_size": None}, ["vocab_size is missing"]),
+        ({"rms_norm_eps": 0.0}, ["rms_norm_eps is 0.0"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
+        ({"max_position_embeddings": 1 << 40}, ["max_position_embeddings"]),
+        ({"tie_word_embeddings": 1}, ["tie_word_embeddings is 1", "true or false"]),
+        ({"eos_token_id": 96}, ["eos_token_id is 96", "vocab_size (96)"]),
+        ({"bos_token_id": -1}, ["bos_token_id is -1"]),
+    ],
+)
+def test_refused_by_field_and_value(fields: dict[str, Any], parts: list[str]) -> None:
+    message = refusal(**fields)
+    assert all(part in message for part in parts), message
+
+
+def test_refused_for_qwen() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 64}
+    assert "layer_types" in refusal("Qwen2ForCausalLM", **window, layer_types=["full_attention"])
+    assert "'other'" in refusal("Qwen2ForCausalLM", **window, layer_types=["full_attention"] * 2 + ["other"])
+    assert "sliding_window is 0" in refusal("MistralForCausalLM", sliding_window=0)
+
+
+@pytest.mark.parametrize(
+    "contents", [b"", b"{", b"[]", b"\xff\xfe", b'{"a": ' * 100_000, b"null", b'{"a": 1e999}']
+)
+def test_files_that_hold_no_config(tmp_path: Path, contents: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(contents)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        ModelConfig.from_folder(tmp_path)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["yarn", "llama3"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*LLAMA3, "type"]), inner, max_size=6)
+    ),
+    max_leaves=8,
+)
+names = sorted(
+    {name for family in FAMILIES.values() for name in family.config} | {"rope_parameters", "layer_types"}
+)
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(names), values, max_size=4))
+def test_any_fields_give_a_config_or_a_checkpoint_error(family: str, fields: dict[str, Any]) -> None:
+    try:
+        config = ModelConfig.from_dict(FAMILIES[family].config | fields)
+    except CheckpointError:
+        return
+    core = config.core()
+    assert np.isfinite(core["inv_freq"]).all()
+    assert config.n_heads % config.n_kv_heads == 0
+    assert 0 < core["rope_scale"] < math.inf

@@ -1,0 +1,75 @@
+"""The engine against numbers that transformers computed, for a tiny checkpoint of every family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
+from tolerances import LOGITS, error
+
+from lazyllm.checkpoint import Checkpoint
+
+
+@pytest.fixture(params=FAMILIES)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return RECORDED / "families" / str(request.param)
+
+
+def test_logits_after_each_prefix(folder: Path) -> None:
+    expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
+    dtype = FAMILIES[folder.name].dtype
+    for count, logits in zip(expected.prefixes, expected.logits, strict=True):
+        assert error(model.session(None).forward(expected.prompt[:count]), logits) < LOGITS[dtype]
+
+
+def test_logits_when_fed_in_parts(folder: Path) -> None:
+    expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
+    session, done = model.session(None), 0
+    for count, logits in zip(expected.prefixes, expected.logits, strict=True):
+        got = session.forward(expected.prompt[done:count])
+        assert error(got, logits) < LOGITS[FAMILIES[folder.name].dtype]
+        done = count
+
+
+def test_greedy_tokens(folder: Path) -> None:
+    expected = Expected.load(folder / "expected.npz")
+    assert greedy_tokens(open_model(folder), expected.prompt, len(expected.greedy)) == expected.greedy
+
+
+def test_a_schedule_that_keeps_all_changes_nothing(folder: Path) -> None:
+    """Pruning runs on every family; with nothing dropped its logits are the recorded ones."""
+    from tiny import pruning
+
+    expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
+    got = model.session(pruning([(0, 1.0)])).forward(expected.prompt)
+    assert error(got, expected.logits[-1]) < LOGITS[FAMILIES[folder.name].dtype]
+
+
+def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
+    """Guards against families edited without recording anew."""
+    family, checkpoint = FAMILIES[folder.name], Checkpoint(folder)
+    assert len(checkpoint.shards) == family.shards
+    assert {tensor[1] for tensor in checkpoint.tensors} == {family.dtype}
+    if not family.as_saved:
+        assert json.loads((folder / "config.json").read_text(encoding="utf-8")) == family.config
+    assert checkpoint.config.hidden == family.config["hidden_size"]
+
+
+def test_the_sliding_window_limits_the_context() -> None:
+    folder = RECORDED / "families" / "mistral"
+    config = Checkpoint(folder).config
+    assert (config.context, "sliding window" in config.context_note) == (64, True)
+    session = open_model(folder).session(None)
+    with pytest.raises(ValueError, match="64"):
+        session.forward([1] * 65)
+
+
+def test_the_demonstration_model(demo_model: Path) -> None:
+    expected, model = Expected.load(RECORDED / "smollm2_logits.npz"), open_model(demo_model, threads=0)
+    for count, logits in zip(expected.prefixes, expected.logits, strict=True):
+        assert (
+            error(model.session(None).forward(expected.prompt[:count])[::DEMO_EVERY], logits) < LOGITS["BF16"]
+        )
+    assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy

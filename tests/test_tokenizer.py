@@ -1,0 +1,473 @@
+"""Tokenizers of every kind: ids, text, pieces of text, chats, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import RECORDED, family_config
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lazyllm import CheckpointError
+from lazyllm.config import ModelConfig
+from lazyllm.tokenizer import TextStream, Tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Hello world, it's a test.",
+    "  two  leading,\n\n\ttabs\tand trailing  ",
+    "def f(x):\n    return x ** 2  # 12345 67",
+    "你好世界。2024年",
+    "😀🎉👩‍👩‍👧 naïve café",
+    "a" + " " * 50 + "b   3",
+    "<s> is no token</s> here",
+    "\ufffd and \x00 too",
+]
+CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): return x", "hello world"] * 5
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b>there</b>"}]
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+def config(rows: int = 400) -> ModelConfig:
+    return ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=rows))
+
+
+def write(folder: Path, name: str, contents: dict[str, Any]) -> None:
+    (folder / name).write_text(json.dumps(contents), encoding="utf-8")
+
+
+@pytest.fixture
+def byte_level(tmp_path: Path) -> Path:
+    """A folder with a byte-level BPE tokenizer.json that puts <s> first."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<s>", "</s>", "<|turn|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def piece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece model as Llama's: BPE with byte fall-back, which keeps blanks as they are."""
+    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
+    folder = tmp_path_factory.mktemp("pieces")
+    trainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    return folder / "tokenizer.model"
+
+
+@pytest.fixture
+def pieces(piece_model: Path, tmp_path: Path) -> Path:
+    (tmp_path / "tokenizer.model").write_bytes(piece_model.read_bytes())
+    return tmp_path
+
+
+# ---- tokenizer.json ------------------------------------------------------------------------------
+
+
+def test_byte_level_round_trips(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    for text in TEXTS[:8]:
+        ids = tokenizer.encode(text)
+        assert ids == [0, *tokenizer.encode(text, add_special=False)]
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>" + text
+        assert "".join(tokenizer.offsets(ids)) == "<s>" + text
+        assert len(tokenizer.offsets(ids)) == len(ids)
+
+
+def test_decode_is_that_of_the_tokenizers_package(byte_level: Path) -> None:
+    import numpy as np
+
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    for ids in np.random.default_rng(0).integers(0, 300, (50, 20)).tolist():
+        assert tokenizer.decode(ids, False) == tokenizer.vocabulary.tokenizer.decode(
+            ids, skip_special_tokens=False
+        )
+        assert tokenizer.decode(ids) == tokenizer.vocabulary.tokenizer.decode(ids)
+
+
+def test_special_ids(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
+    assert tokenizer.eos_token_ids == (1, 2)  # the tokenizer's, then config.json's
+    assert tokenizer.encode("a<|turn|>b")[2] == 2
+
+
+def test_a_stream_never_splits_a_character(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    ids = tokenizer.encode("x😀é", add_special=False)
+    stream = TextStream(tokenizer)
+    assert [stream.push(token) for token in ids] == ["x", "", "", "", "😀", "", "é"]
+    stream = TextStream(tokenizer)
+    assert [stream.push(ids[1]), stream.finish()] == ["", "\ufffd"]
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(byte_level: Path) -> None:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(byte_level / "tokenizer.json"))
+    backend.enable_truncation(4)
+    backend.enable_padding(length=16, pad_id=1)
+    backend.save(str(byte_level / "tokenizer.json"))
+    ids = Tokenizer.from_folder(byte_level, config()).encode("the quick brown fox jumps")
+    assert Tokenizer.from_folder(byte_level, config()).decode(ids) == "the quick brown fox jumps"
+
+
+def test_bos_that_only_the_config_asks_for(byte_level: Path) -> None:
+    path = byte_level / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": None}), encoding="utf-8")
+    assert Tokenizer.from_folder(byte_level, config()).encode("a")[0] != 0
+    write(byte_level, "tokenizer_config.json", {"bos_token": "<s>", "add_bos_token": True})
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    assert tokenizer.encode("a")[0] == 0
+    assert tokenizer.encode("a", add_special=False)[0] != 0
+
+
+def test_whole_words(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    backend = Backend(models.WordLevel({"one": 0, "two": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path, config())
+    assert tokenizer.encode("two one three") == [1, 0, 2]
+    assert tokenizer.decode([1, 0, 2]) == "two one ?"
+    assert tokenizer.offsets([1, 0, 2]) == ["two", " one", " ?"]
+
+
+def test_ids_out_of_range(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    assert tokenizer.decode([399]) == ""  # a row of the embedding that stands for no text
+    for wrong in (-1, 400):
+        with pytest.raises(ValueError, match=f"token id is {wrong}; expected 0 to 399"):
+            tokenizer.decode([wrong])
+    with pytest.raises(TypeError):
+        tokenizer.decode([0.5])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="must be a str, not bytes"):
+        tokenizer.encode(b"text")  # type: ignore[arg-type]
+
+
+# ---- tokenizer.model -----------------------------------------------------------------------------
+
+
+def test_pieces_round_trip(pieces: Path) -> None:
+    tokenizer = Tokenizer.from_folder(pieces, config())
+    for text in TEXTS[:8]:
+        ids = tokenizer.encode(text)
+        assert ids[0] == tokenizer.bos_token_id or tokenizer.bos_token_id is None
+        assert ids[0] == 1
+        assert tokenizer.decode(ids) == text
+        assert "".join(tokenizer.offsets(ids)) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    tokenizer = Tokenizer.from_folder(pieces, config())
+    processor = SentencePieceProcessor(model_file=str(pieces / "tokenizer.model"))
+    for text in TEXTS[:8]:
+        assert tokenizer.encode(text) == [1, *processor.encode(text)]
+
+
+def test_special_tokens_cut_the_text(pieces: Path) -> None:
+    """The legacy form takes each part for the start of a text, the later one only the first."""
+    added = {"320": {"content": "<|turn|>", "special": True}, "321": {"content": "<think>"}}
+    write(pieces, "tokenizer_config.json", {"added_tokens_decoder": added, "bos_token": "<s>"})
+    legacy = Tokenizer.from_folder(pieces, config())
+    write(
+        pieces, "tokenizer_config.json", {"added_tokens_decoder": added, "bos_token": "<s>", "legacy": False}
+    )
+    later = Tokenizer.from_folder(pieces, config())
+    text = "hello<|turn|>the fox</s><think>dog"
+    part = legacy.encode("the fox", add_special=False)
+    assert legacy.encode(text)[: 3 + len(part)].count(320) == 1
+    assert legacy.decode(legacy.encode(text), False) == "<s> hello<|turn|> the fox</s><think> dog"
+    assert later.decode(later.encode(text), False) == "<s> hello<|turn|>the fox</s><think>dog"
+    assert later.decode(later.encode(text)) == "hellothe fox<think>dog"
+
+
+def test_what_the_config_adds(pieces: Path) -> None:
+    write(pieces, "tokenizer_config.json", {"add_bos_token": False, "add_eos_token": True, "eos_token": ""})
+    write(pieces, "added_tokens.json", {"<pad>": 330})
+    tokenizer = Tokenizer.from_folder(pieces, config())
+    ids = tokenizer.encode("the fox<pad>")
+    assert (ids[0] != 1, ids[-2:]) == (True, [330, 2])
+    with pytest.raises(CheckpointError, match="up to 330; expected all below the 325"):
+        Tokenizer.from_folder(pieces, config(325))
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "part"),
+    [
+        ("added_tokens.json", {"<pad>": -1}, "'<pad>' is -1"),
+        ("added_tokens.json", {"": 3}, "''"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"x": {"content": "<pad>"}}},
+            "added_tokens_decoder",
+        ),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"3": "<pad>"}}, "added_tokens_decoder"),
+        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
+        ("tokenizer_config.json", {"bos_token": 1}, "bos_token is 1"),
+        ("special_tokens_map.json", {"eos_token": ["</s>"]}, "eos_token is"),
+    ],
+)
+def test_added_tokens_are_checked(pieces: Path, name: str, contents: dict[str, Any], part: str) -> None:
+    write(pieces, name, contents)
+    with pytest.raises(CheckpointError) as caught:
+        Tokenizer.from_folder(pieces, config())
+    assert name in str(caught.value)
+    assert part in str(caught.value)
+
+
+# ---- XGen ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def xgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """XGen's files, and in place of GPT-2's vocabulary one of single bytes with the same size."""
+    tiktoken = pytest.importorskip("tiktoken")
+    base = tiktoken.Encoding(
+        "gpt2",
+        pat_str=r" ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        mergeable_ranks={bytes([byte]): byte for byte in range(256)} | {b"  ": 256},
+        special_tokens={"<|endoftext|>": 50256},
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": base}.__getitem__)
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        {
+            "tokenizer_class": "XgenTokenizer",
+            "auto_map": {"AutoTokenizer": ["tokenization_xgen.XgenTokenizer", None]},
+            "eos_token": "<|endoftext|>",
+        },
+    )
+    return tmp_path
+
+
+def test_xgen_ids(xgen: Path) -> None:
+    tokenizer = Tokenizer.from_folder(xgen, config(51200))
+    assert tokenizer.vocabulary.size == 51200
+    assert tokenizer.encode("  ") == [50286]
+    assert tokenizer.encode(" " * 31) == [50257]
+    assert tokenizer.encode("\t\t") == [50294]
+    names = {"<fim_prefix>": 50295, "<reponame>": 50312, "<sep>": 50317, "<eom>": 50318, "<mask_1>": 51199}
+    assert tokenizer.encode("".join(names)) == list(names.values())
+    assert tokenizer.decode([104, 105, 50256]) == "hi"
+    assert tokenizer.eos_token_id == 50256
+    text = "a   b\t\t\tc" + " " * 40 + "é"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode([256]) == ""  # two blanks have another id now
+
+
+def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    def fail(name: str) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(tiktoken, "get_encoding", fail)
+    with pytest.raises(OSError, match=r"TIKTOKEN_CACHE_DIR.*no network"):
+        Tokenizer.from_folder(xgen, config(51200))
+
+
+# ---- chats ---------------------------------------------------------------------------------------
+
+
+def chat_text(folder: Path, template: Any, messages: Any = CHAT, **options: Any) -> str:
+    settings_of = json.loads((folder / "tokenizer_config.json").read_text())
+    write(folder, "tokenizer_config.json", settings_of | {"chat_template": template})
+    return Tokenizer.from_folder(folder, config()).apply_chat_template(messages, tokenize=False, **options)
+
+
+def test_chat_template(byte_level: Path) -> None:
+    text = "<s>[system] Be brief.</s>\n[user] Hi <b>there</b></s>\n"
+    assert chat_text(byte_level, TEMPLATE) == text + "[assistant] "
+    assert chat_text(byte_level, TEMPLATE, add_generation_prompt=False) == text
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+    assert chat_text(byte_level, named, add_generation_prompt=False) == text
+
+
+def test_chat_ids_have_no_second_bos(byte_level: Path) -> None:
+    (byte_level / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    ids = tokenizer.apply_chat_template(CHAT)
+    assert tokenizer.has_chat_template
+    assert ids.count(0) == 1
+    assert tokenizer.decode(ids, False) == tokenizer.apply_chat_template(CHAT, tokenize=False)
+
+
+def test_what_templates_use(byte_level: Path) -> None:
+    assert (
+        chat_text(byte_level, "{{ messages[1] | tojson }}")
+        == '{"role": "user", "content": "Hi <b>there</b>"}'
+    )
+    assert chat_text(byte_level, "{{ strftime_now('%Y') | length }}") == "4"
+    assert (
+        chat_text(
+            byte_level, "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}"
+        )
+        == "x"
+    )
+    assert chat_text(byte_level, "{% generation %}{{ tools is none }}{% endgeneration %}") == "True"
+    assert chat_text(byte_level, "{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}") == "2"
+
+
+def test_a_template_may_refuse_messages(byte_level: Path) -> None:
+    with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
+        chat_text(byte_level, "{{ raise_exception('roles must alternate') }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "part"),
+    [
+        ("{% if %}", "not valid"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
+        ("{{ messages.append(1) }}", "failed"),
+        ("{{ cycler.__init__.__globals__ }}", "failed"),
+        ("{{ messages[9].role }}", "failed"),
+        ("{{ 1 / 0 }}", "failed"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "failed"),
+        ("{{ messages | unknown }}", "not valid"),
+        (3, "chat_template is a int"),
+    ],
+)
+def test_hostile_templates(byte_level: Path, template: Any, part: str) -> None:
+    with pytest.raises(CheckpointError, match=part) as caught:
+        chat_text(byte_level, template)
+    assert "tokenizer_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hello", {"role": "user"}, ["Hello"], [{"role": "user", "content": object()}]]
+)
+def test_messages_are_dicts(byte_level: Path, messages: Any) -> None:
+    with pytest.raises(TypeError, match="messages must"):
+        chat_text(byte_level, TEMPLATE, messages)
+
+
+def test_no_template(byte_level: Path) -> None:
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    assert not tokenizer.has_chat_template
+    with pytest.raises(ValueError, match="has no chat template"):
+        tokenizer.apply_chat_template(CHAT)
+
+
+# ---- files that are refused ----------------------------------------------------------------------
+
+
+def test_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"neither tokenizer\.json nor tokenizer\.model"):
+        Tokenizer.from_folder(tmp_path, config())
+
+
+def test_code_is_never_run(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "tokenizer_config.json",
+        {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own"]}},
+    )
+    (tmp_path / "own.py").write_text("raise SystemExit", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="auto_map"):
+        Tokenizer.from_folder(tmp_path, config())
+
+
+def test_ids_beyond_the_embedding(byte_level: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json.*up to 299; expected all below the 299"):
+        Tokenizer.from_folder(byte_level, config(299))
+
+
+@pytest.mark.parametrize(
+    ("package", "name"), [("tokenizers", "byte_level"), ("sentencepiece", "pieces"), ("tiktoken", "xgen")]
+)
+def test_missing_packages_are_named(
+    package: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = request.getfixturevalue(name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"pip install {package}"):
+        Tokenizer.from_folder(folder, config(51200))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "contents", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"model": {"type": "BPE"}}', b"\x0a\xff\xff"]
+)
+def test_files_of_another_form(tmp_path: Path, name: str, contents: bytes) -> None:
+    (tmp_path / name).write_bytes(contents)
+    with pytest.raises(CheckpointError, match=name):
+        Tokenizer.from_folder(tmp_path, config())
+
+
+def test_decoders_of_other_models(byte_level: Path) -> None:
+    path = byte_level / "tokenizer.json"
+    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": decoder}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="WordPiece is not supported"):
+        Tokenizer.from_folder(byte_level, config())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), min_size=1, max_size=3))
+def test_damaged_files_are_refused_or_work(byte_level: Path, changes: list[tuple[int, int]]) -> None:
+    damaged = byte_level / "damaged"
+    damaged.mkdir(exist_ok=True)
+    data = bytearray((byte_level / "tokenizer.json").read_bytes())
+    for place, byte in changes:
+        data[place] = byte
+    (damaged / "tokenizer.json").write_bytes(data)
+    try:
+        tokenizer = Tokenizer.from_folder(damaged, config())
+    except CheckpointError:
+        return
+    assert all(token < 400 for token in tokenizer.encode("the quick brown fox"))
+
+
+# ---- the demonstration model's -------------------------------------------------------------------
+
+
+def test_recorded_ids(demo_model: Path) -> None:
+    """The ids that transformers gives, recorded by make_recorded.py."""
+    recorded = json.loads((RECORDED / "smollm2_tokens.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
+    assert len(recorded["texts"]) > 20
+    for text, ids in recorded["texts"]:
+        assert tokenizer.encode(text) == ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        assert "".join(tokenizer.offsets(ids)) == text
+    assert tokenizer.apply_chat_template(recorded["messages"]) == recorded["chat"]
