@@ -77,8 +77,8 @@ typedef struct lazy_ops {
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *rope, const float *q_norm,
                   const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : in_play[j] <= rows[r]} of q.k_j / sqrt(D), times v_j */
-    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv, const int32_t *in_play,
-                     int m, lazy_error *);
+    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv, const int32_t *in_play, int m,
+                     lazy_error *);
     /* y[r, :rows] f32 = x W^T: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* *first_bad = min(*first_bad, layer) if one of the d values of x is no finite number */
@@ -87,35 +87,35 @@ typedef struct lazy_ops {
     /* ---- selection ---- */
     /* scores[j] = mean over the H heads and over the last `queries` rows whose position is at least first_new of that
      * row's attention to in_play[j] (0 where in_play[j] lies behind the row) */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                  lazy_kv, const int32_t *in_play, int m, lazy_error *);
+    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv,
+                  const int32_t *in_play, int m, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */
     int (*smooth)(lazy_stream *, float *out, const float *scores, int m, int width, lazy_error *);
     /* *n_free (host) = how many of the highest-scoring prunable, unforced tokens it takes until, with the forced
      * prunable ones, they hold `mass` of the prunable tokens' scores. NaN is an error. Waits. */
-    int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
-                double mass, lazy_error *);
+    int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
+                lazy_error *);
     /* kept = the tokens in play that are unprunable or forced, and the n_free highest-scoring others, the smaller
      * position first among equals; ascending. NaN is an error. */
-    int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
-                  int n_free, lazy_error *);
+    int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, int n_free,
+                  lazy_error *);
 
     /* ---- bookkeeping ---- */
     /* depth[rows[r]] = value */
     int (*mark)(lazy_stream *, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *);
     /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host). Waits. */
-    int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low,
-                  int high, lazy_error *);
+    int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high,
+                  lazy_error *);
     /* y[n_new,d]: rows[] -> new_rows[]. Rows that end here go to aux[position,d]; new ones come from there, and
      * *n_revived (backend memory) tells how many. */
-    int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n,
-                   void *aux, int d, int32_t *n_revived, lazy_error *);
+    int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux, int d,
+                   int32_t *n_revived, lazy_error *);
 } lazy_ops;
 
 struct lazy_backend {
     const lazy_ops *ops;
-    const char *name;        /* of the device: "cpu" */
-    const char *variant;     /* of its kernels: "avx512" */
+    const char *name;    /* of the device: "cpu" */
+    const char *variant; /* of its kernels: "avx512" */
     int threads;
     size_t activation_bytes; /* width of one activation */
     int row_chunk;           /* rows that the FFN is best run on at a time */

@@ -13,7 +13,7 @@ typedef struct binder {
     lazy_model *model;
     const lazy_tensor **by_name; /* (n,) */
     int n;
-    bool dry;                    /* first round: check only, take nothing */
+    bool dry; /* first round: check only, take nothing */
 } binder;
 
 static int compare_names(const void *a, const void *b)
@@ -31,8 +31,14 @@ static const lazy_tensor *find(const binder *b, const char *name)
 
 static bool parse_dtype(const char *text, lazy_dtype *dtype, uint64_t *width)
 {
-    static const struct { const char *name; lazy_dtype dtype; uint64_t width; } known[] = {
-        { "F32", LAZY_F32, 4 }, { "F16", LAZY_F16, 2 }, { "BF16", LAZY_BF16, 2 },
+    static const struct {
+        const char *name;
+        lazy_dtype dtype;
+        uint64_t width;
+    } known[] = {
+        { "F32", LAZY_F32, 4 },
+        { "F16", LAZY_F16, 2 },
+        { "BF16", LAZY_BF16, 2 },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(text, known[i].name) == 0) {
@@ -67,16 +73,20 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
     }
     uint64_t bytes = (uint64_t)rows * (uint64_t)(cols ? cols : 1) * width;
     if (t->bytes != bytes)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64, name, t->bytes, bytes);
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64, name, t->bytes,
+                         bytes);
     if (t->shard < 0 || t->shard >= b->model->n_shards)
         return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shard %d of %d", name, t->shard, b->model->n_shards);
     const lazy_mapping *shard = &b->model->shards[t->shard];
     if (t->offset > shard->bytes || bytes > shard->bytes - t->offset)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes",
-                         name, t->offset, t->offset + bytes, shard->bytes);
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes", name, t->offset,
+                         t->offset + bytes, shard->bytes);
     if (t->offset % width)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %" PRIu64
-                         "-byte elements; save the checkpoint again", name, t->offset, width);
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %" PRIu64
+                         "-byte elements; save the checkpoint again",
+                         name, t->offset, width);
     *data = shard->data + t->offset;
     if (b->dry) b->model->bytes += bytes;
     return LAZY_OK;
@@ -86,7 +96,10 @@ static float widen(const void *data, lazy_dtype dtype, int i)
 {
     if (dtype == LAZY_F32) return ((const float *)data)[i];
     uint16_t half = ((const uint16_t *)data)[i];
-    union { uint32_t bits; float value; } u;
+    union {
+        uint32_t bits;
+        float value;
+    } u;
     if (dtype == LAZY_BF16) {
         u.bits = (uint32_t)half << 16;
         return u.value;
@@ -132,8 +145,7 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     return code;
 }
 
-static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols,
-                       lazy_error *err)
+static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, lazy_error *err)
 {
     lazy_matrix found = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
     for (int i = 0; i < n_names; i++) {
@@ -188,7 +200,8 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         if (code) return code;
     }
     if ((code = bind_matrix(b, &layer->qkv, LAYER("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-                            qkv_rows, 3, d, err))) return code;
+                            qkv_rows, 3, d, err)))
+        return code;
     if (c->o_bias) {
         code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, err);
         layer->o.bias = bias;

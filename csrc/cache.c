@@ -12,7 +12,8 @@ static int list_growing(lazy_cache *cache, bool keeps_aux, lazy_error *err)
     const lazy_config *c = &cache->model->config;
     size_t a = cache->model->backend->activation_bytes;
     size_t d = (size_t)c->hidden * a, kv = (size_t)lazy_kv_width(c) * a;
-    int code = lazy_alloc_zeroed((void **)&cache->growing, 2 * (size_t)c->n_layers + MOST_PER_SESSION, sizeof *cache->growing, "the buffer list", err);
+    int code = lazy_alloc_zeroed((void **)&cache->growing, 2 * (size_t)c->n_layers + MOST_PER_SESSION, sizeof *cache->growing,
+                                 "the buffer list", err);
     if (code) return code;
 
     lazy_growing *list = cache->growing;
@@ -55,7 +56,8 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_e
     if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
     if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)c->ffn, "FFN rows", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->logits, (size_t)c->vocab * sizeof(float), "the logits", err);
-    if (!code) code = backend->ops->alloc(backend, (void **)&cache->notes, (size_t)(1 + c->n_layers) * sizeof(int32_t), "a pass's notes", err);
+    if (!code)
+        code = backend->ops->alloc(backend, (void **)&cache->notes, (size_t)(1 + c->n_layers) * sizeof(int32_t), "a pass's notes", err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -80,7 +82,8 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
     int code = backend->ops->reserve(cache->stream, capacity, capacity, err);
     for (lazy_growing *g = cache->growing; g < end && !code; g++) {
         code = backend->ops->alloc(backend, &g->fresh, g->per_token * (size_t)capacity, g->what, err);
-        if (!code && g->remembered && length) code = backend->ops->copy(cache->stream, g->fresh, *g->slot, g->per_token * (size_t)length, err);
+        if (!code && g->remembered && length)
+            code = backend->ops->copy(cache->stream, g->fresh, *g->slot, g->per_token * (size_t)length, err);
     }
     for (lazy_growing *g = cache->growing; g < end; g++) {
         void *outdated = code ? g->fresh : *g->slot;

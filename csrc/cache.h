@@ -13,22 +13,22 @@ typedef struct lazy_growing {
     size_t per_token; /* bytes */
     bool remembered;  /* from pass to pass */
     const char *what;
-    void *fresh;      /* its successor, while growing */
+    void *fresh; /* its successor, while growing */
 } lazy_growing;
 
 typedef struct lazy_cache {
     const lazy_model *model;
     lazy_stream *stream;
-    int capacity;           /* tokens */
-    lazy_growing *growing;  /* (n_growing,) every member below that has a capacity */
+    int capacity;          /* tokens */
+    lazy_growing *growing; /* (n_growing,) every member below that has a capacity */
     int n_growing;
 
     /* remembered from pass to pass */
-    lazy_kv *kv;      /* (n_layers,) */
-    void *aux;        /* (capacity, d) input of the layer at which the token waits; NULL where nothing is pruned */
-    int32_t *depth;   /* (capacity,) layers that hold K,V of the token */
-    float *rope;      /* (capacity, D) cosines, then sines, of each position's angles */
-    int rope_length;  /* positions filled */
+    lazy_kv *kv;     /* (n_layers,) */
+    void *aux;       /* (capacity, d) input of the layer at which the token waits; NULL where nothing is pruned */
+    int32_t *depth;  /* (capacity,) layers that hold K,V of the token */
+    float *rope;     /* (capacity, D) cosines, then sines, of each position's angles */
+    int rope_length; /* positions filled */
 
     /* worked in during one pass */
     int32_t *ids;        /* (capacity,) */

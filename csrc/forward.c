@@ -14,17 +14,17 @@ typedef struct pass {
     const lazy_config *config;
     lazy_schedule schedule;
 
-    int length;             /* tokens of the context, the new ones included */
-    int first_new;          /* position of the first new token */
+    int length;               /* tokens of the context, the new ones included */
+    int first_new;            /* position of the first new token */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
 
     const int32_t *in_play; /* (m,) A[l] */
     int m;
-    const int32_t *rows;    /* (n,) C[l]; the very array in_play where every token in play is computed */
+    const int32_t *rows; /* (n,) C[l]; the very array in_play where every token in play is computed */
     int n;
     int in_play_spare, rows_spare, x_now; /* which of each pair of buffers is free, or in use */
-    int first_layer;        /* since when the sets are what they are, for the trace */
+    int first_layer;                      /* since when the sets are what they are, for the trace */
 } pass;
 
 static void *offset(const pass *p, void *activations, size_t elements)
@@ -111,8 +111,10 @@ static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const 
     for (int first = 0; first < n; first += chunk) {
         int here = n - first < chunk ? n - first : chunk;
         void *part = offset(p, x, (size_t)first * d);
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, err))) return lazy_fail_in(err, "FFN norm");
-        if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err))) return lazy_fail_in(err, "gate and up projection");
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, err)))
+            return lazy_fail_in(err, "FFN norm");
+        if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err)))
+            return lazy_fail_in(err, "gate and up projection");
         if ((code = p->ops->matmul(p->stream, part, cache->ffn, here, &w->down, true, err))) return lazy_fail_in(err, "down projection");
     }
     return LAZY_OK;
@@ -129,7 +131,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     for (int first = 0; first < p->n; first += chunk) {
         int here = p->n - first < chunk ? p->n - first : chunk;
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, offset(p, x, (size_t)first * d), here, c->hidden, w->attention_norm, c->norm_eps, err)))
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, offset(p, x, (size_t)first * d), here, c->hidden, w->attention_norm,
+                                    c->norm_eps, err)))
             return lazy_fail_in(err, "attention norm");
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, "q, k and v projection");
@@ -139,7 +142,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     /* Above the last layer only the query token's output is read. */
     int skip = l == c->n_layers - 1 ? p->n - 1 : 0;
-    code = finish_rows(p, w, cache->kv[l], offset(p, x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), p->rows + skip, p->n - skip, err);
+    code = finish_rows(p, w, cache->kv[l], offset(p, x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), p->rows + skip,
+                       p->n - skip, err);
     if (code) return code;
     return p->ops->note_finite(p->stream, offset(p, x, (size_t)(p->n - 1) * d), c->hidden, l, cache->notes, err);
 }
@@ -151,7 +155,8 @@ static int score(pass *p, int l, const float **scores, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_pruning *pruning = &p->session->rules.pruning;
-    int code = p->ops->scores(p->stream, cache->scores[0], cache->qkv, p->rows, p->n, pruning->queries, p->first_new, cache->kv[l], p->in_play, p->m, err);
+    int code = p->ops->scores(p->stream, cache->scores[0], cache->qkv, p->rows, p->n, pruning->queries, p->first_new, cache->kv[l],
+                              p->in_play, p->m, err);
     *scores = cache->scores[0];
     if (code || pruning->smooth == 1) return code;
     *scores = cache->scores[1];
@@ -193,7 +198,8 @@ static int regroup(pass *p, int l, bool all_in_play, lazy_error *err)
         p->rows_spare ^= 1;
     }
     void *x = cache->x[p->x_now ^ 1];
-    code = p->ops->regroup(p->stream, x, new_rows, n_new, cache->x[p->x_now], p->rows, p->n, cache->aux, p->config->hidden, cache->notes + 1 + l, err);
+    code = p->ops->regroup(p->stream, x, new_rows, n_new, cache->x[p->x_now], p->rows, p->n, cache->aux, p->config->hidden,
+                           cache->notes + 1 + l, err);
     p->x_now ^= 1;
     p->rows = new_rows;
     p->n = n_new;
@@ -225,7 +231,8 @@ static int climb(pass *p, int l, lazy_error *err)
     bool all_in_play = computes_all_in_play(p);
     const float *scores = NULL;
     /* A stage that keeps everything costs nothing, unless someone wants to see its scores. */
-    if (stage && (stage->by_mass || session->trace.on || lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play)) {
+    if (stage && (stage->by_mass || session->trace.on ||
+                  lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play)) {
         if ((code = score(p, l, &scores, err))) return lazy_fail_in(err, "scores");
         if ((code = select_in_play(p, stage, scores, err))) return lazy_fail_in(err, "selection");
     }
@@ -261,11 +268,14 @@ static int finish(pass *p, float *logits, lazy_error *err)
     if (code) goto done;
 
     if (notes[0] < c->n_layers) {
-        code = lazy_fail(err, LAZY_CHECKPOINT, "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
+        code = lazy_fail(err, LAZY_CHECKPOINT,
+                         "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
         goto done;
     }
     for (int i = 0; i < c->vocab && !code; i++)
-        if (!isfinite(logits[i])) code = lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", i);
+        if (!isfinite(logits[i]))
+            code =
+                lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", i);
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
 done:
     lazy_free(notes);
@@ -292,7 +302,8 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
         p.stream->layers_done = l + 1;
         const lazy_watch *watch = p.stream->watch;
-        if (watch && watch->poll(watch->context, l + 1, p.config->n_layers)) return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
+            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
         if ((code = climb(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
     }
     return finish(&p, logits, err);

@@ -34,23 +34,23 @@ typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16 } lazy_dtype;
 
 typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
-    int context;           /* most tokens a session may hold */
+    int context; /* most tokens a session may hold */
     float norm_eps;
     const float *inv_freq; /* (head_dim / 2,) angle per position, RoPE scaling included; copied */
     float rope_scale;      /* factor on cosine and sine: 1 unless YaRN */
     bool tied;             /* the LM head is the embedding */
     bool qkv_bias, o_bias;
-    bool qk_norm;          /* RMS norm over each head of q and k, before RoPE */
+    bool qk_norm; /* RMS norm over each head of q and k, before RoPE */
 } lazy_config;
 
 /* One entry of a safetensors header, already read by the caller. */
 typedef struct lazy_tensor {
     const char *name;
-    const char *dtype;  /* as safetensors spells it: "F32", "F16", "BF16", … */
+    const char *dtype; /* as safetensors spells it: "F32", "F16", "BF16", … */
     const int64_t *shape;
     int rank;
-    int shard;          /* index into the shard paths */
-    uint64_t offset;    /* bytes from the start of the file */
+    int shard;       /* index into the shard paths */
+    uint64_t offset; /* bytes from the start of the file */
     uint64_t bytes;
 } lazy_tensor;
 
@@ -59,8 +59,8 @@ typedef struct lazy_model lazy_model;
 /* Maps the shards read-only and binds every tensor that the config asks for, checking name, dtype, shape
  * and place of each before any memory is taken. Nothing passed in is kept. threads = 0 means all cores
  * that this process may use. */
-int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
-                    const lazy_tensor *tensors, int n_tensors, int threads, lazy_error *err);
+int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
+                    int n_tensors, int threads, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* once its last session is closed; NULL is fine */
 
 const lazy_config *lazy_model_config(const lazy_model *model);
@@ -71,9 +71,9 @@ const char *lazy_model_isa(const lazy_model *model);
 /* ---- pruning ---------------------------------------------------------------------------- */
 
 typedef struct lazy_stage {
-    int layer;                /* prunes once this layer has run */
-    bool by_mass;             /* false: keep; true: mass, within keep_min … keep_max */
-    double keep;              /* share of the prompt tokens that go on */
+    int layer;    /* prunes once this layer has run */
+    bool by_mass; /* false: keep; true: mass, within keep_min … keep_max */
+    double keep;  /* share of the prompt tokens that go on */
     double mass, keep_min, keep_max;
 } lazy_stage;
 
@@ -92,10 +92,10 @@ typedef struct lazy_pruning {
     int sink, window;         /* the first and the last prompt tokens that never leave play */
     const lazy_span *protect; /* more of those */
     int n_protect;
-    int queries;              /* score rows averaged: 1 is the paper */
-    int smooth;               /* odd width of the mean over neighbouring scores: 1 is the paper */
-    int min_tokens;           /* a shorter context runs dense */
-    bool prune_generated;     /* generated tokens count as prompt tokens when selecting */
+    int queries;          /* score rows averaged: 1 is the paper */
+    int smooth;           /* odd width of the mean over neighbouring scores: 1 is the paper */
+    int min_tokens;       /* a shorter context runs dense */
+    bool prune_generated; /* generated tokens count as prompt tokens when selecting */
 } lazy_pruning;
 
 /* The paper's rule with no stage at all: dense. */
@@ -121,8 +121,8 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 /* Appends n tokens, the model's own (generated) or the user's, and runs them through the model.
  * logits: (vocab,) of the last one. A pass that is stopped or fails after it began leaves the session
  * unusable; bad arguments and missing memory leave it as it was. */
-int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits,
-                         const lazy_watch *watch, lazy_error *err);
+int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
+                         lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows that came back from Aux on entering this layer */
@@ -141,10 +141,10 @@ typedef struct lazy_trace_run {
 bool lazy_session_busy(const lazy_session *session);
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
-const int32_t *lazy_session_depths(const lazy_session *session); /* (length,) layers that hold K,V of each token */
-const uint8_t *lazy_session_kinds(const lazy_session *session);  /* (length,) 0 prompt, 1 generated */
-double lazy_session_computed(const lazy_session *session);    /* share of (prompt token, layer) pairs computed */
-double lazy_session_reached_top(const lazy_session *session); /* share of prompt tokens computed in the last layer */
+const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that hold K,V of each token */
+const uint8_t *lazy_session_kinds(const lazy_session *session);              /* (length,) 0 prompt, 1 generated */
+double lazy_session_computed(const lazy_session *session);                   /* share of (prompt token, layer) pairs computed */
+double lazy_session_reached_top(const lazy_session *session);                /* share of prompt tokens computed in the last layer */
 const lazy_layer_count *lazy_session_last_pass(const lazy_session *session); /* (n_layers,) */
 bool lazy_session_traces(const lazy_session *session);
 void lazy_session_set_trace(lazy_session *session, bool on);

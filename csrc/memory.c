@@ -27,7 +27,4 @@ int lazy_alloc_zeroed(void **out, size_t count, size_t size, const char *what, l
     return code;
 }
 
-void lazy_free(void *memory)
-{
-    free(memory);
-}
+void lazy_free(void *memory) { free(memory); }

@@ -17,10 +17,13 @@ enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEAD_DIM = 512, MAX_VOCAB = 1
 
 static int check_config(const lazy_config *c, lazy_error *err)
 {
-    const struct { const char *name; int value, most; } fields[] = {
-        { "n_layers", c->n_layers, MAX_LAYERS }, { "hidden", c->hidden, MAX_WIDTH },     { "n_heads", c->n_heads, MAX_WIDTH },
+    const struct {
+        const char *name;
+        int value, most;
+    } fields[] = {
+        { "n_layers", c->n_layers, MAX_LAYERS },    { "hidden", c->hidden, MAX_WIDTH },        { "n_heads", c->n_heads, MAX_WIDTH },
         { "n_kv_heads", c->n_kv_heads, MAX_WIDTH }, { "head_dim", c->head_dim, MAX_HEAD_DIM }, { "ffn", c->ffn, MAX_WIDTH },
-        { "vocab", c->vocab, MAX_VOCAB },        { "context", c->context, MAX_CONTEXT },
+        { "vocab", c->vocab, MAX_VOCAB },           { "context", c->context, MAX_CONTEXT },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 1 || fields[i].value > fields[i].most)
@@ -30,7 +33,8 @@ static int check_config(const lazy_config *c, lazy_error *err)
     if (c->head_dim % 2) return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
     if (lazy_qkv_width(c) > 8 * MAX_WIDTH || (int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim, MAX_WIDTH);
-    if (!(c->norm_eps >= 0 && c->norm_eps < 1)) return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be 0 to 1", c->norm_eps);
+    if (!(c->norm_eps >= 0 && c->norm_eps < 1))
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be 0 to 1", c->norm_eps);
     if (!isfinite(c->rope_scale) || c->rope_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
     for (int i = 0; i < c->head_dim / 2; i++)
@@ -79,7 +83,8 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     for (; model->n_shards < n_shards; model->n_shards++)
         if ((code = map_shard(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err))) goto done;
+    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
+        goto done;
     if ((code = lazy_cpu_open(&model->backend, threads, err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, err);
 done:

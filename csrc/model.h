@@ -5,13 +5,13 @@
 #include "backend.h"
 
 typedef struct lazy_layer {
-    float *attention_norm; /* (d,) */
-    lazy_matrix qkv;       /* ((H + 2G) D, d) */
+    float *attention_norm;  /* (d,) */
+    lazy_matrix qkv;        /* ((H + 2G) D, d) */
     float *q_norm, *k_norm; /* (D,) or NULL */
-    lazy_matrix o;         /* (d, H D) */
-    float *ffn_norm;       /* (d,) */
-    lazy_matrix gate_up;   /* (2 F, d) */
-    lazy_matrix down;      /* (d, F) */
+    lazy_matrix o;          /* (d, H D) */
+    float *ffn_norm;        /* (d,) */
+    lazy_matrix gate_up;    /* (2 F, d) */
+    lazy_matrix down;       /* (d, F) */
 } lazy_layer;
 
 typedef struct lazy_mapping {
@@ -28,7 +28,7 @@ struct lazy_model {
     lazy_matrix head;      /* (vocab, d): the embedding where tied */
     lazy_mapping *shards;
     int n_shards;
-    uint64_t bytes;        /* of the weights in use */
+    uint64_t bytes; /* of the weights in use */
 };
 
 /* Projections' widths. */

@@ -16,17 +16,24 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
             return lazy_fail(err, LAZY_INVALID, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d", which,
                              s->layer, n_layers, n_layers - 2);
         if (i && s->layer <= stages[i - 1].layer)
-            return lazy_fail(err, LAZY_INVALID, "%s: layer %d follows layer %d; layers must increase", which, s->layer, stages[i - 1].layer);
+            return lazy_fail(err, LAZY_INVALID, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
+                             stages[i - 1].layer);
         if (s->by_mass) {
-            if (!(s->mass > 0 && s->mass <= 1)) return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass, s->layer);
+            if (!(s->mass > 0 && s->mass <= 1))
+                return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass,
+                                 s->layer);
             if (!(s->keep_min >= 0 && s->keep_min <= s->keep_max && s->keep_max > 0 && s->keep_max <= 1))
-                return lazy_fail(err, LAZY_INVALID, "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and keep_max > 0 must hold",
-                                 which, s->keep_min, s->keep_max, s->layer);
+                return lazy_fail(
+                    err, LAZY_INVALID,
+                    "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and keep_max > 0 must hold", which,
+                    s->keep_min, s->keep_max, s->layer);
             continue;
         }
-        if (!(s->keep > 0 && s->keep <= 1)) return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep, s->layer);
+        if (!(s->keep > 0 && s->keep <= 1))
+            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep, s->layer);
         if (s->keep > last_keep)
-            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which, s->keep, s->layer, last_keep);
+            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which,
+                             s->keep, s->layer, last_keep);
         last_keep = s->keep;
     }
     return LAZY_OK;
@@ -41,7 +48,8 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->window < 0) return lazy_fail(err, LAZY_INVALID, "window is %d; it must be 0 or more", p->window);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
-            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold", p->protect[i].begin, p->protect[i].end);
+            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold", p->protect[i].begin,
+                             p->protect[i].end);
     if (p->queries < 1) return lazy_fail(err, LAZY_INVALID, "queries is %d; it must be 1 or more", p->queries);
     if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
     if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
@@ -68,7 +76,9 @@ int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers
     rules->pruning.stages = rules->pruning.decode_stages = NULL;
     rules->pruning.protect = NULL;
     code = copy_array((const void **)&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
-    if (!code) code = copy_array((const void **)&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
+    if (!code)
+        code =
+            copy_array((const void **)&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
     if (!code) code = copy_array((const void **)&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
     if (code) lazy_rules_close(rules);
     return code;

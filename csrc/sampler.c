@@ -8,12 +8,12 @@
 struct lazy_sampler {
     double temperature, top_p;
     int top_k;
-    uint64_t state[4];      /* xoshiro256** */
+    uint64_t state[4]; /* xoshiro256** */
     struct candidate {
         float logit;
         int32_t id;
         double weight;
-    } *candidates;          /* (n_candidates,) */
+    } *candidates; /* (n_candidates,) */
     int n_candidates;
 };
 
@@ -44,7 +44,8 @@ static double draw(lazy_sampler *sampler)
 int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int top_k, uint64_t seed, lazy_error *err)
 {
     *out = NULL;
-    if (!(temperature >= 0 && isfinite(temperature))) return lazy_fail(err, LAZY_INVALID, "temperature is %g; it must be 0 or more", temperature);
+    if (!(temperature >= 0 && isfinite(temperature)))
+        return lazy_fail(err, LAZY_INVALID, "temperature is %g; it must be 0 or more", temperature);
     if (!(top_p > 0 && top_p <= 1)) return lazy_fail(err, LAZY_INVALID, "top_p is %g; it must be above 0 and at most 1", top_p);
     if (top_k < 0) return lazy_fail(err, LAZY_INVALID, "top_k is %d; it must be 0 (all) or more", top_k);
     int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "the sampler", err);
@@ -93,7 +94,8 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
 
     struct candidate *c = sampler->candidates;
     double total = 0;
-    for (int i = 0; i < n_vocab; i++) c[i] = (struct candidate){ logits[i], i, exp(((double)logits[i] - logits[best]) / sampler->temperature) };
+    for (int i = 0; i < n_vocab; i++)
+        c[i] = (struct candidate){ logits[i], i, exp(((double)logits[i] - logits[best]) / sampler->temperature) };
     qsort(c, (size_t)n_vocab, sizeof *c, likelier);
     int n = sampler->top_k && sampler->top_k < n_vocab ? sampler->top_k : n_vocab;
     for (int i = 0; i < n; i++) total += c[i].weight;

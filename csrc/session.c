@@ -48,7 +48,8 @@ static int enter(lazy_session *s, lazy_error *err)
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
 {
     int context = s->model->config.context;
-    if (n_tokens > context) return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
+    if (n_tokens > context)
+        return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
@@ -66,12 +67,14 @@ int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
     return code;
 }
 
-int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch, lazy_error *err)
+int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
+                         lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
     int vocab = s->model->config.vocab;
     for (int i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= vocab) return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
+        if (ids[i] < 0 || ids[i] >= vocab)
+            return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
 
     int code = enter(s, err);
     if (code) return code;

@@ -29,10 +29,10 @@ class Generation:
     """One answer and what it took.
 
     `ttft` and `seconds` run from token ids handed over to the first and to the last new id;
-    `tokenize_seconds` is beside them. `computed` is the share of (prompt token, layer) pairs computed by the end, `reached_top`
-    that of prompt tokens computed in the last layer; the series have one value per new token. `token_ids` are
-    all that were drawn, an end token and the tokens of a stop string included; `text` has none of those.
-    `finish_reason` is "stop" (an end token or a stop string) or "length".
+    `tokenize_seconds` is beside them. `computed` is the share of (prompt token, layer) pairs computed by
+    the end, `reached_top` that of prompt tokens computed in the last layer; the series have one value per
+    new token. `token_ids` are all that were drawn, with an end token and the tokens of a stop string;
+    `text` has neither. `finish_reason` is "stop" (an end token or a stop string) or "length".
     """
 
     text: str

@@ -64,8 +64,8 @@ class Mass:
             raise ValueError(f"Mass keep_min must be from 0 to keep_max={self.keep_max}, not {self.keep_min}")
 
     def __repr__(self) -> str:
-        bounds = [f"keep_min={self.keep_min:g}"] if self.keep_min != 0.0 else []
-        bounds += [f"keep_max={self.keep_max:g}"] if self.keep_max != 1.0 else []
+        bounds = [f"keep_min={self.keep_min!r}"] if self.keep_min != 0.0 else []
+        bounds += [f"keep_max={self.keep_max!r}"] if self.keep_max != 1.0 else []
         return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
 
 

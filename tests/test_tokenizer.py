@@ -425,9 +425,7 @@ def test_missing_packages_are_named(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
-@pytest.mark.parametrize(
-    "contents", [b"", b"{", b"[]", b"\xff\xfe\x00", b'{"model": {"type": "BPE"}}', b"\x0a\xff\xff"]
-)
+@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b"\xff\xfe\x00", b"\x0a\xff\xff"])
 def test_files_of_another_form(tmp_path: Path, name: str, contents: bytes) -> None:
     (tmp_path / name).write_bytes(contents)
     with pytest.raises(CheckpointError, match=name):

@@ -20,16 +20,16 @@ typedef struct attending {
     const lazy_cpu_stream *scratch;
     const lazy_config *c;
     const lazy_kernels *kernels;
-    float *y;               /* (n, H D) */
-    const float *qkv;       /* (n, width) */
+    float *y;         /* (n, H D) */
+    const float *qkv; /* (n, width) */
     int n;
     lazy_kv kv;
     const int32_t *in_play; /* (m,) */
     int m;
     float scale;
-    int width;              /* (H + 2G) D */
-    int group;              /* query heads that share a key head */
-    int chunks;             /* few rows: of keys */
+    int width;                 /* (H + 2G) D */
+    int group;                 /* query heads that share a key head */
+    int chunks;                /* few rows: of keys */
     int row_block, row_blocks; /* many rows */
 } attending;
 
@@ -55,7 +55,8 @@ static void attend_chunk(void *job, int task, int worker)
     float *s = scratch_of(t->stream, worker), *o = s + MOST_SHARED * KEY_CHUNK;
     for (int h = g * t->group, end = h + t->group; h < end && n > 0; h += MOST_SHARED) {
         int shared = least(MOST_SHARED, end - h);
-        t->kernels->key_dots(s, KEY_CHUNK, t->qkv + (int64_t)row * t->width + h * d, shared, (const float *)t->kv.k + g * d, kv_width, t->in_play + first, n, d);
+        t->kernels->key_dots(s, KEY_CHUNK, t->qkv + (int64_t)row * t->width + h * d, shared, (const float *)t->kv.k + g * d, kv_width,
+                             t->in_play + first, n, d);
         for (int i = 0; i < shared; i++) {
             float *partial = partial_of(t, row, h + i, chunk);
             partial[d] = -INFINITY;
@@ -136,7 +137,8 @@ static void attend_block(void *job, int task, int worker)
                 if (visible) kernels->scale_row(o + r * d, d, kernels->soften(row, visible, t->scale, &max[r], &sum[r]));
             }
             for (int i = 0; i < d && reach; i += cols)
-                kernels->tile(o + top * d + i, d, s + top * KEY_BLOCK, KEY_BLOCK, values + (int64_t)key * d + i, d, reach, rows, least(cols, d - i), true);
+                kernels->tile(o + top * d + i, d, s + top * KEY_BLOCK, KEY_BLOCK, values + (int64_t)key * d + i, d, reach, rows,
+                              least(cols, d - i), true);
         }
     }
     for (int r = 0; r < n; r++) {
@@ -151,7 +153,16 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
     const lazy_config *c = stream->config;
     const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     attending t = {
-        .stream = stream, .scratch = scratch, .c = c, .kernels = kernels_of(stream), .y = y, .qkv = qkv, .n = n, .kv = kv, .in_play = in_play, .m = m,
+        .stream = stream,
+        .scratch = scratch,
+        .c = c,
+        .kernels = kernels_of(stream),
+        .y = y,
+        .qkv = qkv,
+        .n = n,
+        .kv = kv,
+        .in_play = in_play,
+        .m = m,
         .scale = 1.0f / sqrtf((float)c->head_dim),
         .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
         .group = c->n_heads / c->n_kv_heads,

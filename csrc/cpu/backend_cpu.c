@@ -64,8 +64,10 @@ static int cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
     const lazy_config *c = stream->config;
-    size_t cols = (size_t)kernels_of(stream)->tile_cols, heads = (size_t)c->n_heads, kv_heads = (size_t)c->n_kv_heads, d = (size_t)c->head_dim;
-    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, panels = (tokens + cols - 1) / cols, chunks = (tokens + KEY_CHUNK - 1) / KEY_CHUNK;
+    size_t cols = (size_t)kernels_of(stream)->tile_cols, heads = (size_t)c->n_heads, kv_heads = (size_t)c->n_kv_heads,
+           d = (size_t)c->head_dim;
+    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, panels = (tokens + cols - 1) / cols,
+           chunks = (tokens + KEY_CHUNK - 1) / KEY_CHUNK;
     size_t chunk_rows = rows < ROW_CHUNK ? rows : ROW_CHUNK;
     const char *what = "the CPU's scratch";
     lazy_cpu_stream fresh = { .base = s->base, .rows = n_rows, .tokens = n_tokens };
@@ -152,7 +154,9 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err)
     bool reference = is_reference(wish);
     const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : wish);
     if (!kernels)
-        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"", wish, lazy_cpu_variants()[0]);
+        return lazy_fail(err, LAZY_DEVICE,
+                         "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"", wish,
+                         lazy_cpu_variants()[0]);
     if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;

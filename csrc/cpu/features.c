@@ -14,7 +14,8 @@ static bool runs(const lazy_kernels *kernels)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (kernels == &lazy_kernels_avx512) return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (kernels == &lazy_kernels_avx512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (kernels == &lazy_kernels_avx2) return avx2;
 #endif
     return kernels == &lazy_kernels_generic;

@@ -7,9 +7,9 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
-#define VARIANT avx2
-#define LANES 8
-#define TILE_ROWS 6
+#define VARIANT      avx2
+#define LANES        8
+#define TILE_ROWS    6
 #define TILE_VECTORS 2
 #define WIDEN_F16(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
 #include "kernels_template.h"

@@ -7,9 +7,9 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 #endif
 
-#define VARIANT avx512
-#define LANES 16
-#define TILE_ROWS 14
+#define VARIANT      avx512
+#define LANES        16
+#define TILE_ROWS    14
 #define TILE_VECTORS 2
 #define WIDEN_F16(p) ((vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p))))
 #include "kernels_template.h"

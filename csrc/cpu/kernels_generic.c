@@ -1,6 +1,6 @@
 /* kernels_generic.c — the kernels in what every machine of the architecture runs. */
-#define VARIANT generic
-#define LANES 4
-#define TILE_ROWS 6
+#define VARIANT      generic
+#define LANES        4
+#define TILE_ROWS    6
 #define TILE_VECTORS 2
 #include "kernels_template.h"

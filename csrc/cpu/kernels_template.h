@@ -7,9 +7,9 @@
 
 #include "kernels.h"
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE      static inline __attribute__((always_inline))
 #define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
+#define JOIN(a, b)  JOIN_(a, b)
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
 
@@ -105,21 +105,21 @@ INLINE vec vector_exp(vec x)
     return choose(tiny, splat(0.0f), p * power);
 }
 
-/* f(x[0:n]) -> y, in whole vectors and a padded last one */
-#define FOR_VECTORS(n, whole, last_n)                                     \
-    int i = 0;                                                            \
-    for (; i + LANES <= (n); i += LANES) { whole; }                       \
-    if (i < (n)) { const int rest = (n) - i; (void)rest; last_n; }
-
-INLINE vec load_some(const float *p, int n, float otherwise)
+/* A vector of which only n lanes lie in memory, or a whole one where n >= LANES. */
+INLINE vec load_part(const float *p, int n, float otherwise)
 {
+    if (n >= LANES) return load(p);
     float part[LANES];
     for (int i = 0; i < LANES; i++) part[i] = i < n ? p[i] : otherwise;
     return load(part);
 }
 
-INLINE void store_some(float *p, vec v, int n)
+INLINE void store_part(float *p, vec v, int n)
 {
+    if (n >= LANES) {
+        store(p, v);
+        return;
+    }
     float part[LANES];
     store(part, v);
     memcpy(p, part, (size_t)n * sizeof *p);
@@ -128,14 +128,16 @@ INLINE void store_some(float *p, vec v, int n)
 static float soften(float *s, int n, float scale, float *max, float *sum)
 {
     vec m = splat(-INFINITY), total = splat(0.0f);
-    {
-        FOR_VECTORS(n, vec v = load(s + i); m = choose(v > m, v, m), vec v = load_some(s + i, rest, -INFINITY); m = choose(v > m, v, m));
+    for (int i = 0; i < n; i += LANES) {
+        vec v = load_part(s + i, n - i, -INFINITY);
+        m = choose(v > m, v, m);
     }
     float top = *max;
     for (int lane = 0; lane < LANES; lane++) top = m[lane] > top ? m[lane] : top;
-    {
-        FOR_VECTORS(n, vec e = vector_exp((load(s + i) - top) * scale); store(s + i, e); total += e,
-                    vec e = vector_exp((load_some(s + i, rest, -INFINITY) - top) * scale); store_some(s + i, e, rest); total += e);
+    for (int i = 0; i < n; i += LANES) {
+        vec e = vector_exp((load_part(s + i, n - i, -INFINITY) - top) * scale);
+        store_part(s + i, e, n - i);
+        total += e;
     }
     float factor = *max == -INFINITY ? 0.0f : expf((*max - top) * scale);
     *sum = *sum * factor + sum_lanes(total);
@@ -150,15 +152,18 @@ static void scale_row(float *y, int n, float factor)
 
 static void swiglu_row(float *y, const float *gate, const float *up, int n)
 {
-    FOR_VECTORS(n, vec g = load(gate + i); store(y + i, g / (1.0f + vector_exp(-g)) * load(up + i)),
-                vec g = load_some(gate + i, rest, 0); store_some(y + i, g / (1.0f + vector_exp(-g)) * load_some(up + i, rest, 0), rest));
+    for (int i = 0; i < n; i += LANES) {
+        vec g = load_part(gate + i, n - i, 0.0f), u = load_part(up + i, n - i, 0.0f);
+        store_part(y + i, g / (1.0f + vector_exp(-g)) * u, n - i);
+    }
 }
 
 static void norm_row(float *y, const float *x, const float *weight, int n, float eps)
 {
     vec total = splat(0.0f);
-    {
-        FOR_VECTORS(n, vec v = load(x + i); total += v * v, vec v = load_some(x + i, rest, 0); total += v * v);
+    for (int i = 0; i < n; i += LANES) {
+        vec v = load_part(x + i, n - i, 0.0f);
+        total += v * v;
     }
     float factor = 1.0f / sqrtf(sum_lanes(total) / (float)n + eps);
     for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
@@ -225,11 +230,24 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride
 static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate)
 {
-#define TILE(n) case n: tile_of(c, c_stride, a, a_stride, b, b_stride, k, cols, accumulate, n); break;
+#define TILE(n)                                                                                                                            \
+    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, k, cols, accumulate, n); break;
     switch (rows) {
-        TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
+        TILE(1)
+        TILE(2)
+        TILE(3)
+        TILE(4)
+        TILE(5)
+        TILE(6)
 #if TILE_ROWS > 6
-        TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12) TILE(13) TILE(14)
+        TILE(7)
+        TILE(8)
+        TILE(9)
+        TILE(10)
+        TILE(11)
+        TILE(12)
+        TILE(13)
+        TILE(14)
 #endif
     }
 #undef TILE
@@ -267,7 +285,8 @@ INLINE void dots_of(float *y, int64_t y_stride, const float *x, int64_t x_stride
 #pragma GCC unroll 4
             for (int c = 0; c < cols; c++) {
                 float total = sum_lanes(sum[r][c]);
-                for (int rest = kk; rest < k; rest++) total += widen_one(from + (size_t)c * (size_t)k * width, dtype, rest) * x[r * x_stride + rest];
+                for (int rest = kk; rest < k; rest++)
+                    total += widen_one(from + (size_t)c * (size_t)k * width, dtype, rest) * x[r * x_stride + rest];
                 float *out = y + r * y_stride + j + c;
                 *out = accumulate ? *out + total : total;
             }
@@ -280,7 +299,8 @@ INLINE void dots_rows(float *y, int64_t y_stride, const float *x, int64_t x_stri
     int whole = n_cols / DOT_COLS * DOT_COLS;
     const size_t width = dtype == LAZY_F32 ? 4 : 2;
     dots_of(y, y_stride, x, x_stride, w, dtype, whole, k, accumulate, rows, DOT_COLS);
-    dots_of(y + whole, y_stride, x, x_stride, (const char *)w + (size_t)whole * (size_t)k * width, dtype, n_cols - whole, k, accumulate, rows, 1);
+    dots_of(y + whole, y_stride, x, x_stride, (const char *)w + (size_t)whole * (size_t)k * width, dtype, n_cols - whole, k, accumulate,
+            rows, 1);
 }
 
 INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
@@ -295,8 +315,8 @@ INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_strid
     }
 }
 
-static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols, int k,
-                 bool accumulate)
+static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
+                 int k, bool accumulate)
 {
     switch (dtype) {
     case LAZY_F32: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_F32, n_cols, k, accumulate); break;
@@ -307,7 +327,8 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
 
 /* ---- attention of few rows -------------------------------------------------------------- */
 
-static void key_dots(float *s, int64_t s_stride, const float *q, int n_q, const float *key, int64_t key_stride, const int32_t *slot, int n, int d)
+static void key_dots(float *s, int64_t s_stride, const float *q, int n_q, const float *key, int64_t key_stride, const int32_t *slot, int n,
+                     int d)
 {
     for (int j = 0; j < n; j++) {
         const float *k = key + slot[j] * key_stride;
@@ -323,8 +344,8 @@ static void key_dots(float *s, int64_t s_stride, const float *q, int n_q, const 
     }
 }
 
-static void value_sums(float *o, const float *p, int64_t p_stride, int n_q, const float *value, int64_t value_stride, const int32_t *slot, int n,
-                       int d)
+static void value_sums(float *o, const float *p, int64_t p_stride, int n_q, const float *value, int64_t value_stride, const int32_t *slot,
+                       int n, int d)
 {
     for (int h = 0; h < n_q; h++) {
         float *out = o + (int64_t)h * d;
@@ -348,7 +369,7 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_q, cons
 }
 
 #define STRING_(x) #x
-#define STRING(x) STRING_(x)
+#define STRING(x)  STRING_(x)
 
 const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .name = STRING(VARIANT),

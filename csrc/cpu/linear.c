@@ -8,18 +8,18 @@ enum {
     FEW_PRODUCT_ROWS = 16, /* up to here a product is bound by reading the weights */
     DOT_BLOCK = 64,        /* output columns of one task of few rows */
     MOST_TILE_COLS = 64,
-    PANEL_K = 2048,        /* longest stretch of a panel */
+    PANEL_K = 2048, /* longest stretch of a panel */
 };
 
 typedef struct product {
     lazy_stream *stream;
-    float *y;              /* (n, y_stride) */
-    const float *x;        /* (n, cols) */
+    float *y;       /* (n, y_stride) */
+    const float *x; /* (n, cols) */
     const lazy_matrix *w;
     int n;
     bool accumulate;
-    int col_block;         /* output columns of one task */
-    int row_block;         /* rows of one task */
+    int col_block; /* output columns of one task */
+    int row_block; /* rows of one task */
     int n_col_blocks;
 } product;
 
@@ -59,7 +59,8 @@ static void multiply_few(void *job, int task, int worker)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = first + part->rows < end ? first + part->rows - col : end - col;
-        kernels_of(p->stream)->dots(p->y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here, w->cols, p->accumulate);
+        kernels_of(p->stream)->dots(p->y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
+                                    w->cols, p->accumulate);
         col += here;
     }
     add_bias(p, 0, p->n, begin, end - begin);
@@ -90,7 +91,8 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
     memset(panel, 0, (size_t)len * (size_t)kernels->tile_cols * sizeof *panel);
     for (int j = 0; j < n; j++) {
         for (int kk = 0; kk < len; kk++)
-            kernels->widen_row(&panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j], (const char *)row[j] + (size_t)kk * dtype_width(dtype[j]), dtype[j], 1);
+            kernels->widen_row(&panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j],
+                               (const char *)row[j] + (size_t)kk * dtype_width(dtype[j]), dtype[j], 1);
     }
 }
 
@@ -116,7 +118,8 @@ static void multiply_block(void *job, int task, int worker)
             for (int j = 0; j < n_cols; j += kernels->tile_cols) {
                 int cols = n_cols - j < kernels->tile_cols ? n_cols - j : kernels->tile_cols;
                 kernels->tile(p->y + (int64_t)r * w->rows + col + j, w->rows, p->x + (int64_t)r * w->cols + k, w->cols,
-                              panels + (size_t)(j / kernels->tile_cols) * panel_size, kernels->tile_cols, len, rows, cols, p->accumulate || k);
+                              panels + (size_t)(j / kernels->tile_cols) * panel_size, kernels->tile_cols, len, rows, cols,
+                              p->accumulate || k);
             }
         }
     }
@@ -181,6 +184,7 @@ int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, cons
     (void)err;
     const lazy_part *part = table->part;
     for (int r = 0; r < n; r++)
-        kernels_of(stream)->widen_row((float *)x + (int64_t)r * table->cols, weight_row(part, ids[r], table->cols), part->dtype, table->cols);
+        kernels_of(stream)->widen_row((float *)x + (int64_t)r * table->cols, weight_row(part, ids[r], table->cols), part->dtype,
+                                      table->cols);
     return LAZY_OK;
 }

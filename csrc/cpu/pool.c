@@ -19,10 +19,10 @@ typedef struct worker {
 } worker;
 
 struct lazy_pool {
-    int threads;          /* the caller included */
-    int started;          /* threads that run */
-    worker *workers;      /* (threads,) entry 0 is unused */
-    pid_t pid;            /* of the process that the threads live in */
+    int threads;     /* the caller included */
+    int started;     /* threads that run */
+    worker *workers; /* (threads,) entry 0 is unused */
+    pid_t pid;       /* of the process that the threads live in */
 
     pthread_mutex_t turn; /* one job at a time */
 

@@ -106,8 +106,8 @@ static void attend_row(const lazy_config *c, float *p, const float *q, int head,
     for (int j = 0; j < n; j++) p[j] = (float)(p[j] / sum);
 }
 
-static int reference_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play,
-                               int m, lazy_error *err)
+static int reference_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
+                               const int32_t *in_play, int m, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;

@@ -34,7 +34,7 @@ int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, 
 
 typedef struct rotating {
     lazy_stream *stream;
-    float *qkv;           /* (n, (H + 2G) D) */
+    float *qkv; /* (n, (H + 2G) D) */
     const int32_t *rows;
     int n;
     lazy_kv kv;

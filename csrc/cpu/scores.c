@@ -7,7 +7,7 @@
 typedef struct scoring {
     lazy_stream *stream;
     const lazy_cpu_stream *scratch;
-    const float *qkv;       /* of the query rows: (n, width) */
+    const float *qkv; /* of the query rows: (n, width) */
     int n, width;
     lazy_kv kv;
     const int32_t *in_play; /* (m,) */
@@ -28,7 +28,8 @@ static void share_head(void *job, int head, int worker)
     for (int r = 0; r < t->n; r++) {
         int limit = t->scratch->limits[r];
         float max = -INFINITY, sum = 0.0f;
-        kernels->key_dots(row, t->m, t->qkv + (int64_t)r * t->width + head * d, 1, (const float *)t->kv.k + g * d, kv_width, t->in_play, limit, d);
+        kernels->key_dots(row, t->m, t->qkv + (int64_t)r * t->width + head * d, 1, (const float *)t->kv.k + g * d, kv_width, t->in_play,
+                          limit, d);
         kernels->soften(row, limit, scale, &max, &sum);
         for (int j = 0; j < limit; j++) shares[j] += row[j] / sum;
     }
@@ -54,8 +55,14 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
     const lazy_config *c = stream->config;
     int first = n > queries ? n - queries : 0;
     while (rows[first] < first_new) first++; /* the last row is the query token: new */
-    scoring t = { .stream = stream, .scratch = (lazy_cpu_stream *)stream, .n = n - first, .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
-                  .kv = kv, .in_play = in_play, .m = m, .scores = scores };
+    scoring t = { .stream = stream,
+                  .scratch = (lazy_cpu_stream *)stream,
+                  .n = n - first,
+                  .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+                  .kv = kv,
+                  .in_play = in_play,
+                  .m = m,
+                  .scores = scores };
     t.qkv = (const float *)qkv + (int64_t)first * t.width;
     lazy_cpu_limits(t.scratch->limits, rows + first, t.n, in_play, m);
     int code = lazy_cpu_run(stream, share_head, &t, c->n_heads, err);

@@ -34,7 +34,9 @@ static bool is_free(const uint8_t *flags, int32_t position) { return flags[posit
 static int check_scores(const int32_t *in_play, const float *scores, int m, lazy_error *err)
 {
     for (int j = 0; j < m; j++)
-        if (!(scores[j] >= 0)) return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is %g; the weights before it are damaged", in_play[j], scores[j]);
+        if (!(scores[j] >= 0))
+            return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is %g; the weights before it are damaged",
+                             in_play[j], scores[j]);
     return LAZY_OK;
 }
 
@@ -86,8 +88,8 @@ static uint32_t threshold(const uint32_t *bits, int n, int n_free, int *above)
     return prefix;
 }
 
-int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, int n_free,
-                    lazy_error *err)
+int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
+                    int n_free, lazy_error *err)
 {
     int code = check_scores(in_play, scores, m, err);
     if (code) return code;

@@ -14,7 +14,8 @@ int arrays_import(void)
 static PyObject *copy_of(int type, int rank, npy_intp *shape, const void *from)
 {
     PyObject *array = PyArray_SimpleNew(rank, shape, type);
-    if (array && PyArray_NBYTES((PyArrayObject *)array)) memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)PyArray_NBYTES((PyArrayObject *)array));
+    if (array && PyArray_NBYTES((PyArrayObject *)array))
+        memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)PyArray_NBYTES((PyArrayObject *)array));
     return array;
 }
 
@@ -39,7 +40,8 @@ int array_read_ids(PyObject *object, int32_t **ids, int *n)
 {
     *ids = NULL;
     if (PyUnicode_Check(object) || PyBytes_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "ids must be a list of int or an integer array, not %s; encode text with the tokenizer", Py_TYPE(object)->tp_name);
+        PyErr_Format(PyExc_TypeError, "ids must be a list of int or an integer array, not %s; encode text with the tokenizer",
+                     Py_TYPE(object)->tp_name);
         return -1;
     }
     Py_ssize_t length = PySequence_Check(object) ? PySequence_Size(object) : -1;

@@ -8,12 +8,14 @@ static int parse_config(PyObject *dict, lazy_config *c, PyObject **owner)
     double norm_eps, rope_scale;
     Py_ssize_t n;
     PyObject *inv_freq;
-    if (field_int(dict, WHAT, "n_layers", &c->n_layers) || field_int(dict, WHAT, "hidden", &c->hidden) || field_int(dict, WHAT, "n_heads", &c->n_heads) ||
-        field_int(dict, WHAT, "n_kv_heads", &c->n_kv_heads) || field_int(dict, WHAT, "head_dim", &c->head_dim) || field_int(dict, WHAT, "ffn", &c->ffn) ||
-        field_int(dict, WHAT, "vocab", &c->vocab) || field_int(dict, WHAT, "context", &c->context) || field_double(dict, WHAT, "norm_eps", &norm_eps) ||
-        field_double(dict, WHAT, "rope_scale", &rope_scale) || field_bool(dict, WHAT, "tied", &c->tied) || field_bool(dict, WHAT, "qkv_bias", &c->qkv_bias) ||
-        field_bool(dict, WHAT, "o_bias", &c->o_bias) || field_bool(dict, WHAT, "qk_norm", &c->qk_norm) || !(inv_freq = field_object(dict, WHAT, "inv_freq")) ||
-        array_read_floats(inv_freq, "config: inv_freq", owner, &c->inv_freq, &n))
+    if (field_int(dict, WHAT, "n_layers", &c->n_layers) || field_int(dict, WHAT, "hidden", &c->hidden) ||
+        field_int(dict, WHAT, "n_heads", &c->n_heads) || field_int(dict, WHAT, "n_kv_heads", &c->n_kv_heads) ||
+        field_int(dict, WHAT, "head_dim", &c->head_dim) || field_int(dict, WHAT, "ffn", &c->ffn) ||
+        field_int(dict, WHAT, "vocab", &c->vocab) || field_int(dict, WHAT, "context", &c->context) ||
+        field_double(dict, WHAT, "norm_eps", &norm_eps) || field_double(dict, WHAT, "rope_scale", &rope_scale) ||
+        field_bool(dict, WHAT, "tied", &c->tied) || field_bool(dict, WHAT, "qkv_bias", &c->qkv_bias) ||
+        field_bool(dict, WHAT, "o_bias", &c->o_bias) || field_bool(dict, WHAT, "qk_norm", &c->qk_norm) ||
+        !(inv_freq = field_object(dict, WHAT, "inv_freq")) || array_read_floats(inv_freq, "config: inv_freq", owner, &c->inv_freq, &n))
         return -1;
     c->norm_eps = (float)norm_eps;
     c->rope_scale = (float)rope_scale;
@@ -62,8 +64,8 @@ static int parse_tensors(PyObject *list, table *t)
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
         }
-        if (!PyArg_ParseTuple(entry, "ssO!iO!O!;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name, &tensor->dtype, &PyTuple_Type, &shape,
-                              &tensor->shard, &PyLong_Type, &offset, &PyLong_Type, &bytes))
+        if (!PyArg_ParseTuple(entry, "ssO!iO!O!;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name, &tensor->dtype,
+                              &PyTuple_Type, &shape, &tensor->shard, &PyLong_Type, &offset, &PyLong_Type, &bytes))
             return -1;
         tensor->offset = PyLong_AsUnsignedLongLong(offset);
         if (PyErr_Occurred()) return -1;
@@ -81,7 +83,8 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *dict, *shards, *tensors, *inv_freq = NULL;
     const char *device = "cpu";
     int threads = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$si", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type, &tensors, &device, &threads))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$si", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type, &tensors,
+                                     &device, &threads))
         return NULL;
 
     core_state *state = core_state_of(type);
@@ -129,10 +132,26 @@ static PyObject *model_session(ModelObject *self, PyObject *pruning)
     return session_create(core_state_of(Py_TYPE(self))->session_type, self, pruning);
 }
 
-static PyObject *model_threads(ModelObject *self, void *closure) { (void)closure; return PyLong_FromLong(lazy_model_threads(self->model)); }
-static PyObject *model_isa(ModelObject *self, void *closure) { (void)closure; return PyUnicode_FromString(lazy_model_isa(self->model)); }
-static PyObject *model_device(ModelObject *self, void *closure) { (void)self, (void)closure; return PyUnicode_FromString("cpu"); }
-static PyObject *model_bytes(ModelObject *self, void *closure) { (void)closure; return PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model)); }
+static PyObject *model_threads(ModelObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(lazy_model_threads(self->model));
+}
+static PyObject *model_isa(ModelObject *self, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(lazy_model_isa(self->model));
+}
+static PyObject *model_device(ModelObject *self, void *closure)
+{
+    (void)self, (void)closure;
+    return PyUnicode_FromString("cpu");
+}
+static PyObject *model_bytes(ModelObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model));
+}
 
 static PyGetSetDef model_members[] = {
     { "threads", (getter)model_threads, NULL, "threads that compute", NULL },
@@ -151,12 +170,13 @@ PyType_Spec model_spec = {
     .name = "lazyllm._core.Model",
     .basicsize = sizeof(ModelObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = (PyType_Slot[]){
-        { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0): weights, mapped and checked" },
-        { Py_tp_new, model_new },
-        { Py_tp_dealloc, model_dealloc },
-        { Py_tp_getset, model_members },
-        { Py_tp_methods, model_methods },
-        { 0 },
-    },
+    .slots =
+        (PyType_Slot[]){
+            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0): weights, mapped and checked" },
+            { Py_tp_new, model_new },
+            { Py_tp_dealloc, model_dealloc },
+            { Py_tp_getset, model_members },
+            { Py_tp_methods, model_methods },
+            { 0 },
+        },
 };

@@ -1,10 +1,7 @@
 /* module.c — lazyllm._core: its exceptions, types and functions. Multi-phase initialisation, state per module. */
 #include "core.h"
 
-core_state *core_state_of(PyTypeObject *type)
-{
-    return PyType_GetModuleState(type);
-}
+core_state *core_state_of(PyTypeObject *type) { return PyType_GetModuleState(type); }
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {
@@ -37,7 +34,8 @@ static PyObject *core_features(PyObject *module, PyObject *unused)
             return NULL;
         }
     }
-    return Py_BuildValue("{s:N,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(), "cores", lazy_cpu_cores(), "compiler", __VERSION__);
+    return Py_BuildValue("{s:N,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(), "cores", lazy_cpu_cores(),
+                         "compiler", __VERSION__);
 }
 
 static PyMethodDef core_functions[] = {
@@ -63,8 +61,12 @@ static int core_exec(PyObject *module)
 {
     core_state *state = PyModule_GetState(module);
     if (arrays_import()) return -1;
-    if (!(state->checkpoint_error = add_exception(module, "lazyllm.CheckpointError", "A checkpoint that cannot be used: what, where, and what would be right.", PyExc_ValueError))) return -1;
-    if (!(state->device_error = add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError))) return -1;
+    if (!(state->checkpoint_error =
+              add_exception(module, "lazyllm.CheckpointError", "A checkpoint that cannot be used: what, where, and what would be right.",
+                            PyExc_ValueError)))
+        return -1;
+    if (!(state->device_error = add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError)))
+        return -1;
     if (!(state->model_type = add_type(module, &model_spec))) return -1;
     if (!(state->session_type = add_type(module, &session_spec))) return -1;
     if (!(state->sampler_type = add_type(module, &sampler_spec))) return -1;
@@ -96,15 +98,9 @@ static int core_clear(PyObject *module)
 static void core_free(void *module) { core_clear(module); }
 
 static struct PyModuleDef core_module = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "lazyllm._core",
-    .m_doc = "The C core of lazyllm.",
-    .m_size = sizeof(core_state),
-    .m_methods = core_functions,
-    .m_slots = (PyModuleDef_Slot[]){ { Py_mod_exec, core_exec }, { 0 } },
-    .m_traverse = core_traverse,
-    .m_clear = core_clear,
-    .m_free = core_free,
+    PyModuleDef_HEAD_INIT,        .m_name = "lazyllm._core",   .m_doc = "The C core of lazyllm.",
+    .m_size = sizeof(core_state), .m_methods = core_functions, .m_slots = (PyModuleDef_Slot[]){ { Py_mod_exec, core_exec }, { 0 } },
+    .m_traverse = core_traverse,  .m_clear = core_clear,       .m_free = core_free,
 };
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

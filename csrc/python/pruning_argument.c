@@ -7,7 +7,9 @@ static int parse_rule(PyObject *rule, lazy_stage *stage)
 {
     if (PyTuple_Check(rule)) {
         stage->by_mass = true;
-        return PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max) ? 0 : -1;
+        return PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max)
+                   ? 0
+                   : -1;
     }
     stage->keep = PyFloat_AsDouble(rule);
     return stage->keep == -1.0 && PyErr_Occurred() ? -1 : 0;
@@ -87,10 +89,11 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
     }
     PyObject *stages = field_object(dict, WHAT, "stages"), *decode = stages ? field_object(dict, WHAT, "decode") : NULL;
     PyObject *protect = decode ? field_object(dict, WHAT, "protect") : NULL;
-    if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) || parse_protect(protect, pruning) ||
-        field_int(dict, WHAT, "sink", &pruning->sink) || field_int(dict, WHAT, "window", &pruning->window) ||
-        field_int(dict, WHAT, "queries", &pruning->queries) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
-        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated)) {
+    if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
+        parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
+        field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
+        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated)) {
         pruning_release(pruning);
         return -1;
     }

@@ -126,10 +126,8 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     long long n = PyLong_AsLongLong(argument);
     if (n == -1 && PyErr_Occurred()) return NULL;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_reserve(self->session, n, &err);
-    Py_END_ALLOW_THREADS
-    if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    Py_BEGIN_ALLOW_THREADS code = lazy_session_reserve(self->session, n, &err);
+    Py_END_ALLOW_THREADS if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
     Py_RETURN_NONE;
 }
 
@@ -143,12 +141,12 @@ static const lazy_session *at_rest(const SessionObject *self)
     return NULL;
 }
 
-#define READ(name, expression)                                          \
-    static PyObject *session_##name(SessionObject *self, void *closure) \
-    {                                                                   \
-        (void)closure;                                                  \
-        const lazy_session *s = at_rest(self);                          \
-        return s ? (expression) : NULL;                                 \
+#define READ(name, expression)                                                                                                             \
+    static PyObject *session_##name(SessionObject *self, void *closure)                                                                    \
+    {                                                                                                                                      \
+        (void)closure;                                                                                                                     \
+        const lazy_session *s = at_rest(self);                                                                                             \
+        return s ? (expression) : NULL;                                                                                                    \
     }
 
 READ(length, PyLong_FromLong(lazy_session_length(s)))
@@ -177,8 +175,8 @@ static PyObject *run_as_dict(const lazy_trace_run *run)
     PyObject *scores = run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None);
     PyObject *in_play = array_of_int32(run->in_play, run->n_in_play), *computed = array_of_int32(run->computed, run->n_computed);
     PyObject *dict = scores && in_play && computed
-                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer", run->last_layer, "in_play", in_play, "computed",
-                                         computed, "scores", scores)
+                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer", run->last_layer, "in_play",
+                                         in_play, "computed", computed, "scores", scores)
                          : NULL;
     Py_XDECREF(scores);
     Py_XDECREF(in_play);
@@ -228,11 +226,12 @@ PyType_Spec session_spec = {
     .name = "lazyllm._core.Session",
     .basicsize = sizeof(SessionObject),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = (PyType_Slot[]){
-        { Py_tp_doc, "One timeline of a model; made by Model.session" },
-        { Py_tp_dealloc, session_dealloc },
-        { Py_tp_getset, session_members },
-        { Py_tp_methods, session_methods },
-        { 0 },
-    },
+    .slots =
+        (PyType_Slot[]){
+            { Py_tp_doc, "One timeline of a model; made by Model.session" },
+            { Py_tp_dealloc, session_dealloc },
+            { Py_tp_getset, session_members },
+            { Py_tp_methods, session_methods },
+            { 0 },
+        },
 };

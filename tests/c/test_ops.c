@@ -127,7 +127,8 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
             continue;
         }
         uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16: -1 to 1 */
-        for (size_t k = 0; k < n; k++) half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & 0xbbff);
+        for (size_t k = 0; k < n; k++)
+            half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & 0xbbff);
         part->data = half;
     }
     if (biased) w.bias = random_floats((size_t)w.rows);
@@ -140,7 +141,8 @@ static void free_matrix(lazy_matrix *w)
     free((void *)w->bias);
 }
 
-static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased, bool accumulate)
+static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased,
+                        bool accumulate)
 {
     lazy_matrix w = random_matrix(parts, rows, cols, dtype, mixed, biased);
     size_t size = (size_t)n * (size_t)w.rows;
@@ -152,8 +154,8 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
     fast.backend->ops->matmul(fast.stream, got, x, n, &w, accumulate, NULL);
     plain.backend->ops->matmul(plain.stream, want, x, n, &w, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts, w.rows, cols, dtype,
-          mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
+    check(error < TOLERANCE, "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts,
+          w.rows, cols, dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
     check(freed(got, size), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
     freed(want, size);
     free(x);
@@ -163,8 +165,11 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
 
 static void test_products(side fast, side plain)
 {
-    for (int n = 1; n <= 130; n++) test_matmul(fast, plain, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0, n % 2);
-    for (int i = 0; i < 20; i++) test_matmul(fast, plain, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130), (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
+    for (int n = 1; n <= 130; n++)
+        test_matmul(fast, plain, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0, n % 2);
+    for (int i = 0; i < 20; i++)
+        test_matmul(fast, plain, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130), (lazy_dtype)(i % 3), i % 2,
+                    i % 3 == 0, i % 4 == 0);
     test_matmul(fast, plain, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
     test_matmul(fast, plain, 500, 3, 70, 96, LAZY_F16, false, true, false);
@@ -230,7 +235,8 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
     size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
-    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size), *want = guarded(size);
+    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
+          *want = guarded(size);
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 4; /* peaked rows */
     lazy_kv kv = { k, v };
     fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, NULL);
@@ -275,7 +281,8 @@ static void test_rotate(side fast, side plain, int n, bool normed)
         memcpy(q[i], from, qkv_size * sizeof *from);
         memset(k[i], 0, kv_size * sizeof *from);
         memset(v[i], 0, kv_size * sizeof *from);
-        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i] }, rope, normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
+        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i] }, rope, normed ? weight : NULL,
+                                      normed ? weight : NULL, 1e-6f, NULL);
     }
     size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
