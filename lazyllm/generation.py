@@ -150,7 +150,7 @@ def answer(
         if token_ids:
             token = session.advance(None, sampler, recorder)
         else:
-            with prefill_watch(len(prompt_ids), request.progress) as watch:
+            with prefill_watch(len(prompt_ids), session.llm.config.n_layers, request.progress) as watch:
                 token = session.advance(prompt_ids, sampler, recorder, watch)
         seconds = time.perf_counter() - started
         ttft = ttft or seconds

@@ -324,11 +324,21 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ImportError("reading GGUF files needs the package gguf: pip install gguf") from None
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
+
+    class BoundedReader(GGUFReader):
+        """Stops at the file's end, where the package's own reads on by counts that the file makes up."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) != count:
+                raise ValueError(f"the file ends where {count} values are to begin at byte {offset}")
+            return found
+
     try:
-        reader = GGUFReader(path)
+        reader = BoundedReader(path)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError) as error:
+    except (ValueError, LookupError, ArithmeticError, TypeError, MemoryError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
     return metadata, tensors
 

@@ -15,17 +15,17 @@ def shown(progress: bool) -> bool:
     return progress and os.environ.get("LAZYLLM_PROGRESS", "1") != "0"
 
 
-def bar(total: int, what: str, unit: str, progress: bool, delay: float = 0.0) -> Any:
-    """A tqdm bar (used with `with`) that leaves no line behind unless it has run to its end."""
+def bar(total: int, what: str, unit: str, progress: bool) -> Any:
+    """A tqdm bar, to be used with `with`."""
     from tqdm.auto import tqdm
 
-    return tqdm(
-        total=total, desc=what, unit=unit, disable=not shown(progress), delay=delay, dynamic_ncols=True
-    )
+    return tqdm(total=total, desc=what, unit=unit, disable=not shown(progress), dynamic_ncols=True)
 
 
 @contextmanager
-def prefill_watch(n_tokens: int, progress: bool) -> Iterator[Callable[[int, int], None] | None]:
+def prefill_watch(
+    n_tokens: int, n_layers: int, progress: bool
+) -> Iterator[Callable[[int, int], None] | None]:
     """The `watch` of a long prompt's pass, which moves a bar that appears once a second has gone by."""
     if n_tokens < LONG_PROMPT or not shown(progress):
         yield None
@@ -33,6 +33,7 @@ def prefill_watch(n_tokens: int, progress: bool) -> Iterator[Callable[[int, int]
     from tqdm.auto import tqdm
 
     with tqdm(
+        total=n_layers,
         desc=f"prefill of {n_tokens} tokens",
         unit="layer",
         delay=DELAY_SECONDS,
@@ -41,7 +42,6 @@ def prefill_watch(n_tokens: int, progress: bool) -> Iterator[Callable[[int, int]
     ) as line:
 
         def watch(layers_done: int, n_layers: int) -> None:
-            line.total = n_layers
             line.update(layers_done - line.n)
 
         yield watch

@@ -20,7 +20,7 @@ def is_batch(prompt: Any) -> bool:
         return False
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
         raise TypeError(f"a prompt must be text, token ids or a list of those, not {type(prompt).__name__}")
-    return len(prompt) > 0 and not isinstance(prompt[0], int | np.integer)
+    return len(prompt) > 0 and isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
 def checked_ids(ids: Any, vocab: int) -> list[int]:

@@ -81,7 +81,7 @@ class Session:
         new = checked_ids(ids, self.llm.config.vocab)
         self.reserve(len(new), spare=max(LEAST_SPARE, self.length))
         self._run_pending()
-        with prefill_watch(len(new), progress) as watch:
+        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
             logits = self.core.forward(new, generated=generated, watch=watch)
         self._token_ids += new
         return np.asarray(logits)

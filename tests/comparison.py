@@ -12,7 +12,7 @@ from tolerances import LOGITS, NEAR_TIE, SCORES, error
 
 
 def per_layer(trace: list[dict[str, Any]], n_layers: int) -> list[tuple[list[int], list[int]]]:
-    """The sets (in play, computed) of every layer, from the runs of layers of a trace, which must tile all layers."""
+    """The sets (in play, computed) of every layer, from the runs of layers in a trace, which must tile them all."""
     sets: list[tuple[list[int], list[int]]] = []
     for run in trace:
         assert run["first_layer"] == len(sets)
@@ -49,9 +49,9 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
 def drive(
     tiny: Tiny, rules: dict[str, Any], passes: list[tuple[int, bool]], seed: int = 0, threads: int = 1
 ) -> Reference:
-    """Runs the same passes (count of tokens, generated) on both and compares after each, up to the first near-tie.
+    """Runs the same passes (count of tokens, generated) on both and compares after each, up to a near-tie.
 
-    After a near-tie both choices are right and the runs may part; the caller looks at the margin of what is returned.
+    There both choices are right and the runs may part; the caller looks at the margin of what is returned.
     """
     session = tiny.load(threads).session(rules)
     session.trace = True

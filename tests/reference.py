@@ -1,7 +1,7 @@
 """LazyLLM token pruning in plain NumPy: slow, float64, one dictionary entry per token and layer.
 
-Written from the specification of the method alone; it shares no code and no idea of memory with the engine, and checks the
-method's own promises (one live Aux row per token, nothing computed twice) while it runs.
+Written from the specification of the method alone; it shares no code and no idea of memory with the engine,
+and checks the method's own promises (one live Aux row per token, nothing computed twice) while it runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Rule = float | tuple[float, float, float]
 class Reference:
     """One session: a context that grows by `forward`, its K, V and Aux rows kept by position.
 
-    `margin` is the closest call of all selections so far: the smallest relative gap between the last token chosen and the
-    first one not chosen (under mass: between the sum reached and the sum asked for). A test whose margin is within rounding
-    error has no right answer and is to be set aside.
+    `margin` is the closest call of all selections so far: the smallest relative gap between the last token
+    chosen and the first one not chosen (under mass: between the sum reached and the sum asked for). A test whose
+    margin is within rounding error has no right answer and is to be set aside.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reference:
     def run_layer(
         self, layer: int, computed: list[int], in_play: list[int], hidden: dict[int, np.ndarray]
     ) -> dict[int, np.ndarray]:
-        """Computes K, V and the output of the `computed` tokens; gives each one's attention rows (heads, in play)."""
+        """Computes K, V and output of the `computed` tokens; gives their attention rows (heads, in play)."""
         c = self.config
         group = c["n_heads"] // c["n_kv_heads"]
         prefix = f"model.layers.{layer}."
@@ -159,7 +159,7 @@ class Reference:
         return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(in_play))])
 
     def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
-        """The tokens that go on: all that cannot be pruned, and the highest-scoring others, ties to the smaller position."""
+        """The tokens that go on: all that cannot be pruned, and the highest-scoring others, smaller position first."""
         if np.isnan(scores).any():
             raise ValueError("NaN score")
         score = dict(zip(in_play, scores.tolist(), strict=True))
@@ -182,7 +182,7 @@ class Reference:
         return [i for i in in_play if i in kept or not self.prunable(i)]
 
     def count_mass(self, mass: float, scores: list[float], forced: int) -> int:
-        """How many of `scores`, taken in order and the first `forced` in any case, sum to the share `mass` of all."""
+        """How many of `scores`, taken in order, the first `forced` always, sum to the share `mass` of all."""
         threshold = mass * sum(scores)
         reached, count = sum(scores[:forced]), forced
         while True:
@@ -203,7 +203,7 @@ class Reference:
     # ---- what a run reports --------------------------------------------------------------------------------
 
     def note(self, layer: int, in_play: list[int], computed: list[int], scores: np.ndarray | None) -> None:
-        """Adds the layer to the trace; layers with the same sets, and no stage between them, share one entry."""
+        """Adds the layer to the trace; layers with the same sets and no stage between them share an entry."""
         run = self.last_trace[-1] if self.last_trace else None
         if run and run["scores"] is None and (run["in_play"], run["computed"]) == (in_play, computed):
             run.update(last_layer=layer, scores=scores)

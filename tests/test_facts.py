@@ -67,7 +67,7 @@ def converse(
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
 def test_fact_1_sets_shrink_and_layers_fill_from_below(tiny_of: Build, rules: dict[str, Any]) -> None:
-    """A token's layers are 0 ... depth-1, so one Aux row, the input of layer `depth`, is all that its revival needs."""
+    """A token's layers are 0 ... depth-1, so one Aux row, the input of layer `depth`, is all its revival needs."""
     n_layers = 5
     layers_of: dict[int, list[int]] = {}
     depths: list[int] = []
@@ -85,7 +85,8 @@ def test_fact_1_sets_shrink_and_layers_fill_from_below(tiny_of: Build, rules: di
             for i in computed:
                 layers_of.setdefault(i, []).append(layer)
             in_play_before, computed_before = set(in_play), set(computed)
-            assert in_play == sorted(in_play) and computed == sorted(computed)
+            assert in_play == sorted(in_play)
+            assert computed == sorted(computed)
             assert in_play[-1] == len(depths) - 1
         assert all(now >= before for now, before in zip(seen["depths"], depths, strict=True))
         depths = seen["depths"]
@@ -136,9 +137,9 @@ def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
 
 
 def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: Build) -> None:
-    """The inputs of the last layer are dense ones whatever its stage dropped, so a pass with all in play is a dense pass.
+    """The last layer's inputs are dense ones whatever was dropped there, so a pass with all in play is dense.
 
-    Revived keys or values in any other slot than their own would be found here: position, mask and value go together.
+    No reference is needed to find a revived key or value in another slot than its own.
     """
     tiny = tiny_of(Shape(seed=23, n_layers=4))
     dense = tiny.load().session(None)
@@ -172,7 +173,7 @@ def test_fact_4_slots_answer_for_their_position_after_revivals_in_any_order(
 ) -> None:
     """Many short prompts and steps, so that later positions often enter a layer before earlier ones do.
 
-    The reference looks K and V up by position; scores, which are compared position by position, name the slot that is wrong.
+    The reference looks K and V up by position; scores, compared position by position, tell of a wrong slot.
     """
     passes: list[Pass] = [(24, False), *[(1, True), (1, True), (7, False), (1, True), (5, False)] * 5]
     reference = drive(tiny_of(Shape(seed=24, n_layers=5, n_heads=2, n_kv_heads=1)), rules, passes)
@@ -207,7 +208,7 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
-    """The drawn schedules, prompts and decodes are in test_method.py; here is one long decode for each kind of schedule."""
+    """Drawn schedules, prompts and decodes are in test_method.py; here is a long decode of each kind of schedule."""
     passes: list[Pass] = [(50, False), *[(1, True)] * 60, (10, False), *[(1, True)] * 20]
     reference = drive(tiny_of(Shape(seed=27, n_layers=5, qk_norm=True)), rules, passes)
     assert reference.margin > NEAR_TIE

@@ -49,7 +49,7 @@ def kept(reference: Reference) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "keep, n, count",
+    ("keep", "n", "count"),
     [
         (0.1, 30, 3),
         (0.1, 31, 4),
@@ -131,7 +131,7 @@ def test_protected_spans_may_lie_beyond_the_context() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule, want",
+    ("rule", "want"),
     [
         ((0.5, 0.0, 1.0), [1, 2, 7]),  # 0 (query) + 40 + 20 of 100
         ((0.4, 0.0, 1.0), [1, 7]),  # reached exactly
@@ -252,7 +252,7 @@ def test_last_prompt_token_of_one(model: Tiny) -> None:
 
 
 def full_matrix(model: Tiny, ids: list[int]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A dense forward over whole matrices: all logits, and the attention maps (heads, n, n) of every layer."""
+    """A dense forward over whole matrices: all logits, and every layer's attention maps (heads, n, n)."""
     c, w = model.config, {name: array.astype(np.float64) for name, array in model.weights.items()}
     n, heads, size = len(ids), c["n_heads"], c["head_dim"]
 
@@ -349,7 +349,7 @@ def test_dense_equals_transformers(shape: Shape, folder: Path) -> None:
 
 
 def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:
-    """A prefix is kept, so all but the last prompt token see what a dense run shows them, before and after their revival."""
+    """A prefix is kept, so all but the last prompt token see what they see in a dense run, revived or not."""
     ids = model.ids(20)
     dense = start(model)
     dense.forward(ids)
@@ -365,7 +365,7 @@ def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:
 
 
 def test_stage_before_the_last_layer_is_undone_by_reviving_all(model: Tiny) -> None:
-    """All inputs of the last layer are dense ones whatever was dropped there, so a pass with everything in play is dense."""
+    """The last layer's inputs are dense ones whatever was dropped there, so a pass with all in play is dense."""
     ids = model.ids(33)
     want, _ = full_matrix(model, ids)
     reference = start(model, [(2, 0.3)], decode=[])

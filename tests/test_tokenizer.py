@@ -11,6 +11,7 @@ import pytest
 from families import RECORDED, family_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from toys import CORPUS, train_pieces
 
 from lazyllm import CheckpointError
 from lazyllm.config import ModelConfig
@@ -28,7 +29,6 @@ TEXTS = [
     "<s> is no token</s> here",
     "\ufffd and \x00 too",
 ]
-CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): return x", "hello world"] * 5
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi <b>there</b>"}]
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }}{{ eos_token }}\n"
@@ -69,22 +69,8 @@ def byte_level(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def piece_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SentencePiece model as Llama's: BPE with byte fall-back, which keeps blanks as they are."""
-    trainer = pytest.importorskip("sentencepiece").SentencePieceTrainer
-    folder = tmp_path_factory.mktemp("pieces")
-    trainer.train(
-        sentence_iterator=iter(CORPUS),
-        model_prefix=str(folder / "tokenizer"),
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        allow_whitespace_only_pieces=True,
-        minloglevel=2,
-    )
-    return folder / "tokenizer.model"
+    pytest.importorskip("sentencepiece")
+    return train_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 @pytest.fixture

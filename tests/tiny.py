@@ -71,7 +71,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
 
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
-    """Makes the model of `shape` with the tensors of `changed` in place of its own, and writes it into `folder`."""
+    """Makes the model of `shape`, with the tensors of `changed` in place of its own, and writes it to `folder`."""
     stored = {
         name: encode(array, shape.dtype)
         for name, array in {**random_weights(shape), **(changed or {})}.items()
@@ -129,7 +129,7 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
     return weights
 
 
-# ---- the file ------------------------------------------------------------------------------------------------
+# ---- the file ----
 
 
 def encode(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -149,7 +149,7 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
 def write_safetensors(
     path: Path, stored: dict[str, np.ndarray], dtype: str
 ) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
-    """Writes the file and gives the core's tensor table: name, dtype, shape, shard, offset from the file's start, bytes."""
+    """Writes the file; gives the core's table: name, dtype, shape, shard, offset from the file's start, bytes."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in stored.items():

@@ -1,6 +1,7 @@
 """How far the engine may be from the float64 reference: the one place where tolerances are written.
 
-The engine computes in float32 whatever the stored type of the weights, and the reference is given exactly the stored values.
+The engine computes in float32 whatever the stored type of the weights, and the reference is given exactly
+the stored values.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
-#define VARIANT      avx2
-#define LANES        8
-#define TILE_ROWS    6
-#define TILE_VECTORS 2
-#define WIDEN_F16(p) ((vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p))))
+#define VARIANT       avx2
+#define LANES         8
+#define TILE_ROWS     6
+#define TILE_VECTORS  2
+#define HALVES_AT(p)  _mm_loadu_si128((const __m128i *)(p))
+#define WIDEN_F16(p)  ((vec)_mm256_cvtph_ps(HALVES_AT(p)))
+#define WIDEN_BF16(p) ((vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(HALVES_AT(p)), 16))
 #include "kernels_template.h"
 
 #if defined(__clang__)

@@ -1,7 +1,8 @@
 /* kernels_template.h — the one source of all kernels; kernels.h says what each computes.
  *
  * The including file defines VARIANT, LANES (floats per vector), TILE_ROWS x TILE_VECTORS (the register tile, sized so that
- * sums, one row of b and a broadcast fit the registers), and where the machine can do it, WIDEN_F16(address). */
+ * sums, one row of b and a broadcast fit the registers), and where the instruction set
+ * can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16. */
 #include <math.h>
 #include <string.h>
 
@@ -16,21 +17,28 @@ enum { TILE_COLS = TILE_VECTORS * LANES };
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
-typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec v) { *(loose_vec *)p = v; }
 INLINE vec splat(float x) { return x - (vec){ 0 }; }
 INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
 
+typedef float four __attribute__((vector_size(16)));
+typedef float eight __attribute__((vector_size(32)));
+
 INLINE float sum_lanes(vec v)
 {
-    float part[LANES];
-    store(part, v);
-    for (int width = LANES / 2; width; width /= 2)
-        for (int i = 0; i < width; i++) part[i] += part[i + width];
-    return part[0];
+#if LANES == 16
+    eight e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#elif LANES == 8
+    eight e = v;
+#endif
+#if LANES > 4
+    four f = __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
+#else
+    four f = v;
+#endif
+    return (f[0] + f[2]) + (f[1] + f[3]);
 }
 
 /* ---- widening --------------------------------------------------------------------------- */
@@ -57,12 +65,11 @@ INLINE vec widen(const void *p, lazy_dtype dtype, int i)
 {
     if (dtype == LAZY_F32) return load((const float *)p + i);
     const uint16_t *at = (const uint16_t *)p + i;
-    if (dtype == LAZY_BF16) return (vec)(__builtin_convertvector(*(const halves *)at, bits) << 16);
-#ifdef WIDEN_F16
-    return WIDEN_F16(at);
+#ifdef HALVES_AT
+    return dtype == LAZY_BF16 ? WIDEN_BF16(at) : WIDEN_F16(at);
 #else
     vec v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = widen_one(at, LAZY_F16, lane);
+    for (int lane = 0; lane < LANES; lane++) v[lane] = widen_one(at, dtype, lane);
     return v;
 #endif
 }
@@ -272,7 +279,11 @@ INLINE void dots_of(float *y, int64_t y_stride, const float *x, int64_t x_stride
         for (; kk + LANES <= k; kk += LANES) {
             vec wide[DOT_COLS];
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) wide[c] = widen(from + (size_t)c * (size_t)k * width, dtype, kk);
+            for (int c = 0; c < cols; c++) {
+                const char *at = from + (size_t)c * (size_t)k * width;
+                wide[c] = widen(at, dtype, kk);
+                __builtin_prefetch(at + (size_t)DOT_COLS * (size_t)k * width + (size_t)kk * width); /* the group after this one */
+            }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 vec v = load(x + r * x_stride + kk);

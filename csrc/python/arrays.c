@@ -14,8 +14,8 @@ int arrays_import(void)
 static PyObject *copy_of(int type, int rank, npy_intp *shape, const void *from)
 {
     PyObject *array = PyArray_SimpleNew(rank, shape, type);
-    if (array && PyArray_NBYTES((PyArrayObject *)array))
-        memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)PyArray_NBYTES((PyArrayObject *)array));
+    npy_intp bytes = array ? PyArray_NBYTES((PyArrayObject *)array) : 0;
+    if (bytes > 0) memcpy(PyArray_DATA((PyArrayObject *)array), from, (size_t)bytes);
     return array;
 }
 

@@ -1,0 +1,54 @@
+"""Whole model folders for tests: a tiny random model with a config and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiny import Shape, build
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+BOS, EOS, TURN = "<s>", "</s>", "<turn>"
+SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<turn>{{ m['role'] }}\n{{ m['content'] }}"
+    "{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<turn>assistant\n{% endif %}"
+)
+
+
+def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos: int | None = None) -> Path:
+    """Writes the model of `shape` into the empty `folder`; `eos` names another end token than `</s>`."""
+    build(shape, folder).path.rename(folder / "model.safetensors")
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": shape.tied,
+        "eos_token_id": eos,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    if tokenizer:
+        write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One token for each byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True) for token in (BOS, EOS, TURN)])
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

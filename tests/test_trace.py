@@ -1,0 +1,168 @@
+"""Traces and the picture made of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from folders import SHAPE, model_folder
+
+import lazyllm
+from lazyllm import LLM, Generation, Pruning, Trace
+from lazyllm.heatmap import _colours, _ink
+
+STAGES = Pruning({1: 0.6, 3: 0.3})
+TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
+
+
+@pytest.fixture(scope="module")
+def made(llm: LLM) -> Generation:
+    return llm.generate(TEXT, pruning=STAGES, max_new_tokens=6, trace=True)
+
+
+@pytest.fixture(scope="module")
+def trace(made: Generation) -> Trace:
+    assert made.trace is not None
+    return made.trace
+
+
+# ---- the sets --------------------------------------------------------------------------------------
+
+
+def test_every_pass_has_its_stages(trace: Trace) -> None:
+    assert [one.generated for one in trace.passes] == [False] + [True] * 5
+    assert [(stage.pass_, stage.layer) for stage in trace.stages] == [
+        (i, p) for i in range(6) for p in (1, 3)
+    ]
+    assert "6 passes, 12 stages" in repr(trace)
+
+
+def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation) -> None:
+    n = len(made.prompt_ids)
+    for stage in trace.stages:
+        keep = math.ceil(dict(STAGES.stages)[stage.layer] * n)
+        assert np.isin(stage.kept, stage.in_play).all()
+        assert stage.scores.shape == stage.in_play.shape
+        assert (stage.kept < n).sum() == keep
+        assert stage.in_play[-1] in stage.kept
+        prompt = stage.in_play < n
+        kept = np.isin(stage.in_play, stage.kept) & (stage.in_play != stage.in_play[-1])
+        assert stage.scores[prompt & kept].min() >= stage.scores[prompt & ~kept].max(initial=0.0)
+
+
+def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
+    for one in trace.passes:
+        rows = made.passes[made.passes["pass_"] == one.pass_]
+        for run in one.runs:
+            of_run = rows[run["first_layer"] : run["last_layer"] + 1]
+            assert set(of_run["in_play"].tolist()) == {run["in_play"].size}
+            assert set(of_run["computed"].tolist()) == {run["computed"].size}
+
+
+def test_dense_has_passes_without_stages(llm: LLM) -> None:
+    trace = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
+    assert trace is not None
+    assert (len(trace.passes), trace.stages) == (2, [])
+    assert f"all {SHAPE.n_layers} layers" in trace.heatmap()._repr_html_()
+
+
+# ---- the picture -----------------------------------------------------------------------------------
+
+
+class Shown(HTMLParser):
+    """The text inside the picture's text box, and what the page would fetch."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text, self.fetched, self.depth = "", [], 0
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value for name, value in attrs if name in ("src", "href")]
+        if tag == "script":
+            self.fetched.append(tag)
+        if tag == "div" and ("class", "text") in attrs:
+            self.depth = 1
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "div":
+            self.depth = 0
+
+    def handle_data(self, data: str) -> None:
+        if self.depth:
+            self.text += data
+
+
+def test_it_shows_the_prompt_and_nothing_else(trace: Trace, llm: LLM, made: Generation) -> None:
+    html = trace.heatmap()._repr_html_()
+    shown = Shown(html)
+    assert shown.text == llm.tokenizer.decode(made.prompt_ids, skip_special_tokens=False)
+    assert shown.fetched == []
+    assert "<b>" not in html
+    assert "http" not in html
+
+
+def test_the_legend_counts_every_prompt_token(trace: Trace, made: Generation) -> None:
+    html = unescape(trace.heatmap()._repr_html_())
+    counts = [int(count) for count in re.findall(r"layers: (\d+) tokens", html)]
+    assert sum(counts) == len(made.prompt_ids)
+    assert "2 of 6 layers" in html
+    assert "all 6 layers" in html
+
+
+def test_revived_tokens_are_marked(trace: Trace, made: Generation) -> None:
+    n = len(made.prompt_ids)
+    revived = int((trace.depths[:n] > trace.prefill_depths).sum())
+    html = trace.heatmap()._repr_html_()
+    assert revived > 0
+    assert f"revived later: {revived} tokens" in html
+    assert re.search(
+        r'class="d2 revived" title="tokens? \d+( to \d+)?: 2 of 6 layers in prefill, \d by', html
+    )
+
+
+def test_it_saves_a_page_of_its_own(trace: Trace, tmp_path: Path) -> None:
+    path = trace.heatmap().save(tmp_path / "map.html", title="A <title>")
+    page = path.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert '<meta charset="utf-8">' in page
+    assert "<title>A &lt;title&gt;</title>" in page
+    assert Shown(page).fetched == []
+    assert "save(path)" in repr(trace.heatmap())
+
+
+def test_text_stands_out_on_every_colour() -> None:
+    def luminance(colour: tuple[int, ...]) -> float:
+        parts = [value / 255 for value in colour]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for count in range(1, 9):
+        colours = _colours(count)
+        assert len(set(colours)) == count
+        brightness = [luminance(colour) for colour in colours]
+        assert brightness == sorted(brightness, reverse=True)
+        for colour, light in zip(colours, brightness, strict=True):
+            ink = 0.0 if _ink(colour) == "#000" else 1.0
+            assert (max(light, ink) + 0.05) / (min(light, ink) + 0.05) >= 4.5
+
+
+def test_earlier_answers_are_shown_apart(llm: LLM) -> None:
+    session = llm.session(STAGES)
+    session.ask("First question", max_new_tokens=3)
+    trace = session.ask(" and a second", max_new_tokens=2, trace=True).trace
+    assert trace is not None
+    html = trace.heatmap()._repr_html_()
+    assert "First" in html
+    assert 'class="answer"' in html
+    assert session.ask(" and a third", max_new_tokens=1).trace is None
