@@ -22,8 +22,8 @@ def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
             raise CheckpointError(f"{folder / TEMPLATE_FILE} is not UTF-8: {error}") from error
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        defaults = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = defaults[0].get("template") if defaults else None
     if template is not None and not isinstance(template, str):
         raise CheckpointError(
             f"{folder / 'tokenizer_config.json'}: chat_template is a {type(template).__name__}; "

@@ -135,10 +135,10 @@ def read_architecture(fields: Fields) -> str:
     listed = fields.get("architectures")
     by_type = {model_type: name for name, model_type in MODEL_TYPES.items()}
     if listed is None:
-        if fields.get("model_type") not in by_type:
+        if fields.get("model_type") not in list(by_type):
             fields.refuse("model_type", f"one of {', '.join(by_type)}, or architectures naming one")
         return by_type[fields.text("model_type")]
-    if not isinstance(listed, list) or len(listed) != 1 or listed[0] not in MODEL_TYPES:
+    if not isinstance(listed, list) or listed not in [[name] for name in MODEL_TYPES]:
         fields.refuse("architectures", f"one of {', '.join(MODEL_TYPES)}")
     architecture: str = listed[0]
     if fields.get("model_type", MODEL_TYPES[architecture]) != MODEL_TYPES[architecture]:

@@ -24,7 +24,7 @@ QUESTION = "In which town were the bells cast?"
 KNOWN_ANSWER = "Lindau"
 SPEEDUP = 2.0  # of prefill, by counted work
 MAX_NEW_TOKENS = 40
-TIMED_RUNS = 5
+TIMED_RUNS = 3
 LABEL_WIDTH, COLUMN_WIDTH = 13, 40
 
 

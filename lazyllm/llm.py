@@ -6,6 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
@@ -109,7 +110,7 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.from_folder(self.checkpoint.folder, self.config)
 
-    @property
+    @cached_property
     def tokenizer_if_any(self) -> Tokenizer | None:
         """None for a folder without tokenizer files, which token ids can still be given to."""
         if any((self.checkpoint.folder / name).exists() for name in TOKENIZER_FILES):
@@ -164,7 +165,7 @@ class LLM:
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
         if not is_batch(prompt):
             return self._stream(prompt, pruning, request, chat).finished()
-        quiet = Request.checked(max_new_tokens, sampling, stop, trace, progress=False)
+        quiet = replace(request, progress=False)
         answers = []
         with bar(len(prompt), "prompts", "prompt", progress) as line:
             for one in prompt:

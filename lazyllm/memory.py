@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lazyllm.config import ModelConfig
 
+MEMINFO = "/proc/meminfo"
+GROUP_LIMIT, GROUP_USE = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
 FLOAT_BYTES = 4
 BOOKKEEPING_BYTES = 48  # ids, kinds, depths, sets and scores of one token
 
@@ -24,13 +25,11 @@ def available_bytes() -> int | None:
     """What the machine, or the process's control group, has left; None where the system does not say."""
     left = []
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                left.append(int(line.split()[1]) * 1024)
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit != "max":
-            left.append(max(0, int(limit) - int((group / "memory.current").read_text())))
+        with open(MEMINFO) as file:
+            left += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
+        with open(GROUP_LIMIT) as limit, open(GROUP_USE) as use:
+            if (most := limit.read().strip()) != "max":
+                left.append(max(0, int(most) - int(use.read())))
     except (OSError, ValueError):
         pass
     return min(left, default=None)

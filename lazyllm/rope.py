@@ -88,10 +88,11 @@ def llama3(inv_freq: np.ndarray, rope: Fields, original: int) -> np.ndarray:
     high = rope.number("high_freq_factor", 0.0, MOST_FACTOR)
     if high <= low:
         rope.refuse("high_freq_factor", f"more than low_freq_factor ({low:g})")
-    wavelength = np.float32(2 * math.pi) / inv_freq
+    wavelength = np.float32(1) / inv_freq * np.float32(2 * math.pi)
     longest, shortest = original / low, original / high
     divided = np.where(wavelength > longest, inv_freq / np.float32(factor), inv_freq)
-    blend = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
+    turns = np.float32(1) / wavelength * np.float32(original)
+    blend = (turns - np.float32(low)) / np.float32(high - low)
     blended = (1 - blend) * divided / np.float32(factor) + blend * divided
     between = (wavelength >= shortest) & (wavelength <= longest)
     return np.where(between, blended, divided)

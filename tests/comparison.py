@@ -12,7 +12,7 @@ from tolerances import LOGITS, NEAR_TIE, SCORES, error
 
 
 def per_layer(trace: list[dict[str, Any]], n_layers: int) -> list[tuple[list[int], list[int]]]:
-    """The sets (in play, computed) of every layer, from the runs of layers in a trace, which must tile them all."""
+    """The sets (in play, computed) of every layer, from the runs of a trace, which must tile them all."""
     sets: list[tuple[list[int], list[int]]] = []
     for run in trace:
         assert run["first_layer"] == len(sets)

@@ -18,8 +18,8 @@ class Reference:
     """One session: a context that grows by `forward`, its K, V and Aux rows kept by position.
 
     `margin` is the closest call of all selections so far: the smallest relative gap between the last token
-    chosen and the first one not chosen (under mass: between the sum reached and the sum asked for). A test whose
-    margin is within rounding error has no right answer and is to be set aside.
+    chosen and the first one not chosen (under mass: between the sum reached and the sum asked for). A test
+    whose margin is within rounding error has no right answer and is to be set aside.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Reference:
         return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(in_play))])
 
     def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
-        """The tokens that go on: all that cannot be pruned, and the highest-scoring others, smaller position first."""
+        """The tokens that go on: the unprunable and the highest-scoring others, smaller position first."""
         if np.isnan(scores).any():
             raise ValueError("NaN score")
         score = dict(zip(in_play, scores.tolist(), strict=True))

@@ -182,6 +182,8 @@ def test_rope_parameters_of_transformers_5() -> None:
         ),
         ({"architectures": ["LlamaForCausalLM", "X"]}, ["architectures"]),
         ({"architectures": "LlamaForCausalLM"}, ["architectures"]),
+        ({"architectures": [[]]}, ["architectures is [[]]"]),
+        ({"architectures": None, "model_type": ["llama"]}, ["model_type is ['llama']"]),
         ({"model_type": "gemma"}, ["model_type", "'gemma'", "'llama'"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "'silu'"]),
         ({"mlp_bias": True}, ["mlp_bias"]),

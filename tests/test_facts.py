@@ -67,7 +67,7 @@ def converse(
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
 def test_fact_1_sets_shrink_and_layers_fill_from_below(tiny_of: Build, rules: dict[str, Any]) -> None:
-    """A token's layers are 0 ... depth-1, so one Aux row, the input of layer `depth`, is all its revival needs."""
+    """A token's layers are 0 ... depth-1, so one Aux row, layer `depth`'s input, can revive it."""
     n_layers = 5
     layers_of: dict[int, list[int]] = {}
     depths: list[int] = []
@@ -208,7 +208,7 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
-    """Drawn schedules, prompts and decodes are in test_method.py; here is a long decode of each kind of schedule."""
+    """Drawn schedules and passes are in test_method.py; here is a long decode of each kind of schedule."""
     passes: list[Pass] = [(50, False), *[(1, True)] * 60, (10, False), *[(1, True)] * 20]
     reference = drive(tiny_of(Shape(seed=27, n_layers=5, qk_norm=True)), rules, passes)
     assert reference.margin > NEAR_TIE

@@ -1,4 +1,4 @@
-"""The engine against the slow reference: random models, schedules, options, prompts and decode steps in any order."""
+"""The engine against the slow reference: random models, schedules, options, prompts and decode steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tolerances import NEAR_TIE
 
 Build = Callable[[Shape], Tiny]
 
-EXAMPLES = settings.default.max_examples  # of the profile that conftest.py loads
+EXAMPLES = settings().max_examples  # of the profile that conftest.py loads
 
 
 @pytest.fixture(scope="module")

@@ -365,7 +365,7 @@ def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:
 
 
 def test_stage_before_the_last_layer_is_undone_by_reviving_all(model: Tiny) -> None:
-    """The last layer's inputs are dense ones whatever was dropped there, so a pass with all in play is dense."""
+    """The last layer's inputs are dense whatever was dropped there, so a pass with all in play is dense."""
     ids = model.ids(33)
     want, _ = full_matrix(model, ids)
     reference = start(model, [(2, 0.3)], decode=[])

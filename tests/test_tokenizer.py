@@ -304,7 +304,7 @@ def test_chat_template(byte_level: Path) -> None:
     text = "<s>[system] Be brief.</s>\n[user] Hi <b>there</b></s>\n"
     assert chat_text(byte_level, TEMPLATE) == text + "[assistant] "
     assert chat_text(byte_level, TEMPLATE, add_generation_prompt=False) == text
-    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+    named = [{"name": ["tools"], "template": "no"}, 3, {"name": "default", "template": TEMPLATE}]
     assert chat_text(byte_level, named, add_generation_prompt=False) == text
 
 

@@ -55,9 +55,9 @@ def test_kept_positions_are_the_best_scoring_ones(trace: Trace, made: Generation
         assert stage.scores.shape == stage.in_play.shape
         assert (stage.kept < n).sum() == keep
         assert stage.in_play[-1] in stage.kept
-        prompt = stage.in_play < n
-        kept = np.isin(stage.in_play, stage.kept) & (stage.in_play != stage.in_play[-1])
-        assert stage.scores[prompt & kept].min() >= stage.scores[prompt & ~kept].max(initial=0.0)
+        choosable = (stage.in_play < n) & (stage.in_play != stage.in_play[-1])
+        kept = np.isin(stage.in_play, stage.kept)
+        assert stage.scores[choosable & kept].min() >= stage.scores[choosable & ~kept].max(initial=0.0)
 
 
 def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
@@ -163,6 +163,8 @@ def test_earlier_answers_are_shown_apart(llm: LLM) -> None:
     trace = session.ask(" and a second", max_new_tokens=2, trace=True).trace
     assert trace is not None
     html = trace.heatmap()._repr_html_()
-    assert "First" in html
+    shown = Shown(html).text
+    assert shown.startswith("First question")
+    assert shown.endswith(" and a second")
     assert 'class="answer"' in html
     assert session.ask(" and a third", max_new_tokens=1).trace is None

@@ -71,7 +71,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
 
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
-    """Makes the model of `shape`, with the tensors of `changed` in place of its own, and writes it to `folder`."""
+    """Makes the model of `shape`, the tensors of `changed` in place of its own, and writes it to `folder`."""
     stored = {
         name: encode(array, shape.dtype)
         for name, array in {**random_weights(shape), **(changed or {})}.items()
@@ -149,7 +149,7 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
 def write_safetensors(
     path: Path, stored: dict[str, np.ndarray], dtype: str
 ) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
-    """Writes the file; gives the core's table: name, dtype, shape, shard, offset from the file's start, bytes."""
+    """Writes the file; gives the core's table: name, dtype, shape, shard, offset in the file, bytes."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in stored.items():

@@ -1,0 +1,162 @@
+"""The command: what each part prints, and how errors end."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm import cli
+
+STAGES = '{"1": 0.6, "3": 0.3}'
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+def test_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lazyllm", "info"], capture_output=True, text=True, check=True
+    )
+    assert f"version               {lazyllm.__version__}" in done.stdout
+    assert "cuda                  off" in done.stdout
+
+
+@pytest.mark.parametrize("command", [[], ["info"], ["generate"], ["convert"], ["demo"]])
+def test_help_shows_an_example(command: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    example = capsys.readouterr().out.partition("example:")[2]
+    assert example.strip().startswith(" ".join(["lazyllm", *command]))
+
+
+def test_generate_prints_text_and_figures(folder: Path, capsys: Captured) -> None:
+    arguments = ["--model", str(folder), "--prompt", "The sea", "--pruning", STAGES, "--max-new-tokens", "7"]
+    assert cli.main(["generate", *arguments]) == 0
+    llm = lazyllm.load(folder)
+    made = llm.generate("The sea", pruning=lazyllm.Pruning({1: 0.6, 3: 0.3}), max_new_tokens=7)
+    out, err = capsys.readouterr()
+    assert out == made.text + "\n"
+    assert "7 prompt tokens" in err
+    assert "Pruning({1: 0.6, 3: 0.3})" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_generate_reads_files_and_standard_input(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("Thé sea", encoding="utf-8")
+    shown = set()
+    for source in (
+        ["--prompt", "Thé sea"],
+        ["--prompt-file", str(path)],
+        ["--prompt-file", "-"],
+        ["--prompt", "-"],
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Thé sea"))
+        assert cli.main(["generate", "--model", str(folder), *source, "--max-new-tokens", "3"]) == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1
+
+
+def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    page = tmp_path / "map.html"
+    arguments = (
+        "--chat --temperature 1 --top-p 0.9 --top-k 50 --seed 3 --stop x --stop y --threads 1 --device cpu"
+    )
+    call = ["generate", "--model", str(folder), "--prompt", "Hi", "--heatmap", str(page), *arguments.split()]
+    assert cli.main([*call, "--max-new-tokens", "5"]) == 0
+    assert f"[wrote {page}]" in capsys.readouterr().err
+    assert "lazyllm-map" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--pruning", "{"], "pruning is not JSON"),
+        (["--pruning", '{"1": 2}'], "keep of the stage at layer 1 must be above 0 and at most 1, not 2.0"),
+        (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: the model has 6 layers"),
+        (["--temperature", "-1"], "temperature must be 0 or above"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
+        (["--max-new-tokens", "9000"], "the model's context is 600"),
+        (["--device", "cuda"], "the CUDA core is not built in this install"),
+        (["--threads", "0"], "threads must be at least 1"),
+    ],
+)
+def test_an_error_is_one_line_and_code_2(
+    folder: Path, arguments: list[str], words: str, capsys: Captured
+) -> None:
+    assert cli.main(["generate", "--model", str(folder), "--prompt", "Hi", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == ""
+    assert err.startswith("lazyllm: ")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_missing_files_are_errors_too(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    for call in (
+        ["generate", "--model", nowhere, "--prompt", "Hi"],
+        ["generate", "--model", str(folder), "--prompt-file", nowhere],
+        ["convert", nowhere, str(tmp_path / "out")],
+    ):
+        assert cli.main(call) == 2
+        assert "nowhere" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_code_2(capsys: Captured) -> None:
+    for call in ([], ["nonsense"], ["generate", "--model", "x"], ["generate", "--prompt", "x"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(call)
+        assert ended.value.code == 2
+        assert "usage: lazyllm" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "run_info", interrupted)
+    assert cli.main(["info"]) == 130
+    assert capsys.readouterr().err == "lazyllm: interrupted\n"
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"set -o pipefail; {sys.executable} -m lazyllm info | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_demo_answers_right_both_ways(demo_model: Path, tmp_path: Path, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("times runs, which sanitizers slow down many times")
+    pytest.importorskip("matplotlib")
+    call = [
+        sys.executable,
+        "-m",
+        "lazyllm",
+        "demo",
+        "--model",
+        str(demo_model),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
+    assert lines["right"] == ["right", "yes", "yes"]
+    assert float(lines["speedup"][3]) > 1.5
+    assert "Lindau" in done.stdout
+    assert "<title>" in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,125 @@
+"""A thousand answers leave nothing behind: no object, no reference, no allocated byte."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import model_folder
+
+CALLS = 1000
+SCRIPT = """
+import ctypes, gc, json, sys, tracemalloc
+import lazyllm
+from lazyllm import Pruning, SamplingParams
+
+class MallocInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+try:
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallocInfo
+except (AttributeError, OSError):
+    mallinfo = None
+
+llm = lazyllm.load(sys.argv[1], threads=2)
+calls = int(sys.argv[2])
+stages = Pruning({1: 0.6, 3: 0.3})
+ids = list(range(40, 90))
+
+def dense():
+    llm.generate(ids, max_new_tokens=4)
+
+def pruned():
+    llm.generate("The sea was calm.", pruning=stages, max_new_tokens=4, sampling=SamplingParams(1.0, seed=3))
+
+def traced():
+    llm.generate(ids, pruning=stages, max_new_tokens=4, trace=True).trace.stages
+
+def left_early():
+    stream = llm.stream(ids, pruning=stages, max_new_tokens=9)
+    next(stream, None)
+
+def conversation():
+    session = llm.session(stages)
+    session.ask("Hello", chat=True, max_new_tokens=2)
+    session.ask("And you?", chat=True, max_new_tokens=2)
+    session.forward([5])
+    session.depths, session.kinds, session.last_pass
+
+def refused():
+    for bad in ([], [999], [0.5], None):
+        try:
+            llm.generate(bad)
+        except (ValueError, TypeError):
+            continue
+        raise AssertionError(bad)
+    for values in ({"stages": [(99, 0.5)]}, {"smooth": 2}, {"protect": [(1,)]}, {"decode": [(1, 2.0)]}):
+        try:
+            llm.core.session({**stages.core(), **values})
+        except (ValueError, TypeError):
+            continue
+        raise AssertionError(values)
+
+watched = (None, True, False, llm.core, llm.config, stages, stages.stages)
+
+class Stop(Exception):
+    pass
+
+def stop(layers_done, n_layers):
+    raise Stop
+
+def interrupted():
+    session = llm.session(stages)
+    try:
+        session.core.forward(ids, watch=stop)
+    except Stop:
+        pass
+
+def held():
+    gc.collect()
+    info = mallinfo() if mallinfo else MallocInfo()
+    return {
+        "objects": len(gc.get_objects()),
+        "references": sum(map(sys.getrefcount, watched)),
+        "traced bytes": tracemalloc.get_traced_memory()[0],
+        "allocated bytes": info.uordblks + info.hblkhd,
+    }
+
+grown = {}
+tracemalloc.start()
+for scenario in (dense, pruned, traced, left_early, conversation, refused, interrupted):
+    for _ in range(300):
+        scenario()
+    before = held()
+    for _ in range(calls):
+        scenario()
+    after = held()
+    grown[scenario.__name__] = {name: after[name] - before[name] for name in before}
+print(json.dumps(grown))
+"""
+# One leak a call would be a thousand of each; these are room for caches that fill late.
+MOST = {"objects": 50, "references": 50, "traced bytes": 20_000, "allocated bytes": 40_000}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts allocated bytes by glibc's mallinfo2")
+def test_a_thousand_answers_leave_nothing_behind(tmp_path: Path, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("under sanitizers, LeakSanitizer looks for leaks")
+    folder = model_folder(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder), str(CALLS)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    grown = json.loads(done.stdout)
+    leaks = {
+        f"{scenario}: {name}": growth
+        for scenario, growths in grown.items()
+        for name, growth in growths.items()
+        if growth > MOST[name]
+    }
+    assert not leaks, f"after {CALLS} calls: {leaks}; in all: {grown}"

