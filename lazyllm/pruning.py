@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lazyllm.config import ModelConfig
 
-SPEEDUP_DEPTHS = (0.30, 0.50, 0.75)
+SPEEDUP_DEPTHS = ((0.30, 0.50, 0.75), (0.20, 0.40, 0.60), (0.10, 0.25, 0.40))  # gentlest first
+SPEEDUP_LEAST_KEEP = 0.25  # below it, earlier stages that keep more are the better choice
 RECOMMENDED_SMOOTH = 13
 LAYER_LIMIT = 1 << 16
 COUNT_LIMIT = 1 << 31
@@ -341,7 +342,10 @@ class Pruning:
 
     @classmethod
     def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
-        """Stages near 30, 50 and 75 % of the depth, keeping k, k^2, k^3, with k as large as `target` allows.
+        """Three stages keeping k, k^2, k^3, with k as large as `target` allows.
+
+        They stand near 30, 50 and 75 % of the depth; near 20, 40 and 60 %, then 10, 25 and 40 %, for targets that
+        would leave k below a quarter.
 
         The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
         tokens, which can only be cut in coarse steps).
@@ -352,15 +356,13 @@ class Pruning:
         top = config.n_layers - 2
         if top < 0:
             raise ValueError("the model has one layer, so no stage fits below the last one")
-        layers = sorted({min(top, round(depth * config.n_layers)) for depth in SPEEDUP_DEPTHS})
-
-        def schedule(keep: float) -> Pruning:
-            return cls(
-                [(layer, max(1e-5, round(keep**power, 5))) for power, layer in enumerate(layers, start=1)]
-            )
+        for depths in SPEEDUP_DEPTHS:
+            layers = sorted({min(top, round(depth * config.n_layers)) for depth in depths})
+            if cls._falling(layers, SPEEDUP_LEAST_KEEP).speedup(config, n_prompt) >= target:
+                break
 
         low, high = 0.0, 1.0
-        best = schedule(low)
+        best = cls._falling(layers, low)
         reach = best.speedup(config, n_prompt)
         if reach < target:
             raise ValueError(
@@ -369,12 +371,16 @@ class Pruning:
             )
         while high - low > 1e-5:
             middle = (low + high) / 2
-            candidate = schedule(middle)
+            candidate = cls._falling(layers, middle)
             if candidate.speedup(config, n_prompt) >= target:
                 low, best = middle, candidate
             else:
                 high = middle
         return best
+
+    @classmethod
+    def _falling(cls, layers: list[int], keep: float) -> Pruning:
+        return cls([(layer, max(1e-5, round(keep**power, 5))) for power, layer in enumerate(layers, start=1)])
 
     def recommended(self) -> Pruning:
         """The same schedule with scores smoothed over 13 neighbours, which keeps whole phrases together."""
