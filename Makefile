@@ -35,11 +35,11 @@ $(VENV)/test.stamp: $(VENV)/build.stamp
 
 $(VENV)/oracle.stamp: $(VENV)/test.stamp
 	@echo 'installing torch and transformers'
-	@$(PIP) 'torch==2.13.0' 'transformers>=5'
+	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/python.stamp
-	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*'
+	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*' types-tqdm
 	@touch $@
 
 # ---- what people ask for ----
@@ -82,14 +82,14 @@ asan: $(VENV)/test.stamp ## the whole suite on a core built with ASan and UBSan
 		PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
-	$(BIN)/ruff check lazyllm tests setup.py
-	$(BIN)/ruff format --check lazyllm tests setup.py
+	$(BIN)/ruff check lazyllm tests benchmarks setup.py
+	$(BIN)/ruff format --check lazyllm tests benchmarks setup.py
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(CORE) tests/c/*.c
 
 format: $(VENV)/lint.stamp ## put all sources in form
-	$(BIN)/ruff check --fix lazyllm tests setup.py
-	$(BIN)/ruff format lazyllm tests setup.py
+	$(BIN)/ruff check --fix lazyllm tests benchmarks setup.py
+	$(BIN)/ruff format lazyllm tests benchmarks setup.py
 	$(BIN)/clang-format -i $(CORE) tests/c/*.c
 
 clean: ## remove what was built (not .venv, nor the model in .cache)

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/prefill.py --tokens 2048 --rounds 7
 
-Needs torch and transformers (make oracle installs them). Prints each engine's median time to the first token's logits and the
-ratios of the medians; a ratio above 1 means that lazyllm is faster.
+Needs torch and transformers (make oracle installs them). Prints each engine's median time to the first
+token's logits and the ratios of the medians; a ratio above 1 means that lazyllm is faster.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="prompt length (default 2048)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds after one warm-up (default 7)")
-    parser.add_argument("--speedup", type=float, default=2.0, help="counted-FLOP speedup of the pruned run (default 2)")
+    parser.add_argument(
+        "--speedup", type=float, default=2.0, help="counted-FLOP speedup of the pruned run (default 2)"
+    )
     options = parser.parse_args()
 
     folder = demo_model()
     llm = lazyllm.load(folder)
     torch.set_num_threads(llm.threads)
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    peer = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    ).eval()
     ids = np.random.default_rng(0).integers(0, llm.config.vocab, options.tokens)
     tensor = torch.from_numpy(ids)[None]
     pruning = lazyllm.Pruning.for_speedup(options.speedup, llm.config, options.tokens)
@@ -65,7 +71,8 @@ def main() -> None:
     dense = median["lazyllm dense"]
     measured, counted = dense / median["lazyllm pruned"], pruning.speedup(llm.config, options.tokens)
     print(f"transformers f32 / lazyllm dense: {median['transformers f32'] / dense:.2f}")
-    print(f"dense / pruned: {measured:.2f} measured, {counted:.2f} counted, {measured / counted:.2f} of what was counted ({pruning})")
+    print(f"dense / pruned: {measured:.2f} measured, {counted:.2f} counted, {measured / counted:.2f} of it")
+    print(f"pruned by {pruning}")
 
 
 if __name__ == "__main__":

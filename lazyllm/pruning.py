@@ -344,8 +344,8 @@ class Pruning:
     def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
         """Three stages keeping k, k^2, k^3, with k as large as `target` allows.
 
-        They stand near 30, 50 and 75 % of the depth; near 20, 40 and 60 %, then 10, 25 and 40 %, for targets that
-        would leave k below a quarter.
+        They stand near 30, 50 and 75 % of the depth; near 20, 40 and 60 %, then 10, 25 and 40 %, for targets
+        that would leave k below a quarter.
 
         The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
         tokens, which can only be cut in coarse steps).

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-SANITIZED = bool(os.environ.get("LAZYLLM_SANITIZED"))  # a core built with sanitizers runs several times slower
+SANITIZED = bool(
+    os.environ.get("LAZYLLM_SANITIZED")
+)  # a core built with sanitizers runs several times slower
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=slow)

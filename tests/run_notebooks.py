@@ -13,7 +13,9 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 
 def run(path: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}})
+    client = NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
     client.execute()
     return notebook
 

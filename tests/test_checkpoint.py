@@ -147,9 +147,7 @@ def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("owner/model")
 
 
-@pytest.mark.parametrize(
-    "name", ["/no/such/folder", "./missing", "../up", "a/b/c", "~/model", "owner/../x"]
-)
+@pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "../up", "a/b/c", "~/model", "owner/../x"])
 def test_resolve_asks_the_hub_for_no_path(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-
 import dataclasses
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -302,7 +301,9 @@ def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
     assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
 
 
-@pytest.mark.parametrize(("target", "layers"), [(1.5, [9, 15, 22]), (2.0, [9, 15, 22]), (3.0, [6, 12, 18]), (5.0, [3, 8, 12])])
+@pytest.mark.parametrize(
+    ("target", "layers"), [(1.5, [9, 15, 22]), (2.0, [9, 15, 22]), (3.0, [6, 12, 18]), (5.0, [3, 8, 12])]
+)
 def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[int]) -> None:
     pruning = Pruning.for_speedup(target, SMOL, 3000)
     assert [layer for layer, _ in pruning.stages] == layers

@@ -12,7 +12,18 @@ import tolerances
 from lazyllm import _core
 
 VARIANTS = [*_core.features()["instruction_sets"], "reference"]
-SHAPE = tiny.Shape(seed=5, n_layers=5, hidden=48, n_heads=4, n_kv_heads=2, head_dim=16, ffn=72, qkv_bias=True, qk_norm=True, dtype="BF16")
+SHAPE = tiny.Shape(
+    seed=5,
+    n_layers=5,
+    hidden=48,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=16,
+    ffn=72,
+    qkv_bias=True,
+    qk_norm=True,
+    dtype="BF16",
+)
 STAGES = tiny.pruning([(0, 0.7), (2, 0.4)], smooth=3, queries=2, decode=[(1, 0.9)])
 
 
@@ -21,13 +32,21 @@ def passes(model: _core.Model) -> list[np.ndarray]:
     session = model.session(STAGES)
     seen = []
     prompt = np.random.default_rng(1).integers(0, SHAPE.vocab, 150)
-    for ids, generated in [(prompt[:120], False), ([3], True), ([9], True), (prompt[120:], False), ([4], True)]:
+    for ids, generated in [
+        (prompt[:120], False),
+        ([3], True),
+        ([9], True),
+        (prompt[120:], False),
+        ([4], True),
+    ]:
         seen += [session.forward(ids, generated), session.depths]
     return seen
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_variant_gives_what_the_reference_gives(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_gives_what_the_reference_gives(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = tiny.build(SHAPE, tmp_path)
     monkeypatch.setenv("LAZYLLM_CPU", "reference")
     want = passes(made.load())
