@@ -75,8 +75,13 @@ build/test_ops_tsan: tests/c/test_ops.c $(CORE)
 tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
 	build/test_ops_tsan
 
+build/test_ops_asan: tests/c/test_ops.c $(CORE)
+	@mkdir -p build
+	$(CC) $(CFLAGS_TEST) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(CORE_C) tests/c/test_ops.c -lm -o $@
+
 ASAN_BUILD := build/asan
-asan: $(VENV)/test.stamp ## the whole suite on a core built with ASan and UBSan
+asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the whole suite under ASan and UBSan
+	build/test_ops_asan
 	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1 \
 		PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'

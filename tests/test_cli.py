@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 def test_demo_answers_right_both_ways(demo_model: Path, tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
-        pytest.skip("times runs, which sanitizers slow down many times")
+        pytest.skip("eight runs over 2500 tokens take a sanitized core many minutes")
     pytest.importorskip("matplotlib")
     call = [
         sys.executable,
@@ -156,7 +157,9 @@ def test_demo_answers_right_both_ways(demo_model: Path, tmp_path: Path, sanitize
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
     assert lines["right"] == ["right", "yes", "yes"]
-    assert float(lines["speedup"][3]) > 1.5
+    at_first, by_the_end = (int(word[:-1]) for word in lines["computed"] if re.fullmatch(r"\d\d%", word))
+    assert at_first < 60  # counted, so that it holds on any machine
+    assert at_first < by_the_end < 100
     assert "Lindau" in done.stdout
     assert "<title>" in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
