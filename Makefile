@@ -35,7 +35,7 @@ $(VENV)/test.stamp: $(VENV)/build.stamp
 
 $(VENV)/oracle.stamp: $(VENV)/test.stamp
 	@echo 'installing torch and transformers'
-	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate
+	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/python.stamp
