@@ -138,7 +138,6 @@ typedef struct lazy_trace_run {
 } lazy_trace_run;
 
 /* What follows is for the session's own thread between passes. */
-bool lazy_session_busy(const lazy_session *session);
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
 const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that hold K,V of each token */

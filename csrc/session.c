@@ -38,7 +38,7 @@ void lazy_session_close(lazy_session *s)
 
 static int enter(lazy_session *s, lazy_error *err)
 {
-    if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use by another thread");
+    if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use: a call on it is under way");
     if (!s->broken) return LAZY_OK;
     atomic_store(&s->busy, false);
     return lazy_fail(err, LAZY_UNUSABLE, "an earlier pass of this session did not finish; open a new session");
@@ -94,7 +94,6 @@ int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool genera
     return code;
 }
 
-bool lazy_session_busy(const lazy_session *s) { return atomic_load(&s->busy); }
 int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
 int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }

@@ -14,7 +14,7 @@ import tiny
 from lazyllm import _core
 
 SHAPE = tiny.Shape(seed=8, n_layers=5)
-STAGES = tiny.pruning([(1, 0.5), (3, 0.3)])
+STAGES = tiny.pruning([(0, 0.5)])
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_session_refuses_a_second_thread(made: tiny.Tiny) -> None:
     try:
         assert inside.wait(10)
         for use in (lambda: session.forward([1]), lambda: session.reserve(10), lambda: session.depths):
-            with pytest.raises(RuntimeError, match="in use by another thread"):
+            with pytest.raises(RuntimeError, match="in use: a call on it is under way"):
                 use()
     finally:
         leave.set()
@@ -67,6 +67,20 @@ def test_a_fork_after_use_works(made: tiny.Tiny) -> None:
     np.testing.assert_array_equal(ours.recv(), want)
     child.join()
     np.testing.assert_array_equal(logits_of(model, made), want)
+
+
+def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
+    """A pass long enough that its watch is called between the tasks of one op."""
+    shape = tiny.Shape(n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
+    made = tiny.build(shape, tmp_path)
+    model = made.load(threads=1)
+    want = logits_of(model, made)
+    seen = []
+    session = model.session(None)
+    session.forward(made.ids(2000), watch=lambda done, total: seen.append(logits_of(model, made)))
+    assert len(seen) > 1
+    for got in seen:
+        np.testing.assert_array_equal(got, want)
 
 
 def test_what_a_watch_raises_stops_the_pass(made: tiny.Tiny) -> None:

@@ -177,6 +177,9 @@ static void close_job(lazy_pool *pool)
     }
 }
 
+/* The pool whose watch this thread is in, if any: what a watch runs on that pool is done by its own thread alone. */
+static _Thread_local lazy_pool *watched;
+
 /* The caller's share of the work, with a look at the watch now and then. */
 static void work_and_poll(lazy_pool *pool, lazy_poll poll)
 {
@@ -186,13 +189,19 @@ static void work_and_poll(lazy_pool *pool, lazy_poll poll)
         pool->task(pool->job, task, 0);
         if (now_ns() - polled < POLL_EVERY_NS) continue;
         polled = now_ns();
+        watched = pool;
         if (poll.watch->poll(poll.watch->context, poll.layers_done, poll.n_layers)) atomic_store(&pool->cancelled, true);
+        watched = NULL;
     }
 }
 
 int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll)
 {
     if (pool->pid != getpid() && start_threads(pool, NULL)) pool->threads = pool->started; /* after a fork: as many as there are */
+    if (watched == pool) { /* between two tasks of the outer job's worker 0, whose scratch is free */
+        for (int i = 0; i < n; i++) task(job, i, 0);
+        return LAZY_OK;
+    }
     pthread_mutex_lock(&pool->turn);
     open_job(pool, task, job, n);
     if (poll.watch) work_and_poll(pool, poll);

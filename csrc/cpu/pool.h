@@ -19,7 +19,8 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err);
 void lazy_pool_close(lazy_pool *pool);
 
 /* Runs tasks 0 … n-1, in any order on any thread; returns once all are done, or LAZY_CANCELLED (with tasks left out)
- * when the poll asks to stop. Jobs of several callers follow one another. A forked child starts threads of its own. */
+ * when the poll asks to stop. Jobs of several callers follow one another; one that a poll starts runs on its caller alone.
+ * A forked child starts threads of its own. */
 int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll);
 
 #endif

@@ -13,16 +13,20 @@ typedef struct core_state {
 } core_state;
 
 typedef struct {
-    PyObject_HEAD lazy_model *model;
+    PyObject_HEAD
+    lazy_model *model;
 } ModelObject;
 
 typedef struct {
-    PyObject_HEAD ModelObject *model; /* kept alive */
+    PyObject_HEAD
+    ModelObject *model; /* kept alive */
     lazy_session *session;
+    bool in_use; /* by a call that may have released the GIL; changed with the GIL held, so that readers see it in time */
 } SessionObject;
 
 typedef struct {
-    PyObject_HEAD lazy_sampler *sampler;
+    PyObject_HEAD
+    lazy_sampler *sampler;
 } SamplerObject;
 
 core_state *core_state_of(PyTypeObject *type);

@@ -30,6 +30,14 @@ static void session_dealloc(SessionObject *self)
     Py_DECREF(type);
 }
 
+/* The session, or NULL with an exception while a call on it is under way. */
+static lazy_session *at_rest(const SessionObject *self)
+{
+    if (!self->in_use) return self->session;
+    PyErr_SetString(PyExc_RuntimeError, "the session is in use: a call on it is under way");
+    return NULL;
+}
+
 /* ---- a pass ----------------------------------------------------------------------------- */
 
 /* Lets signals and the caller's watch run during a pass, which has released the GIL. */
@@ -77,12 +85,18 @@ static int run_pass(SessionObject *self, PyObject *ids_object, bool generated, P
         return -1;
     }
     if (array_read_ids(ids_object, &ids, &n)) return -1;
+    if (!at_rest(self)) {
+        PyMem_Free(ids);
+        return -1;
+    }
     lazy_error err = { 0 };
+    self->in_use = true;
     watcher w = { .watch = watch == Py_None ? NULL : watch, .looked = now_ns() };
     lazy_watch hook = { look, &w };
     w.thread = PyEval_SaveThread();
     int code = lazy_session_forward(self->session, ids, n, generated, logits, &hook, &err);
     PyEval_RestoreThread(w.thread);
+    self->in_use = false;
     PyMem_Free(ids);
     if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
     return code ? -1 : 0;
@@ -125,21 +139,18 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     lazy_error err = { 0 };
     long long n = PyLong_AsLongLong(argument);
     if (n == -1 && PyErr_Occurred()) return NULL;
+    if (!at_rest(self)) return NULL;
     int code;
-    Py_BEGIN_ALLOW_THREADS code = lazy_session_reserve(self->session, n, &err);
-    Py_END_ALLOW_THREADS if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    self->in_use = true;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_session_reserve(self->session, n, &err);
+    Py_END_ALLOW_THREADS
+    self->in_use = false;
+    if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
     Py_RETURN_NONE;
 }
 
 /* ---- what it holds ---------------------------------------------------------------------- */
-
-/* The session to read from, or NULL with an exception while another thread computes in it. */
-static const lazy_session *at_rest(const SessionObject *self)
-{
-    if (!lazy_session_busy(self->session)) return self->session;
-    PyErr_SetString(PyExc_RuntimeError, "the session is in use by another thread");
-    return NULL;
-}
 
 #define READ(name, expression)                                                                                                             \
     static PyObject *session_##name(SessionObject *self, void *closure)                                                                    \
