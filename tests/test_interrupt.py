@@ -39,6 +39,11 @@ print(json.dumps({"caught": caught, "refusal": refusal, "same": before == after}
 """
 
 
+def heed_ctrl_c() -> None:
+    """In the child: a shell that runs the tests in the background has told its children to ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupted(arguments: list[str], wait: float) -> tuple[float, int, str, str]:
     """Runs Python and sends SIGINT `wait` seconds after its first line: when that was, and how it ended."""
     environment = {**os.environ, "LAZYLLM_PROGRESS": "0"}
@@ -48,13 +53,17 @@ def interrupted(arguments: list[str], wait: float) -> tuple[float, int, str, str
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        preexec_fn=heed_ctrl_c,
     )
     assert child.stdout is not None
     first = child.stdout.readline()
     time.sleep(wait)
     sent = time.monotonic()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=120)
+    try:
+        out, err = child.communicate(timeout=120)
+    finally:
+        child.kill()
     return sent, child.returncode, first + out, err
 
 
