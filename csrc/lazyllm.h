@@ -120,7 +120,7 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 
 /* Appends n tokens, the model's own (generated) or the user's, and runs them through the model.
  * logits: (vocab,) of the last one. A pass that is stopped or fails after it began leaves the session
- * unusable; bad arguments and missing memory leave it as it was. */
+ * unusable; bad arguments, and missing memory for its buffers, leave it as it was. */
 int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err);
 

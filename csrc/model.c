@@ -13,7 +13,7 @@
 #include "memory.h"
 
 /* Bounds that keep every product of sizes below within 63 bits, and refuse nonsense by name. */
-enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28 };
+enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28, MAX_THREADS = 1024 };
 
 static int check_config(const lazy_config *c, lazy_error *err)
 {
@@ -63,7 +63,8 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
                     int n_tensors, int threads, lazy_error *err)
 {
     *out = NULL;
-    if (threads < 0) return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) or more", threads);
+    if (threads < 0 || threads > MAX_THREADS)
+        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", threads, MAX_THREADS);
     int code = check_config(config, err);
     if (code) return code;
 

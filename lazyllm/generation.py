@@ -125,7 +125,7 @@ class Request:
 
 
 def answer(
-    session: Session, prompt_ids: list[int], request: Request, started: float, tokenize_seconds: float
+    session: Session, prompt_ids: list[int], request: Request, tokenize_seconds: float
 ) -> Pieces[str, None, Generation]:
     """Runs the session on the prompt, yields pieces of the answer's text and returns the Generation.
 
@@ -133,6 +133,7 @@ def answer(
     """
     from lazyllm import _core
 
+    started = time.perf_counter()
     session.reserve(len(prompt_ids), request.max_new_tokens)
     sampling = request.sampling
     sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)

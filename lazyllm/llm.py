@@ -24,6 +24,7 @@ from lazyllm.tokenizer import TextStream, Tokenizer
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+MOST_THREADS = 1024
 log = logging.getLogger("lazyllm")
 
 
@@ -37,8 +38,8 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: i
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
         raise TypeError(f"threads must be a whole number or None, not {threads!r}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, or None for all cores, not {threads}")
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise ValueError(f"threads must be 1 to {MOST_THREADS}, or None for all cores, not {threads}")
     _check_device(device)
     checkpoint = Checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
@@ -194,5 +195,5 @@ class LLM:
     def _stream(self, prompt: Any, pruning: Pruning | None, request: Request, chat: bool) -> Stream:
         begun = time.perf_counter()
         ids = encoded(prompt, self, chat)
-        started = time.perf_counter()
-        return Stream(answer(self.session(pruning), ids, request, started, started - begun))
+        tokenize_seconds = time.perf_counter() - begun
+        return Stream(answer(self.session(pruning), ids, request, tokenize_seconds))

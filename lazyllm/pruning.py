@@ -26,6 +26,8 @@ def _number(value: object, what: str) -> float:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"{what} must be a number, not {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{what} is too large") from None
     if not math.isfinite(number):
         raise ValueError(f"{what} must be finite, not {number}")
     return number

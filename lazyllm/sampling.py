@@ -21,7 +21,10 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool | str | bytes):
                 raise TypeError(f"{name} must be a number, not {value!r}")
-            object.__setattr__(self, name, float(value))
+            try:
+                object.__setattr__(self, name, float(value))
+            except OverflowError:
+                raise ValueError(f"{name} is too large") from None
         for name in ("top_k", "seed"):
             value = getattr(self, name)
             if isinstance(value, bool):

@@ -100,8 +100,8 @@ class Session:
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
         begun = time.perf_counter()
         ids = self._encoded(text, chat)
-        started = time.perf_counter()
-        made = Stream(answer(self, ids, request, started, started - begun)).finished()
+        tokenize_seconds = time.perf_counter() - begun
+        made = Stream(answer(self, ids, request, tokenize_seconds)).finished()
         if chat and isinstance(text, str):
             self._chat += [{"role": "user", "content": text}, {"role": "assistant", "content": made.text}]
         return made
@@ -135,6 +135,8 @@ class Session:
 
     def reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
         """Room for more tokens: ValueError past the model's context, MemoryError past what is free."""
+        if self.length != len(self._token_ids):
+            raise RuntimeError("an earlier pass of this session did not finish; open a new session")
         length = self.length + len(self._pending)
         total, config = length + n_given + n_new, self.llm.config
         if total > config.context:
@@ -164,6 +166,7 @@ class Session:
         if prompt_ids is not None:
             self._run_pending(recorder)
         new = self._pending if prompt_ids is None else prompt_ids
+        self._pending = []  # before the pass: an interrupt after it must not run them again
         token = int(self.core.advance(new, sampler, generated=prompt_ids is None, watch=watch))
         recorder.passed(generated=prompt_ids is None)
         self._token_ids += new
@@ -173,8 +176,8 @@ class Session:
     def _run_pending(self, recorder: Recorder | None = None) -> None:
         if not self._pending:
             return
-        self.core.forward(self._pending, generated=True)
+        new, self._pending = self._pending, []
+        self.core.forward(new, generated=True)
         if recorder:
             recorder.passed(generated=True)
-        self._token_ids += self._pending
-        self._pending = []
+        self._token_ids += new

@@ -100,7 +100,7 @@ def test_auto_says_what_it_took(folder: Path, caplog: pytest.LogCaptureFixture) 
         ({"device": "tpu"}, ValueError, "auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
         ({"dtype": "int8"}, ValueError, "stores float32, and weights are used as stored"),
-        ({"threads": 0}, ValueError, "threads must be at least 1"),
+        ({"threads": 0}, ValueError, "threads must be 1 to 1024"),
         ({"threads": 1.5}, TypeError, "threads must be a whole number or None"),
         ({"threads": True}, TypeError, "threads must be a whole number or None"),
     ],
@@ -366,3 +366,22 @@ def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
         session.ask(IDS, chat=True)
     assert session.length == before
     assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
+
+
+def test_a_session_interrupted_after_its_pass_refuses_to_go_on(llm: LLM) -> None:
+    """Ctrl-C may come when the core has run the tokens and Python has not taken note of them yet."""
+    session = llm.session()
+    session.forward([5, 6])
+    session.core.forward([7])
+    for use in (lambda: session.forward([8]), lambda: session.ask("8", max_new_tokens=1)):
+        with pytest.raises(RuntimeError, match="did not finish; open a new session"):
+            use()
+
+
+def test_numbers_beyond_all_bounds_are_values_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="too large"):
+        Pruning({1: 10**400})
+    with pytest.raises(ValueError, match="temperature is too large"):
+        SamplingParams(temperature=10**400)
+    with pytest.raises(ValueError, match="threads must be 1 to 1024"):
+        lazyllm.load(folder, threads=2**40)

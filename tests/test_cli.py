@@ -91,7 +91,7 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
         (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (["--max-new-tokens", "9000"], "the model's context is 600"),
         (["--device", "cuda"], "the CUDA core is not built in this install"),
-        (["--threads", "0"], "threads must be at least 1"),
+        (["--threads", "0"], "threads must be 1 to 1024"),
     ],
 )
 def test_an_error_is_one_line_and_code_2(

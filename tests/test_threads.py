@@ -83,6 +83,28 @@ def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def test_watches_may_nest(tmp_path: Path) -> None:
+    """A watch of one model runs another long enough to be watched too, and then the first again."""
+    shape = tiny.Shape(n_layers=4, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
+    made = tiny.build(shape, tmp_path)
+    first, second = made.load(threads=1), made.load(threads=1)
+    want = logits_of(first, made)
+    seen = []
+
+    def inner(done: int, total: int) -> None:
+        seen.append(logits_of(first, made))
+
+    def outer(done: int, total: int) -> None:
+        if not seen:
+            second.session(None).forward(made.ids(1500), watch=inner)
+            seen.append(logits_of(first, made))
+
+    first.session(None).forward(made.ids(2000), watch=outer)
+    assert len(seen) > 1
+    for got in seen:
+        np.testing.assert_array_equal(got, want)
+
+
 def test_what_a_watch_raises_stops_the_pass(made: tiny.Tiny) -> None:
     model = made.load()
     session = model.session(None)

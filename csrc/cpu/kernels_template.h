@@ -173,6 +173,11 @@ static void norm_row(float *y, const float *x, const float *weight, int n, float
         total += v * v;
     }
     float factor = 1.0f / sqrtf(sum_lanes(total) / (float)n + eps);
+    if (factor == 0.0f) { /* the squares overflowed */
+        double wide = 0.0;
+        for (int i = 0; i < n; i++) wide += (double)x[i] * x[i];
+        factor = (float)(1.0 / sqrt(wide / n + eps));
+    }
     for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
 }
 

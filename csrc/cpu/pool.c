@@ -177,8 +177,20 @@ static void close_job(lazy_pool *pool)
     }
 }
 
-/* The pool whose watch this thread is in, if any: what a watch runs on that pool is done by its own thread alone. */
-static _Thread_local lazy_pool *watched;
+/* The pools whose watches this thread is in, innermost first: what a watch runs on one of them is done by its own thread alone. */
+typedef struct watching {
+    const lazy_pool *pool;
+    const struct watching *outer;
+} watching;
+
+static _Thread_local const watching *innermost;
+
+static bool is_watching(const lazy_pool *pool)
+{
+    for (const watching *w = innermost; w; w = w->outer)
+        if (w->pool == pool) return true;
+    return false;
+}
 
 /* The caller's share of the work, with a look at the watch now and then. */
 static void work_and_poll(lazy_pool *pool, lazy_poll poll)
@@ -189,16 +201,17 @@ static void work_and_poll(lazy_pool *pool, lazy_poll poll)
         pool->task(pool->job, task, 0);
         if (now_ns() - polled < POLL_EVERY_NS) continue;
         polled = now_ns();
-        watched = pool;
+        watching here = { pool, innermost };
+        innermost = &here;
         if (poll.watch->poll(poll.watch->context, poll.layers_done, poll.n_layers)) atomic_store(&pool->cancelled, true);
-        watched = NULL;
+        innermost = here.outer;
     }
 }
 
 int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll)
 {
     if (pool->pid != getpid() && start_threads(pool, NULL)) pool->threads = pool->started; /* after a fork: as many as there are */
-    if (watched == pool) { /* between two tasks of the outer job's worker 0, whose scratch is free */
+    if (is_watching(pool)) { /* between two tasks of the outer job's worker 0, whose scratch is free */
         for (int i = 0; i < n; i++) task(job, i, 0);
         return LAZY_OK;
     }

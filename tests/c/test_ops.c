@@ -205,6 +205,21 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
     free(weight);
 }
 
+/* Values whose squares overflow f32 are finite all the same, and so is their norm. */
+static void test_large_norm(side fast, side plain)
+{
+    enum { D = 37 };
+    float x[D], weight[D], got[D], want[D];
+    for (int i = 0; i < D; i++) {
+        x[i] = random_float() * 1e25f;
+        weight[i] = random_float();
+    }
+    fast.backend->ops->rmsnorm(fast.stream, got, x, 1, D, weight, 1e-5f, NULL);
+    plain.backend->ops->rmsnorm(plain.stream, want, x, 1, D, weight, 1e-5f, NULL);
+    double error = error_of(got, want, D);
+    check(error < TOLERANCE, "%s rmsnorm of values near 1e25: error %.2g", fast.backend->variant, error);
+}
+
 /* ---- attention -------------------------------------------------------------------------- */
 
 /* An ascending random subset of n of 0 … length-1 that holds the last one. */
@@ -496,6 +511,7 @@ int main(void)
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
         test_products(fast, plain);
+        test_large_norm(fast, plain);
         close_side(plain);
         close_side(fast);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
