@@ -110,6 +110,12 @@ typedef struct lazy_ops {
      * *n_revived (backend memory) tells how many. */
     int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux, int d,
                    int32_t *n_revived, lazy_error *);
+
+    /* ---- ceilings ---- */
+    /* As many multiply-adds as the device can do, on random numbers out of registers; *flops of them. Waits. */
+    int (*multiply_adds)(lazy_stream *, double *flops, lazy_error *);
+    /* Reads memory as fast as the device can. Waits. */
+    int (*read)(lazy_stream *, const void *memory, size_t bytes, lazy_error *);
 } lazy_ops;
 
 struct lazy_backend {

@@ -159,6 +159,27 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
 void lazy_sampler_close(lazy_sampler *sampler);
 int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, int32_t *token, lazy_error *err);
 
+/* ---- bench ------------------------------------------------------------------------------ */
+
+/* One op on random data, prepared once and run at will. Weights come from memory each time, as they do in a model. */
+typedef struct lazy_bench lazy_bench;
+
+typedef struct lazy_bench_shape {
+    int n;          /* rows computed */
+    int m;          /* tokens in play */
+    int rows, cols; /* of the weights: y[n, rows] = x[n, cols] W^T */
+    lazy_dtype dtype;
+    int n_heads, n_kv_heads, head_dim;
+} lazy_bench_shape;
+
+/* op: "multiply_adds" and "read" (rows x cols of dtype) are what the machine can do at most; "matmul"; "gated", of rows / 2
+ * outputs; "attention" and "scores" of the last n of m tokens, "select" of half of them. */
+int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, int threads, lazy_error *err);
+void lazy_bench_close(lazy_bench *bench);
+int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);
+double lazy_bench_flops(const lazy_bench *bench); /* of one run, a multiply-add being two */
+double lazy_bench_bytes(const lazy_bench *bench); /* that one run must read */
+
 /* ---- machine ---------------------------------------------------------------------------- */
 
 /* Instruction sets that this machine can run, best first, ended by NULL. */

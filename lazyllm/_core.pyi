@@ -73,4 +73,27 @@ class Sampler:
     def __init__(self, temperature: float, top_p: float, top_k: int, seed: int) -> None: ...
     def sample(self, logits: NDArray[Any], /) -> int: ...
 
+class Bench:
+    """One op on random data, timed."""
+
+    def __init__(
+        self,
+        op: str,
+        *,
+        n: int = 1,
+        m: int = 1,
+        rows: int = 1,
+        cols: int = 1,
+        dtype: str = "bf16",
+        n_heads: int = 1,
+        n_kv_heads: int = 1,
+        head_dim: int = 64,
+        threads: int = 0,
+    ) -> None: ...
+    def run(self) -> float: ...
+    @property
+    def flops(self) -> float: ...
+    @property
+    def bytes(self) -> float: ...
+
 def features() -> dict[str, Any]: ...

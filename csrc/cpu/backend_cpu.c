@@ -128,6 +128,8 @@ const lazy_ops lazy_cpu_ops = {
     .mark = lazy_cpu_mark,
     .filter = lazy_cpu_filter,
     .regroup = lazy_cpu_regroup,
+    .multiply_adds = lazy_cpu_multiply_adds,
+    .read = lazy_cpu_read,
 };
 
 /* What LAZYLLM_CPU asks for: an instruction set, "reference" for the plain loops, or NULL for the best. */

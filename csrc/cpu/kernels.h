@@ -35,6 +35,10 @@ typedef struct lazy_kernels {
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
     void (*norm_row)(float *y, const float *x, const float *weight, int n, float eps);
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
+
+    /* what the core can do at most, for benchmarks; the results only keep the work from being left out */
+    float (*multiply_adds)(const float *random, int steps, double *flops); /* random: (64,) within -1 … 1 */
+    float (*read)(const void *memory, size_t bytes);
 } lazy_kernels;
 
 extern const lazy_kernels lazy_kernels_generic;

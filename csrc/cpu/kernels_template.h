@@ -384,6 +384,42 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_q, cons
     }
 }
 
+/* ---- ceilings --------------------------------------------------------------------------- */
+
+static float multiply_adds(const float *random, int steps, double *flops)
+{
+    enum { CHAINS = 12 }; /* enough to hide the latency, few enough for the registers */
+    vec chain[CHAINS], factor[2];
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i);
+    for (int i = 0; i < 2; i++) factor[i] = load(random + 16 + i);
+    for (int step = 0; step < steps; step++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * factor[0] + factor[1];
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * factor[1] + factor[0];
+    }
+    *flops = 2.0 * 2 * CHAINS * LANES * steps;
+    vec total = splat(0.0f);
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) total += chain[i];
+    return sum_lanes(total);
+}
+
+/* In as many streams as the hardware prefetches well. */
+static float read_all(const void *memory, size_t bytes)
+{
+    enum { STREAMS = 4 };
+    size_t n = bytes / sizeof(float) / STREAMS / LANES * LANES;
+    const float *from = memory;
+    vec sum[STREAMS];
+    for (int s = 0; s < STREAMS; s++) sum[s] = splat(0.0f);
+    for (size_t i = 0; i < n; i += LANES)
+#pragma GCC unroll 4
+        for (int s = 0; s < STREAMS; s++) sum[s] += load(from + (size_t)s * n + i);
+    return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
 #define STRING_(x) #x
 #define STRING(x)  STRING_(x)
 
@@ -401,4 +437,6 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .swiglu_row = swiglu_row,
     .norm_row = norm_row,
     .widen_row = widen_row,
+    .multiply_adds = multiply_adds,
+    .read = read_all,
 };

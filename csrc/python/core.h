@@ -8,7 +8,7 @@
 #include "../lazyllm.h"
 
 typedef struct core_state {
-    PyTypeObject *model_type, *session_type, *sampler_type;
+    PyTypeObject *model_type, *session_type, *sampler_type, *bench_type;
     PyObject *checkpoint_error, *device_error;
 } core_state;
 
@@ -29,13 +29,18 @@ typedef struct {
     lazy_sampler *sampler;
 } SamplerObject;
 
+typedef struct {
+    PyObject_HEAD
+    lazy_bench *bench;
+} BenchObject;
+
 core_state *core_state_of(PyTypeObject *type);
 
 /* Raises the Python exception for err; always returns NULL. A cancelled pass has its exception set already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
 
-/* model_type.c, session_type.c, sampler_type.c */
-extern PyType_Spec model_spec, session_spec, sampler_spec;
+/* model_type.c, session_type.c, sampler_type.c, bench_type.c */
+extern PyType_Spec model_spec, session_spec, sampler_spec, bench_spec;
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
 
 /* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. 0 or -1 with an exception. */

@@ -1,0 +1,273 @@
+/* bench.c — one op by itself, on random data, timed. */
+#include <string.h>
+#include <time.h>
+
+#include "backend.h"
+#include "error.h"
+#include "memory.h"
+
+enum { MOST_COPIES = 1024, COLD_BYTES = 192 * 1024 * 1024 }; /* more than a cache holds */
+
+typedef struct kind {
+    const char *name;
+    int (*prepare)(lazy_bench *, lazy_error *);
+    int (*run)(lazy_bench *, lazy_error *);
+} kind;
+
+struct lazy_bench {
+    const kind *kind;
+    lazy_backend *backend;
+    lazy_stream *stream;
+    lazy_config config; /* as far as the ops read it */
+    lazy_bench_shape shape;
+    double flops, bytes;
+
+    char *weights; /* (host) copies, one after the other */
+    size_t weight_bytes;
+    lazy_matrix copy[MOST_COPIES];
+    int n_copies, bound, turn;
+
+    void *x, *y; /* in the backend's memory, like all below */
+    lazy_kv kv;
+    int32_t *in_play, *kept;
+    float *scores;
+    uint8_t *flags;
+};
+
+/* ---- random data ------------------------------------------------------------------------ */
+
+static uint32_t next_bits(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static float next_float(uint32_t *state) { return (float)next_bits(state) * 0x1p-23f - 1.0f; }
+
+/* A buffer of the backend's, with values within low … 1. Activations are as wide as the backend has them. */
+static int random_buffer(lazy_bench *b, void **out, size_t elements, size_t width, float low, lazy_error *err)
+{
+    float *host = NULL;
+    int code = b->backend->ops->alloc(b->backend, out, elements * width, "a benchmark's operands", err);
+    if (!code) code = lazy_alloc((void **)&host, elements, sizeof *host, "a benchmark's operands", err);
+    if (code) return code;
+    uint32_t state = 1;
+    if (width == sizeof *host) {
+        for (size_t i = 0; i < elements; i++) host[i] = low + (1.0f - low) * 0.5f * (next_float(&state) + 1.0f);
+    } else {
+        uint16_t *halves = (uint16_t *)host; /* of f16 or bf16 alike: a sign, some exponent below one, any fraction */
+        for (size_t i = 0; i < elements; i++) halves[i] = (uint16_t)((next_bits(&state) & 0x83ffu) | 0x3800u);
+    }
+    code = b->backend->ops->upload(b->stream, *out, host, elements * width, err);
+    lazy_free(host);
+    return code;
+}
+
+static int activations(lazy_bench *b, void **out, int64_t rows, int64_t cols, lazy_error *err)
+{
+    return random_buffer(b, out, (size_t)rows * (size_t)cols, b->backend->activation_bytes, -1.0f, err);
+}
+
+static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    size_t width = s->dtype == LAZY_F32 ? 4 : 2, elements = (size_t)s->rows * (size_t)s->cols;
+    size_t copies = COLD_BYTES / (elements * width) + 1;
+    b->n_copies = copies < (size_t)most_copies ? (int)copies : most_copies;
+    b->weight_bytes = elements * width;
+    int code = lazy_alloc((void **)&b->weights, (size_t)b->n_copies, b->weight_bytes, "a benchmark's weights", err);
+    if (code) return code;
+    uint32_t state = 1;
+    for (size_t i = 0; i < elements; i++) {
+        float value = next_float(&state) * 0.1f;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        if (s->dtype == LAZY_F32) ((float *)b->weights)[i] = value;
+        else if (s->dtype == LAZY_BF16) ((uint16_t *)b->weights)[i] = (uint16_t)(bits >> 16);
+        else ((uint16_t *)b->weights)[i] = (uint16_t)((bits >> 16 & 0x8000u) | 0x2800u | (bits & 0x03ffu)); /* 2^-5 … 2^-4 */
+    }
+    for (int i = 0; i < b->n_copies; i++) {
+        char *data = b->weights + (size_t)i * b->weight_bytes;
+        if (i) memcpy(data, b->weights, b->weight_bytes);
+        b->copy[i] = (lazy_matrix){ .part = { { data, s->rows, s->dtype } }, .n_parts = 1, .rows = s->rows, .cols = s->cols };
+        if ((code = b->backend->ops->bind(b->backend, &b->copy[i], err))) return code;
+        b->bound = i + 1;
+    }
+    return LAZY_OK;
+}
+
+static const lazy_matrix *next_weights(lazy_bench *b) { return &b->copy[b->turn++ % b->n_copies]; }
+
+/* ---- the ops ---------------------------------------------------------------------------- */
+
+static int prepare_nothing(lazy_bench *b, lazy_error *err)
+{
+    (void)b, (void)err;
+    return LAZY_OK;
+}
+
+static int run_multiply_adds(lazy_bench *b, lazy_error *err) { return b->backend->ops->multiply_adds(b->stream, &b->flops, err); }
+
+static int prepare_read(lazy_bench *b, lazy_error *err)
+{
+    int code = random_weights(b, 1, err);
+    b->bytes = (double)b->weight_bytes;
+    return code;
+}
+
+static int run_read(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->read(b->stream, b->copy[0].part[0].data, b->weight_bytes, err);
+}
+
+static int prepare_product(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    int code = random_weights(b, MOST_COPIES, err);
+    if (!code) code = activations(b, &b->x, s->n, s->cols, err);
+    if (!code) code = activations(b, &b->y, s->n, s->rows, err);
+    b->flops = 2.0 * s->n * s->rows * s->cols;
+    b->bytes = (double)b->weight_bytes;
+    return code;
+}
+
+static int run_matmul(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->matmul(b->stream, b->y, b->x, b->shape.n, next_weights(b), false, err);
+}
+
+static int run_gated(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->gated(b->stream, b->y, b->x, b->shape.n, next_weights(b), err);
+}
+
+static int prepare_attention(lazy_bench *b, lazy_error *err)
+{
+    const lazy_config *c = &b->config;
+    const lazy_bench_shape *s = &b->shape;
+    int64_t kv_width = (int64_t)c->n_kv_heads * c->head_dim, q_width = (int64_t)c->n_heads * c->head_dim;
+    int32_t *positions;
+    int code = activations(b, &b->x, s->n, q_width + 2 * kv_width, err);
+    if (!code) code = activations(b, &b->y, s->n, q_width, err);
+    if (!code) code = activations(b, &b->kv.k, s->m, kv_width, err);
+    if (!code) code = activations(b, &b->kv.v, s->m, kv_width, err);
+    if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, sizeof *b->scores, 0.0f, err);
+    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->in_play, (size_t)s->m * sizeof *b->in_play, "positions", err);
+    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
+    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->flags, (size_t)s->m, "flags", err);
+    if (!code) code = lazy_alloc((void **)&positions, (size_t)s->m, sizeof *positions, "positions", err);
+    if (code) return code;
+    for (int i = 0; i < s->m; i++) positions[i] = i;
+    code = b->backend->ops->upload(b->stream, b->in_play, positions, (size_t)s->m * sizeof *positions, err);
+    memset(positions, LAZY_PRUNABLE, (size_t)s->m);
+    if (!code) code = b->backend->ops->upload(b->stream, b->flags, positions, (size_t)s->m, err);
+    lazy_free(positions);
+    /* every row sees the tokens up to its own: m - n before the first of them */
+    double pairs = (double)s->n * (s->m - s->n) + 0.5 * s->n * (s->n + 1.0);
+    b->flops = 4.0 * (double)q_width * pairs;
+    b->bytes = 2.0 * (double)kv_width * s->m * (double)b->backend->activation_bytes;
+    return code;
+}
+
+static int run_attention(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, err);
+}
+
+static int run_scores(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, 0, b->kv, b->in_play, s->m, err);
+}
+
+static int run_select(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->select(b->stream, b->kept, b->in_play, b->scores, b->shape.m, b->flags, b->shape.m / 2, err);
+}
+
+static const kind kinds[] = {
+    { "multiply_adds", prepare_nothing, run_multiply_adds },
+    { "read", prepare_read, run_read },
+    { "matmul", prepare_product, run_matmul },
+    { "gated", prepare_product, run_gated },
+    { "attention", prepare_attention, run_attention },
+    { "scores", prepare_attention, run_scores },
+    { "select", prepare_attention, run_select },
+};
+
+/* ---- opening, running ------------------------------------------------------------------- */
+
+static int check_shape(const char *op, const kind **found, lazy_bench_shape s, lazy_error *err)
+{
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(op, kinds[i].name) == 0) *found = &kinds[i];
+    if (!*found) return lazy_fail(err, LAZY_INVALID, "there is no op \"%s\" to measure", op);
+    int (*prepare)(lazy_bench *, lazy_error *) = (*found)->prepare;
+    bool weights = prepare == prepare_read || prepare == prepare_product, rows = prepare == prepare_product || prepare == prepare_attention;
+    if (weights && (s.rows < 1 || s.cols < 1))
+        return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
+    if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
+    if (s.n_kv_heads < 1 || s.head_dim < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
+        return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d over %d; they must be at least 1, and divide", op, s.n_heads, s.head_dim,
+                         s.n_kv_heads);
+    if (prepare == prepare_attention && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
+    return LAZY_OK;
+}
+
+int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, int threads, lazy_error *err)
+{
+    *out = NULL;
+    const kind *found = NULL;
+    int code = check_shape(op, &found, shape, err);
+    if (code) return code;
+    lazy_bench *b;
+    if ((code = lazy_alloc_zeroed((void **)&b, 1, sizeof *b, "a benchmark", err))) return code;
+    b->kind = found;
+    b->shape = shape;
+    b->config = (lazy_config){
+        .n_layers = 1, .n_heads = shape.n_heads, .n_kv_heads = shape.n_kv_heads, .head_dim = shape.head_dim, .ffn = shape.rows / 2
+    };
+    code = lazy_cpu_open(&b->backend, threads, err);
+    if (!code) code = b->backend->ops->stream_open(b->backend, &b->config, &b->stream, err);
+    if (!code) code = b->backend->ops->reserve(b->stream, shape.n > 0 ? shape.n : 1, shape.m > 0 ? shape.m : 1, err);
+    if (!code) code = found->prepare(b, err);
+    if (code) lazy_bench_close(b);
+    else *out = b;
+    return code;
+}
+
+void lazy_bench_close(lazy_bench *b)
+{
+    if (!b) return;
+    if (b->backend) {
+        const lazy_ops *ops = b->backend->ops;
+        for (int i = 0; i < b->bound; i++) ops->unbind(b->backend, &b->copy[i]);
+        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->flags };
+        for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) ops->free(b->backend, owned[i]);
+        ops->stream_close(b->stream);
+        ops->close(b->backend);
+    }
+    lazy_free(b->weights);
+    lazy_free(b);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int lazy_bench_run(lazy_bench *b, double *seconds, lazy_error *err)
+{
+    double started = now();
+    int code = b->kind->run(b, err);
+    char last; /* fetched, so that a stream which works later has finished */
+    if (!code && b->y) code = b->backend->ops->download(b->stream, &last, b->y, 1, err);
+    *seconds = now() - started;
+    return code;
+}
+
+double lazy_bench_flops(const lazy_bench *b) { return b->flops; }
+double lazy_bench_bytes(const lazy_bench *b) { return b->bytes; }

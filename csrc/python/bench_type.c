@@ -1,0 +1,80 @@
+/* bench_type.c — lazyllm._core.Bench. */
+#include "core.h"
+
+static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "op", "n", "m", "rows", "cols", "dtype", "n_heads", "n_kv_heads", "head_dim", "threads", NULL };
+    static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
+    const char *op, *dtype = "bf16";
+    lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
+    int threads = 0, known = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiii", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
+                                     &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &threads))
+        return NULL;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(dtype, dtypes[i]) == 0) known = i;
+    if (known < 0) return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be f32, f16 or bf16", dtype);
+    shape.dtype = (lazy_dtype)known;
+    BenchObject *self = (BenchObject *)type->tp_alloc(type, 0);
+    lazy_error err = { 0 };
+    if (self && lazy_bench_open(&self->bench, op, shape, threads, &err)) {
+        core_raise(core_state_of(type), &err);
+        Py_CLEAR(self);
+    }
+    return (PyObject *)self;
+}
+
+static void bench_dealloc(BenchObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    lazy_bench_close(self->bench);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* Holds the GIL: nothing else of this process shall run meanwhile. */
+static PyObject *bench_run(BenchObject *self, PyObject *unused)
+{
+    (void)unused;
+    double seconds;
+    lazy_error err = { 0 };
+    return lazy_bench_run(self->bench, &seconds, &err) ? core_raise(core_state_of(Py_TYPE(self)), &err) : PyFloat_FromDouble(seconds);
+}
+
+static PyObject *bench_flops(BenchObject *self, void *unused)
+{
+    (void)unused;
+    return PyFloat_FromDouble(lazy_bench_flops(self->bench));
+}
+
+static PyObject *bench_bytes(BenchObject *self, void *unused)
+{
+    (void)unused;
+    return PyFloat_FromDouble(lazy_bench_bytes(self->bench));
+}
+
+static PyMethodDef bench_methods[] = {
+    { "run", (PyCFunction)bench_run, METH_NOARGS, "run() -> seconds that one run took" },
+    { 0 },
+};
+
+static PyGetSetDef bench_fields[] = {
+    { "flops", (getter)bench_flops, NULL, "of one run, a multiply-add being two; multiply_adds knows after its first", NULL },
+    { "bytes", (getter)bench_bytes, NULL, "that one run must read", NULL },
+    { 0 },
+};
+
+PyType_Spec bench_spec = {
+    .name = "lazyllm._core.Bench",
+    .basicsize = sizeof(BenchObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots =
+        (PyType_Slot[]){
+            { Py_tp_doc, "Bench(op, *, n, m, rows, cols, dtype, n_heads, n_kv_heads, head_dim, threads): one op on random data, timed" },
+            { Py_tp_new, bench_new },
+            { Py_tp_dealloc, bench_dealloc },
+            { Py_tp_methods, bench_methods },
+            { Py_tp_getset, bench_fields },
+            { 0 },
+        },
+};
