@@ -1,11 +1,21 @@
-/* attention.c — softmax(q k^T) v in one sweep over the keys, never a map of rows by keys.
+/* attention.c — softmax(q k^T) v in one sweep over the keys, never a map of rows by keys; K and V are read where they lie.
  *
- * Many rows: the keys in play are packed once per layer, then each task takes a block of rows of one head through blocks of
- * keys. Few rows (a decode step and what it revives): keys are read where they lie, in fixed chunks that are merged in order. */
+ * A task takes a block of rows, with all query heads that share one key head, through blocks of keys: each block of keys is
+ * packed once in the worker's scratch, each block of scores softened there. Where the rows are few, the keys too are divided
+ * among tasks, into chunks that are merged in order. One row alone is bound by reading: it goes from key to key, all heads at once.
+ *
+ * Exponents are to the base 2: q is scaled by log2(e) / sqrt(D) beforehand. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu.h"
+
+enum {
+    KEY_BLOCK = 256,  /* keys whose scores are held at a time; a multiple of every tile's columns */
+    HEAD_ROWS = 168,  /* rows x heads of one task, unless scratch is short */
+    KEY_CHUNK = 1024, /* least keys of a chunk, where keys are divided */
+    MOST_TILE_COLS = 64,
+};
 
 void lazy_cpu_limits(int32_t *limits, const int32_t *rows, int n, const int32_t *in_play, int m)
 {
@@ -17,68 +27,176 @@ void lazy_cpu_limits(int32_t *limits, const int32_t *rows, int n, const int32_t 
 
 typedef struct attending {
     lazy_stream *stream;
-    const lazy_cpu_stream *scratch;
     const lazy_config *c;
     const lazy_kernels *kernels;
     float *y;         /* (n, H D) */
     const float *qkv; /* (n, width) */
-    int n;
-    lazy_kv kv;
+    int n, m;
+    const float *k, *v;     /* (capacity, G D) */
     const int32_t *in_play; /* (m,) */
-    int m;
+    const int32_t *limits;  /* (n,) how many of in_play each row sees */
+    float *partial;         /* (n, H, chunks, D + 2) outputs, maxima, sums; where there are chunks */
     float scale;
-    int width;                 /* (H + 2G) D */
+    int width, kv_width;       /* (H + 2G) D, G D */
     int group;                 /* query heads that share a key head */
-    int chunks;                /* few rows: of keys */
-    int row_block, row_blocks; /* many rows */
+    int heads, head_blocks;    /* of them in one task */
+    int row_block, row_blocks; /* rows in one task */
+    int chunk, chunks;         /* keys in one task; one chunk means all of them */
 } attending;
 
 static int least(int a, int b) { return a < b ? a : b; }
 static int between(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
-/* ---- few rows --------------------------------------------------------------------------- */
-
-enum { MOST_SHARED = 32 }; /* query heads that go over the keys together */
-
-/* Outputs, maximum and sum of one row's head over one chunk. */
 static float *partial_of(const attending *t, int row, int head, int chunk)
 {
-    return t->scratch->partial + (((int64_t)row * t->c->n_heads + head) * t->chunks + chunk) * (t->c->head_dim + 2);
+    return t->partial + (((int64_t)row * t->c->n_heads + head) * t->chunks + chunk) * (t->c->head_dim + 2);
 }
 
-static void attend_chunk(void *job, int task, int worker)
+/* Where the output of one row's head goes: finished, or as a chunk's part. */
+static void deliver(const attending *t, int row, int head, int chunk, const float *o, float max, float sum)
+{
+    int d = t->c->head_dim;
+    if (t->chunks == 1) {
+        float *y = t->y + ((int64_t)row * t->c->n_heads + head) * d, share = 1.0f / sum;
+        for (int i = 0; i < d; i++) y[i] = o[i] * share;
+        return;
+    }
+    float *partial = partial_of(t, row, head, chunk);
+    memcpy(partial, o, (size_t)d * sizeof *o);
+    partial[d] = max;
+    partial[d + 1] = sum;
+}
+
+/* ---- one row ---------------------------------------------------------------------------- */
+
+static void attend_one(void *job, int chunk, int worker)
 {
     const attending *t = job;
-    int d = t->c->head_dim, kv_width = t->c->n_kv_heads * d;
-    int chunk = task % t->chunks, g = task / t->chunks % t->c->n_kv_heads, row = task / t->chunks / t->c->n_kv_heads;
-    int first = chunk * KEY_CHUNK, n = least(KEY_CHUNK, t->scratch->limits[row] - first);
-    float *s = scratch_of(t->stream, worker), *o = s + MOST_SHARED * KEY_CHUNK;
-    for (int h = g * t->group, end = h + t->group; h < end && n > 0; h += MOST_SHARED) {
-        int shared = least(MOST_SHARED, end - h);
-        t->kernels->key_dots(s, KEY_CHUNK, t->qkv + (int64_t)row * t->width + h * d, shared, (const float *)t->kv.k + g * d, kv_width,
-                             t->in_play + first, n, d);
-        for (int i = 0; i < shared; i++) {
-            float *partial = partial_of(t, row, h + i, chunk);
-            partial[d] = -INFINITY;
-            partial[d + 1] = 0.0f;
-            t->kernels->soften(s + i * KEY_CHUNK, n, t->scale, &partial[d], &partial[d + 1]);
+    int d = t->c->head_dim, heads = t->c->n_heads;
+    float *q = scratch_of(t->stream, worker), *o = q + heads * d, *s = o + heads * d, *max = s + heads * KEY_BLOCK, *sum = max + heads;
+    for (int i = 0; i < heads * d; i++) q[i] = t->qkv[i] * t->scale;
+    memset(o, 0, (size_t)heads * (size_t)d * sizeof *o);
+    for (int h = 0; h < heads; h++) {
+        max[h] = -INFINITY;
+        sum[h] = 0.0f;
+    }
+    int end = least((chunk + 1) * t->chunk, t->limits[0]);
+    for (int key = chunk * t->chunk; key < end; key += KEY_BLOCK) {
+        int n = least(KEY_BLOCK, end - key);
+        t->kernels->key_dots(s, KEY_BLOCK, q, heads, t->group, t->k, t->kv_width, t->in_play + key, n, d);
+        for (int h = 0; h < heads; h++) {
+            float factor = t->kernels->soften(s + h * KEY_BLOCK, n, &max[h], &sum[h]);
+            if (factor != 1.0f) t->kernels->scale_row(o + h * d, d, factor);
         }
-        t->kernels->value_sums(o, s, KEY_CHUNK, shared, (const float *)t->kv.v + g * d, kv_width, t->in_play + first, n, d);
-        for (int i = 0; i < shared; i++) memcpy(partial_of(t, row, h + i, chunk), o + i * d, (size_t)d * sizeof *o);
+        t->kernels->value_sums(o, s, KEY_BLOCK, heads, t->group, t->v, t->kv_width, t->in_play + key, n, d);
+    }
+    for (int h = 0; h < heads; h++) deliver(t, 0, h, chunk, o + h * d, max[h], sum[h]);
+}
+
+/* ---- a block of rows -------------------------------------------------------------------- */
+
+/* What a task works on: `rows` rows of `heads` heads of one key head, row by row; all of it in the worker's scratch. */
+typedef struct sweep {
+    int first, rows, g, head, heads;
+    float *q, *o;     /* (rows heads, D) */
+    float *max, *sum; /* (rows heads,) */
+    float *s;         /* (rows heads, KEY_BLOCK) scores, then their powers */
+    float *keys;      /* panels (D, tile_cols) of a block's keys */
+} sweep;
+
+static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
+{
+    int d = t->c->head_dim;
+    sweep w = { .first = first, .rows = least(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
+    w.heads = least(t->heads, (g + 1) * t->group - w.head);
+    int n = w.rows * w.heads;
+    w.q = scratch;
+    w.o = w.q + n * d;
+    w.max = w.o + n * d;
+    w.sum = w.max + n;
+    w.s = w.sum + n;
+    w.keys = w.s + n * KEY_BLOCK;
+    for (int r = 0; r < w.rows; r++) {
+        const float *q = t->qkv + (int64_t)(first + r) * t->width + w.head * d;
+        for (int i = 0; i < w.heads * d; i++) w.q[r * w.heads * d + i] = q[i] * t->scale;
+    }
+    memset(w.o, 0, (size_t)n * (size_t)d * sizeof *w.o);
+    for (int i = 0; i < n; i++) {
+        w.max[i] = -INFINITY;
+        w.sum[i] = 0.0f;
+    }
+    return w;
+}
+
+static void pack_keys(const attending *t, const sweep *w, int key, int n)
+{
+    int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    const void *row[MOST_TILE_COLS];
+    for (int j = 0; j < n; j += cols) {
+        int here = least(cols, n - j);
+        for (int i = 0; i < here; i++) row[i] = t->k + (int64_t)t->in_play[key + j + i] * t->kv_width + w->g * d;
+        t->kernels->pack(w->keys + j * d, row, here, LAZY_F32, d);
     }
 }
 
-/* Merges the chunks of one row, all heads. */
-static void merge_row(const attending *t, int row)
+/* One block of keys for a strip of `rows` of the task's rows x heads from `top` on. */
+static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys, int top, int rows)
 {
-    int d = t->c->head_dim, seen = (t->scratch->limits[row] + KEY_CHUNK - 1) / KEY_CHUNK;
+    const lazy_kernels *kernels = t->kernels;
+    int d = t->c->head_dim, cols = kernels->tile_cols;
+    const int32_t *limits = t->limits + w->first;
+    int reach = between(limits[(top + rows - 1) / w->heads] - key, 0, n_keys);
+    if (reach == 0) return;
+    for (int j = 0; j < reach; j += cols)
+        kernels->tile(w->s + top * KEY_BLOCK + j, KEY_BLOCK, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
+    for (int i = top; i < top + rows; i++) {
+        float *s = w->s + i * KEY_BLOCK;
+        int visible = between(limits[i / w->heads] - key, 0, reach);
+        if (visible < reach) memset(s + visible, 0, (size_t)(reach - visible) * sizeof *s);
+        if (visible == 0) continue;
+        float factor = kernels->soften(s, visible, &w->max[i], &w->sum[i]);
+        if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
+    }
+    for (int i = 0; i < d; i += cols)
+        kernels->tile_at(w->o + top * d + i, d, w->s + top * KEY_BLOCK, KEY_BLOCK, t->v + w->g * d + i, t->kv_width, t->in_play + key,
+                         reach, rows, least(cols, d - i), true);
+}
+
+static void attend_rows(void *job, int task, int worker)
+{
+    const attending *t = job;
+    int blocks = t->c->n_kv_heads * t->head_blocks, d = t->c->head_dim;
+    int chunk = task % t->chunks, block = task / t->chunks % blocks;
+    int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* long ones first */
+    sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
+    int n = w.rows * w.heads, end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
+    for (int key = chunk * t->chunk; key < end; key += KEY_BLOCK) {
+        int n_keys = least(KEY_BLOCK, end - key);
+        pack_keys(t, &w, key, n_keys);
+        int strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
+        for (int top = 0, rows; top < n; top += rows, strips--) {
+            rows = (n - top + strips - 1) / strips;
+            sweep_strip(t, &w, key, n_keys, top, rows);
+        }
+    }
+    for (int i = 0; i < n; i++) deliver(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
+}
+
+/* ---- dividing, merging ------------------------------------------------------------------ */
+
+/* Puts one row's chunks together, all heads, in order. */
+static void merge_row(void *job, int row, int worker)
+{
+    (void)worker;
+    const attending *t = job;
+    int d = t->c->head_dim;
     for (int h = 0; h < t->c->n_heads; h++) {
         float *y = t->y + ((int64_t)row * t->c->n_heads + h) * d, max = -INFINITY, sum = 0.0f;
-        for (int chunk = 0; chunk < seen; chunk++) max = fmaxf(max, partial_of(t, row, h, chunk)[d]);
+        for (int chunk = 0; chunk < t->chunks; chunk++) max = fmaxf(max, partial_of(t, row, h, chunk)[d]);
         memset(y, 0, (size_t)d * sizeof *y);
-        for (int chunk = 0; chunk < seen; chunk++) {
+        for (int chunk = 0; chunk < t->chunks; chunk++) {
             const float *partial = partial_of(t, row, h, chunk);
-            float factor = expf((partial[d] - max) * t->scale);
+            float factor = exp2f(partial[d] - max);
             sum += partial[d + 1] * factor;
             for (int i = 0; i < d; i++) y[i] += partial[i] * factor;
         }
@@ -86,65 +204,21 @@ static void merge_row(const attending *t, int row)
     }
 }
 
-/* ---- many rows -------------------------------------------------------------------------- */
-
-enum { KEY_BLOCK = 256, ROW_BLOCK = 56 }; /* of the scores that a task holds in cache; a multiple of every tile's columns */
-
-static int panels_of(const attending *t) { return (t->m + t->kernels->tile_cols - 1) / t->kernels->tile_cols; }
-
-/* Packs tile_cols keys of one head into a panel (D, tile_cols), and their values into rows. */
-static void pack_keys(void *job, int task, int worker)
+/* Fixed by the shapes alone, never by the number of threads, so that sums always run in the same order. */
+static void divide(attending *t)
 {
-    (void)worker;
-    const attending *t = job;
-    int d = t->c->head_dim, kv_width = t->c->n_kv_heads * d, cols = t->kernels->tile_cols, panels = panels_of(t);
-    int g = task / panels, first = task % panels * cols, n = least(cols, t->m - first);
-    const void *row[64];
-    for (int j = 0; j < n; j++) {
-        int64_t slot = (int64_t)t->in_play[first + j] * kv_width + g * d;
-        row[j] = (const float *)t->kv.k + slot;
-        memcpy(t->scratch->values + ((int64_t)g * t->m + first + j) * d, (const float *)t->kv.v + slot, (size_t)d * sizeof(float));
-    }
-    t->kernels->pack(t->scratch->keys + (int64_t)task * cols * d, row, n, LAZY_F32, d);
-}
-
-static void attend_block(void *job, int task, int worker)
-{
-    const attending *t = job;
-    const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim, cols = kernels->tile_cols, tile_rows = kernels->tile_rows, panels = panels_of(t);
-    int h = task % t->c->n_heads, g = h / t->group;
-    int first = (t->row_blocks - 1 - task / t->c->n_heads) * t->row_block, n = least(t->row_block, t->n - first); /* long ones first */
-    const int32_t *limits = t->scratch->limits + first;
-    const float *q = t->qkv + (int64_t)first * t->width + h * d, *values = t->scratch->values + (int64_t)g * t->m * d;
-    float *s = scratch_of(t->stream, worker), *o = s + ROW_BLOCK * KEY_BLOCK, max[ROW_BLOCK], sum[ROW_BLOCK];
-    for (int r = 0; r < n; r++) {
-        max[r] = -INFINITY;
-        sum[r] = 0.0f;
-    }
-    memset(o, 0, (size_t)n * (size_t)d * sizeof *o);
-
-    for (int key = 0; key < limits[n - 1]; key += KEY_BLOCK) {
-        for (int top = 0; top < n; top += tile_rows) {
-            int rows = least(tile_rows, n - top), reach = between(limits[top + rows - 1] - key, 0, KEY_BLOCK);
-            for (int j = 0; j < reach; j += cols)
-                kernels->tile(s + top * KEY_BLOCK + j, KEY_BLOCK, q + (int64_t)top * t->width, t->width,
-                              t->scratch->keys + ((int64_t)g * panels + (key + j) / cols) * cols * d, cols, d, rows, cols, false);
-            for (int r = top; r < top + rows && reach; r++) {
-                float *row = s + r * KEY_BLOCK;
-                int visible = between(limits[r] - key, 0, KEY_BLOCK);
-                memset(row + visible, 0, (size_t)(reach - visible) * sizeof *row);
-                if (visible) kernels->scale_row(o + r * d, d, kernels->soften(row, visible, t->scale, &max[r], &sum[r]));
-            }
-            for (int i = 0; i < d && reach; i += cols)
-                kernels->tile(o + top * d + i, d, s + top * KEY_BLOCK, KEY_BLOCK, values + (int64_t)key * d + i, d, reach, rows,
-                              least(cols, d - i), true);
-        }
-    }
-    for (int r = 0; r < n; r++) {
-        float *y = t->y + ((int64_t)(first + r) * t->c->n_heads + h) * d;
-        for (int i = 0; i < d; i++) y[i] = o[r * d + i] / sum[r];
-    }
+    int d = t->c->head_dim;
+    int room = (WORKER_SCRATCH - KEY_BLOCK * d) / (2 * d + 2 + KEY_BLOCK), most = least(HEAD_ROWS, room);
+    t->head_blocks = (t->group + most - 1) / most;
+    t->heads = (t->group + t->head_blocks - 1) / t->head_blocks;
+    t->row_block = most / t->heads;
+    t->row_blocks = (t->n + t->row_block - 1) / t->row_block;
+    t->chunk = t->m;
+    t->chunks = 1;
+    if (t->n > FEW_ROWS) return;
+    t->chunk = (t->m + MOST_CHUNKS - 1) / MOST_CHUNKS;
+    t->chunk = t->chunk < KEY_CHUNK ? KEY_CHUNK : (t->chunk + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK;
+    t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
 int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play, int m,
@@ -154,29 +228,27 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
     const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     attending t = {
         .stream = stream,
-        .scratch = scratch,
         .c = c,
         .kernels = kernels_of(stream),
         .y = y,
         .qkv = qkv,
         .n = n,
-        .kv = kv,
-        .in_play = in_play,
         .m = m,
-        .scale = 1.0f / sqrtf((float)c->head_dim),
+        .k = kv.k,
+        .v = kv.v,
+        .in_play = in_play,
+        .limits = scratch->limits,
+        .partial = scratch->partial,
+        .scale = (float)(M_LOG2E / sqrt(c->head_dim)),
         .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+        .kv_width = c->n_kv_heads * c->head_dim,
         .group = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    divide(&t);
     int code;
-    if (n <= FEW_ROWS) {
-        t.chunks = (m + KEY_CHUNK - 1) / KEY_CHUNK;
-        if ((code = lazy_cpu_run(stream, attend_chunk, &t, n * c->n_kv_heads * t.chunks, err))) return code;
-        for (int r = 0; r < n; r++) merge_row(&t, r);
-        return LAZY_OK;
-    }
-    t.row_block = ROW_BLOCK / t.kernels->tile_rows * t.kernels->tile_rows;
-    t.row_blocks = (n + t.row_block - 1) / t.row_block;
-    if ((code = lazy_cpu_run(stream, pack_keys, &t, c->n_kv_heads * panels_of(&t), err))) return code;
-    return lazy_cpu_run(stream, attend_block, &t, c->n_heads * t.row_blocks, err);
+    if (n == 1) code = lazy_cpu_run(stream, attend_one, &t, t.chunks, err);
+    else code = lazy_cpu_run(stream, attend_rows, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
+    if (code || t.chunks == 1) return code;
+    return lazy_cpu_run(stream, merge_row, &t, n, err);
 }

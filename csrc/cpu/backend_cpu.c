@@ -11,7 +11,8 @@ enum { ROW_CHUNK = 1024 };
 static int cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     (void)backend;
-    return lazy_alloc(out, bytes, 1, what, err);
+    enum { TAIL = 64 * sizeof(float) }; /* a tile's columns, which kernels may read past the end but do not use */
+    return lazy_alloc(out, bytes > SIZE_MAX - TAIL ? SIZE_MAX : bytes + TAIL, 1, what, err);
 }
 
 static void cpu_free(lazy_backend *backend, void *memory)
@@ -48,7 +49,7 @@ static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, laz
 
 static void free_scratch(lazy_cpu_stream *s)
 {
-    void *owned[] = { s->limits, s->keys, s->values, s->partial, s->gate_up, s->shares, s->order };
+    void *owned[] = { s->limits, s->partial, s->gate_up, s->shares, s->order };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
 }
 
@@ -64,19 +65,14 @@ static int cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
     const lazy_config *c = stream->config;
-    size_t cols = (size_t)kernels_of(stream)->tile_cols, heads = (size_t)c->n_heads, kv_heads = (size_t)c->n_kv_heads,
-           d = (size_t)c->head_dim;
-    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, panels = (tokens + cols - 1) / cols,
-           chunks = (tokens + KEY_CHUNK - 1) / KEY_CHUNK;
-    size_t chunk_rows = rows < ROW_CHUNK ? rows : ROW_CHUNK;
+    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
+    size_t few_rows = rows < FEW_ROWS ? rows : FEW_ROWS, few_product_rows = rows < FEW_PRODUCT_ROWS ? rows : FEW_PRODUCT_ROWS;
     const char *what = "the CPU's scratch";
     lazy_cpu_stream fresh = { .base = s->base, .rows = n_rows, .tokens = n_tokens };
     int code = lazy_alloc((void **)&fresh.limits, rows, sizeof *fresh.limits, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.keys, kv_heads * panels * cols * d, sizeof *fresh.keys, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.values, kv_heads * tokens * d + cols, sizeof *fresh.values, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.partial, FEW_ROWS * heads * chunks * (d + 2), sizeof *fresh.partial, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.gate_up, chunk_rows * 2 * (size_t)c->ffn, sizeof *fresh.gate_up, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.shares, heads * 2 * tokens, sizeof *fresh.shares, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.partial, few_rows * heads * MOST_CHUNKS * (d + 2), sizeof *fresh.partial, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.gate_up, few_product_rows * 2 * (size_t)c->ffn, sizeof *fresh.gate_up, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.shares, heads * tokens, sizeof *fresh.shares, what, err);
     if (!code) code = lazy_alloc((void **)&fresh.order, tokens, sizeof *fresh.order, what, err);
     if (code) {
         free_scratch(&fresh);

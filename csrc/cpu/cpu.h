@@ -7,7 +7,7 @@
 #include "pool.h"
 
 /* Each worker's own scratch: fits a core's L2 cache. */
-enum { WORKER_SCRATCH = 128 * 1024 /* floats */ };
+enum { WORKER_SCRATCH = 256 * 1024 /* floats */ };
 
 typedef struct lazy_cpu {
     lazy_backend base;
@@ -21,17 +21,16 @@ typedef struct lazy_cpu_stream {
     lazy_stream base;
     int rows, tokens; /* that the scratch below is for */
     int32_t *limits;  /* (rows,) how many of the tokens in play each row sees */
-    float *keys;      /* (G, ceil(tokens / tile_cols), D, tile_cols) keys in play, turned into panels */
-    float *values;    /* (G, tokens, D) values in play, and a tile's columns more, which are read but not used */
-    float *partial;   /* (FEW_ROWS, H, chunks of keys, D + 2) attention of few rows: outputs, maxima, sums */
-    float *gate_up;   /* (row_chunk, 2 F) */
-    float *shares;    /* (H, 2, tokens) attention of the query rows, by head: their sum, and one row's */
+    float *partial;   /* (rows <= FEW_ROWS, H, MOST_CHUNKS, D + 2) attention over chunks of keys: outputs, maxima, sums */
+    float *gate_up;   /* (FEW_PRODUCT_ROWS, 2 F) */
+    float *shares;    /* (H, tokens) attention of a query row, by head */
     uint32_t *order;  /* (tokens,) score bits that selection orders */
 } lazy_cpu_stream;
 
 enum {
-    FEW_ROWS = 16,    /* up to here rows read K and V where they lie; more are worth packing for */
-    KEY_CHUNK = 1024, /* keys that one task of few rows reads */
+    FEW_PRODUCT_ROWS = 48, /* up to here packing weights costs more than it saves */
+    FEW_ROWS = 64,         /* up to here attention divides the keys among tasks, into at most ... */
+    MOST_CHUNKS = 16,
 };
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }

@@ -18,19 +18,23 @@ typedef struct lazy_kernels {
      * cols is. Strides in elements. */
     void (*tile)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate);
+    /* the same with row kk of b at b + slot[kk] * b_stride */
+    void (*tile_at)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
+                    int k, int rows, int cols, bool accumulate);
     /* y[r, j] (+)= x[r, :k] . w[j, :k]; for few rows */
     void (*dots)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
 
-    /* s[h, j] = q[h, :d] . key[slot[j], :d] */
-    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_q, const float *key, int64_t key_stride, const int32_t *slot, int n,
-                     int d);
-    /* o[h, :d] = sum over j of p[h, j] * value[slot[j], :d] */
-    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_q, const float *value, int64_t value_stride, const int32_t *slot,
-                       int n, int d);
-    /* s[j] = exp((s[j] - m) * scale) with m = max(s[:n], *max); adds them to *sum * f and returns f = exp((*max - m) * scale), the
-     * factor by which what was summed before must shrink. *max = m. n > 0; *max may be -INFINITY. */
-    float (*soften)(float *s, int n, float scale, float *max, float *sum);
+    /* One row's heads, `group` of which share a key head, over n keys and values.
+     * s[h, j] = q[h, :d] . key[slot[j], h / group, :d] */
+    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
+                     const int32_t *slot, int n, int d);
+    /* o[h, :d] += sum over j of p[h, j] * value[slot[j], h / group, :d] */
+    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
+                       const int32_t *slot, int n, int d);
+    /* s[j] = 2^(s[j] - m) with m = max(s[:n], *max); adds them to *sum * f and returns f = 2^(*max - m), the factor by which
+     * what was summed before must shrink. *max = m. n > 0; *max may be -INFINITY. */
+    float (*soften)(float *s, int n, float *max, float *sum);
     void (*scale_row)(float *y, int n, float factor);                        /* y *= factor */
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
     void (*norm_row)(float *y, const float *x, const float *weight, int n, float eps);

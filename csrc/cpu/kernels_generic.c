@@ -3,4 +3,5 @@
 #define LANES        4
 #define TILE_ROWS    6
 #define TILE_VECTORS 2
+#define DOT_ROWS     2
 #include "kernels_template.h"

@@ -1,8 +1,8 @@
 /* kernels_template.h — the one source of all kernels; kernels.h says what each computes.
  *
  * The including file defines VARIANT, LANES (floats per vector), TILE_ROWS x TILE_VECTORS (the register tile, sized so that
- * sums, one row of b and a broadcast fit the registers), and where the instruction set
- * can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16. */
+ * sums, one row of b and a broadcast fit the registers), DOT_ROWS (so that four times as many sums do), and where the
+ * instruction set can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16, and LARGER(a, b). */
 #include <math.h>
 #include <string.h>
 
@@ -39,6 +39,32 @@ INLINE float sum_lanes(vec v)
     four f = v;
 #endif
     return (f[0] + f[2]) + (f[1] + f[3]);
+}
+
+/* The four sums of lanes, each in the very order of sum_lanes. */
+INLINE four sum_lanes_of_four(vec a, vec b, vec c, vec d)
+{
+#if LANES == 16
+    vec ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    vec cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             __builtin_shufflevector(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    vec all = __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+              __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return __builtin_shufflevector(all, all, 0, 4, 8, 12);
+#elif LANES == 8
+    vec ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    vec cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(c, d, 4, 5, 6, 7, 12, 13, 14, 15);
+    vec all = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6);
+    return __builtin_shufflevector(all, all, 0, 4, 2, 6);
+#else
+    vec ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
+    vec cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+#endif
 }
 
 /* ---- widening --------------------------------------------------------------------------- */
@@ -92,24 +118,25 @@ static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 
 /* ---- exp -------------------------------------------------------------------------------- */
 
-/* Relative error below 2e-7 for -87.3 <= x <= 88; smaller x give 0, larger ones exp(88). */
-INLINE vec vector_exp(vec x)
+#ifndef LARGER
+#define LARGER(a, b) choose((a) > (b), a, b)
+#endif
+
+/* 2^x for x <= 127, relative error below 1.5e-7; 0 for x < -126.5. NaN stays NaN. */
+INLINE vec exp2_of(vec x)
 {
-    const float log2_e = 0x1.715476p+0f, ln2_high = 0x1.62e400p-1f, ln2_low = 0x1.7f7d1cp-20f, round = 0x1.8p23f;
-    ints tiny = x < -87.3f;
-    x = choose(x > 88.0f, splat(88.0f), choose(tiny, splat(0.0f), x));
-    vec n = (x * log2_e + round) - round;
-    vec r = (x - n * ln2_high) - n * ln2_low;
-    vec p = splat(1.0f / 5040);
-    p = p * r + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
+    const float to_integer = 0x1.8p23f; /* adding it leaves the rounded integer in the lowest bits */
+    x = LARGER(splat(-127.0f), x);      /* x second: of a NaN and a number it gives the second */
+    vec shifted = x + to_integer;
+    vec r = x - (shifted - to_integer);
+    vec p = splat(0x1.41fbbcp-13f);
+    p = p * r + 0x1.5f3e52p-10f;
+    p = p * r + 0x1.3b2d4cp-7f;
+    p = p * r + 0x1.c6aee8p-5f;
+    p = p * r + 0x1.ebfbdcp-3f;
+    p = p * r + 0x1.62e430p-1f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    vec power = (vec)((__builtin_convertvector(n, ints) + 127) << 23);
-    return choose(tiny, splat(0.0f), p * power);
+    return p * (vec)(((ints)shifted << 23) + 0x3f800000);
 }
 
 /* A vector of which only n lanes lie in memory, or a whole one where n >= LANES. */
@@ -132,21 +159,25 @@ INLINE void store_part(float *p, vec v, int n)
     memcpy(p, part, (size_t)n * sizeof *p);
 }
 
-static float soften(float *s, int n, float scale, float *max, float *sum)
+static float soften(float *s, int n, float *max, float *sum)
 {
     vec m = splat(-INFINITY), total = splat(0.0f);
-    for (int i = 0; i < n; i += LANES) {
-        vec v = load_part(s + i, n - i, -INFINITY);
-        m = choose(v > m, v, m);
-    }
+    int whole = n / LANES * LANES;
+    for (int i = 0; i < whole; i += LANES) m = LARGER(load(s + i), m);
+    if (whole < n) m = LARGER(load_part(s + whole, n - whole, -INFINITY), m);
     float top = *max;
     for (int lane = 0; lane < LANES; lane++) top = m[lane] > top ? m[lane] : top;
-    for (int i = 0; i < n; i += LANES) {
-        vec e = vector_exp((load_part(s + i, n - i, -INFINITY) - top) * scale);
-        store_part(s + i, e, n - i);
+    for (int i = 0; i < whole; i += LANES) {
+        vec e = exp2_of(load(s + i) - top);
+        store(s + i, e);
         total += e;
     }
-    float factor = *max == -INFINITY ? 0.0f : expf((*max - top) * scale);
+    if (whole < n) {
+        vec e = exp2_of(load_part(s + whole, n - whole, -INFINITY) - top);
+        store_part(s + whole, e, n - whole);
+        total += e;
+    }
+    float factor = *max == top ? 1.0f : exp2f(*max - top);
     *sum = *sum * factor + sum_lanes(total);
     *max = top;
     return factor;
@@ -161,7 +192,8 @@ static void swiglu_row(float *y, const float *gate, const float *up, int n)
 {
     for (int i = 0; i < n; i += LANES) {
         vec g = load_part(gate + i, n - i, 0.0f), u = load_part(up + i, n - i, 0.0f);
-        store_part(y + i, g / (1.0f + vector_exp(-g)) * u, n - i);
+        vec power = choose(g < -88.0f, splat(127.0f), g * -0x1.715476p+0f); /* e^-g = 2^power */
+        store_part(y + i, g / (1.0f + exp2_of(power)) * u, n - i);
     }
 }
 
@@ -183,15 +215,49 @@ static void norm_row(float *y, const float *x, const float *weight, int n, float
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
+/* Turns LANES rows of LANES values round: afterwards v[i] holds the i-th value of every row. */
+INLINE void transpose(vec v[LANES])
+{
+#if LANES == 16
+#define LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define LOW  0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define LOW  0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+    /* every round interleaves the first half of the rows with the second */
+    vec from[LANES];
+#pragma GCC unroll 4
+    for (int round = 1; round < LANES; round *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) from[i] = v[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            v[2 * i] = __builtin_shufflevector(from[i], from[i + LANES / 2], LOW);
+            v[2 * i + 1] = __builtin_shufflevector(from[i], from[i + LANES / 2], HIGH);
+        }
+    }
+#undef LOW
+#undef HIGH
+}
+
 INLINE void pack_any(float *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
-    for (int j = 0; j < TILE_COLS; j++) {
-        float *column = panel + j;
-        if (j >= n) {
-            for (int kk = 0; kk < k; kk++) column[(int64_t)kk * TILE_COLS] = 0.0f;
-            continue;
+    for (int j = 0; j < TILE_COLS; j += LANES) {
+        int kk = 0;
+        for (; kk + LANES <= k && j < n; kk += LANES) {
+            vec v[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) v[i] = j + i < n ? widen(row[j + i], dtype, kk) : splat(0.0f);
+            transpose(v);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) store(panel + (int64_t)(kk + i) * TILE_COLS + j, v[i]);
         }
-        for (int kk = 0; kk < k; kk++) column[(int64_t)kk * TILE_COLS] = widen_one(row[j], dtype, kk);
+        for (; kk < k; kk++)
+            for (int i = j; i < j + LANES; i++) panel[(int64_t)kk * TILE_COLS + i] = i < n ? widen_one(row[i], dtype, kk) : 0.0f;
     }
 }
 
@@ -204,8 +270,8 @@ static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, 
     }
 }
 
-INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int cols,
-                    bool accumulate, const int rows)
+INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
+                    int k, int cols, bool accumulate, const int rows)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
@@ -213,10 +279,11 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
 
-    for (int kk = 0; kk < k; kk++, b += b_stride) {
+    for (int kk = 0; kk < k; kk++) {
         vec column[TILE_VECTORS];
+        const float *at = b + (slot ? slot[kk] : kk) * b_stride;
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) column[v] = load(b + v * LANES);
+        for (int v = 0; v < TILE_VECTORS; v++) column[v] = load(at + v * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
             float x = a[r * a_stride + kk];
@@ -239,96 +306,115 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride
     }
 }
 
+#define TILE(n, slot)                                                                                                                      \
+    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, slot, k, cols, accumulate, n); break;
+#if TILE_ROWS > 6
+#define MORE_TILES(slot)                                                                                                                   \
+    TILE(7, slot)                                                                                                                          \
+    TILE(8, slot)                                                                                                                          \
+    TILE(9, slot)                                                                                                                          \
+    TILE(10, slot)                                                                                                                         \
+    TILE(11, slot)                                                                                                                         \
+    TILE(12, slot)                                                                                                                         \
+    TILE(13, slot)                                                                                                                         \
+    TILE(14, slot)
+#else
+#define MORE_TILES(slot)
+#endif
+#define TILES(slot)                                                                                                                        \
+    switch (rows) {                                                                                                                        \
+        TILE(1, slot)                                                                                                                      \
+        TILE(2, slot)                                                                                                                      \
+        TILE(3, slot)                                                                                                                      \
+        TILE(4, slot)                                                                                                                      \
+        TILE(5, slot)                                                                                                                      \
+        TILE(6, slot)                                                                                                                      \
+        MORE_TILES(slot)                                                                                                                   \
+    }
+
 static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate)
 {
-#define TILE(n)                                                                                                                            \
-    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, k, cols, accumulate, n); break;
-    switch (rows) {
-        TILE(1)
-        TILE(2)
-        TILE(3)
-        TILE(4)
-        TILE(5)
-        TILE(6)
-#if TILE_ROWS > 6
-        TILE(7)
-        TILE(8)
-        TILE(9)
-        TILE(10)
-        TILE(11)
-        TILE(12)
-        TILE(13)
-        TILE(14)
-#endif
-    }
-#undef TILE
+    TILES(NULL)
 }
+
+static void tile_at(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
+                    int k, int rows, int cols, bool accumulate){ TILES(slot) }
 
 /* ---- few rows --------------------------------------------------------------------------- */
 
-enum { DOT_ROWS = 4, DOT_COLS = 4 }; /* x rows and w rows whose sums stay in registers together */
-
-INLINE void dots_of(float *y, int64_t y_stride, const float *x, int64_t x_stride, const void *w, lazy_dtype dtype, int n_cols, int k,
-                    bool accumulate, const int rows, const int cols)
+/* Four rows of w that lie `spacing` apart, or one: y[r, c * y_spacing] for `rows` rows of x. */
+INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, const char *w, int64_t spacing,
+                    lazy_dtype dtype, int k, bool accumulate, const int rows, const int cols)
 {
-    const size_t width = dtype == LAZY_F32 ? 4 : 2;
-    for (int j = 0; j + cols <= n_cols; j += cols) {
-        const char *from = (const char *)w + (size_t)j * (size_t)k * width;
-        vec sum[DOT_ROWS][DOT_COLS];
+    vec sum[DOT_ROWS][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
+    int kk = 0;
+    for (; kk + LANES <= k; kk += LANES) {
+        vec wide[4];
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
-        int kk = 0;
-        for (; kk + LANES <= k; kk += LANES) {
-            vec wide[DOT_COLS];
+        for (int c = 0; c < cols; c++) wide[c] = widen(w + c * spacing, dtype, kk);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vec v = load(x + r * x_stride + kk);
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) {
-                const char *at = from + (size_t)c * (size_t)k * width;
-                wide[c] = widen(at, dtype, kk);
-                __builtin_prefetch(at + (size_t)DOT_COLS * (size_t)k * width + (size_t)kk * width); /* the group after this one */
-            }
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                vec v = load(x + r * x_stride + kk);
-#pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * v;
-            }
+            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * v;
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) {
-                float total = sum_lanes(sum[r][c]);
-                for (int rest = kk; rest < k; rest++)
-                    total += widen_one(from + (size_t)c * (size_t)k * width, dtype, rest) * x[r * x_stride + rest];
-                float *out = y + r * y_stride + j + c;
-                *out = accumulate ? *out + total : total;
-            }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        float total[4];
+        if (cols == 4) {
+            four all = sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+            memcpy(total, &all, sizeof total);
+        } else {
+            total[0] = sum_lanes(sum[r][0]);
+        }
+        for (int c = 0; c < cols; c++) {
+            for (int rest = kk; rest < k; rest++) total[c] += widen_one(w + c * spacing, dtype, rest) * x[r * x_stride + rest];
+            float *out = y + r * y_stride + c * y_spacing;
+            *out = accumulate ? *out + total[c] : total[c];
+        }
     }
 }
 
-INLINE void dots_rows(float *y, int64_t y_stride, const float *x, int64_t x_stride, const void *w, lazy_dtype dtype, int n_cols, int k,
-                      bool accumulate, const int rows)
+INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, int n_rows, const char *w,
+                      int64_t spacing, lazy_dtype dtype, int k, bool accumulate, const int cols)
 {
-    int whole = n_cols / DOT_COLS * DOT_COLS;
-    const size_t width = dtype == LAZY_F32 ? 4 : 2;
-    dots_of(y, y_stride, x, x_stride, w, dtype, whole, k, accumulate, rows, DOT_COLS);
-    dots_of(y + whole, y_stride, x, x_stride, (const char *)w + (size_t)whole * (size_t)k * width, dtype, n_cols - whole, k, accumulate,
-            rows, 1);
+    int groups = (n_rows + DOT_ROWS - 1) / DOT_ROWS;
+    for (int rows; n_rows > 0; n_rows -= rows, x += rows * x_stride, y += rows * y_stride) {
+        rows = (n_rows + groups - 1) / groups;
+        groups--;
+        switch (rows) {
+#define DOTS(n)                                                                                                                            \
+    case n: dots_of(y, y_stride, y_spacing, x, x_stride, w, spacing, dtype, k, accumulate, n, cols); break;
+            DOTS(1)
+            DOTS(2)
+#if DOT_ROWS > 2
+            DOTS(3)
+            DOTS(4)
+            DOTS(5)
+            DOTS(6)
+#endif
+#undef DOTS
+        }
+    }
 }
 
+/* The rows of w are read in four streams: the hardware fetches those ahead better than a single one. */
 INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                      int k, bool accumulate)
 {
-    for (; n_rows >= DOT_ROWS; n_rows -= DOT_ROWS, x += DOT_ROWS * x_stride, y += DOT_ROWS * y_stride)
-        dots_rows(y, y_stride, x, x_stride, w, dtype, n_cols, k, accumulate, DOT_ROWS);
-    switch (n_rows) {
-    case 3: dots_rows(y, y_stride, x, x_stride, w, dtype, n_cols, k, accumulate, 3); break;
-    case 2: dots_rows(y, y_stride, x, x_stride, w, dtype, n_cols, k, accumulate, 2); break;
-    case 1: dots_rows(y, y_stride, x, x_stride, w, dtype, n_cols, k, accumulate, 1); break;
-    }
+    const char *from = w;
+    int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
+    int stream = n_cols / 4;
+    for (int j = 0; j < stream; j++)
+        dots_rows(y + j, y_stride, stream, x, x_stride, n_rows, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate, 4);
+    for (int j = 4 * stream; j < n_cols; j++)
+        dots_rows(y + j, y_stride, 0, x, x_stride, n_rows, from + j * row_bytes, 0, dtype, k, accumulate, 1);
 }
 
 static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
@@ -341,46 +427,78 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
     }
 }
 
-/* ---- attention of few rows -------------------------------------------------------------- */
+/* ---- attention of one row --------------------------------------------------------------- */
 
-static void key_dots(float *s, int64_t s_stride, const float *q, int n_q, const float *key, int64_t key_stride, const int32_t *slot, int n,
-                     int d)
+/* Four keys at once: four streams, each from head to head. */
+INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *const key[4], int d, const int n)
 {
-    for (int j = 0; j < n; j++) {
-        const float *k = key + slot[j] * key_stride;
-        for (int h = 0; h < n_q; h++) {
-            const float *row = q + (int64_t)h * d;
-            vec total = splat(0.0f);
-            int i = 0;
-            for (; i + LANES <= d; i += LANES) total += load(k + i) * load(row + i);
-            float sum = sum_lanes(total);
-            for (; i < d; i++) sum += k[i] * row[i];
-            s[h * s_stride + j] = sum;
+    for (int h = 0; h < n_heads; h++, q += d, s += s_stride) {
+        int64_t at = (int64_t)(h / group) * d;
+        vec sum[4];
+#pragma GCC unroll 4
+        for (int j = 0; j < n; j++) sum[j] = splat(0.0f);
+        int i = 0;
+        for (; i + LANES <= d; i += LANES)
+#pragma GCC unroll 4
+            for (int j = 0; j < n; j++) sum[j] += load(key[j] + at + i) * load(q + i);
+        float total[4];
+        if (n == 4) {
+            four all = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
+            memcpy(total, &all, sizeof total);
+        } else {
+            total[0] = sum_lanes(sum[0]);
+        }
+        for (int j = 0; j < n; j++) {
+            for (int rest = i; rest < d; rest++) total[j] += key[j][at + rest] * q[rest];
+            s[j] = total[j];
         }
     }
 }
 
-static void value_sums(float *o, const float *p, int64_t p_stride, int n_q, const float *value, int64_t value_stride, const int32_t *slot,
-                       int n, int d)
+static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
+                     const int32_t *slot, int n, int d)
 {
-    for (int h = 0; h < n_q; h++) {
-        float *out = o + (int64_t)h * d;
-        const float *weight = p + h * p_stride;
+    int j = 0;
+    for (; j + 4 <= n; j += 4) {
+        const float *four_keys[4] = { key + slot[j] * key_stride, key + slot[j + 1] * key_stride, key + slot[j + 2] * key_stride,
+                                      key + slot[j + 3] * key_stride };
+        key_dots_of(s + j, s_stride, q, n_heads, group, four_keys, d, 4);
+    }
+    for (; j < n; j++) {
+        const float *one_key[4] = { key + slot[j] * key_stride };
+        key_dots_of(s + j, s_stride, q, n_heads, group, one_key, d, 1);
+    }
+}
+
+INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *const value[4], int d,
+                          const int n)
+{
+    for (int h = 0; h < n_heads; h++, o += d, p += p_stride) {
+        int64_t at = (int64_t)(h / group) * d;
         int i = 0;
-        for (; i + 4 * LANES <= d; i += 4 * LANES) {
-            vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
-            for (int j = 0; j < n; j++) {
-                const float *v = value + slot[j] * value_stride + i;
+        for (; i + LANES <= d; i += LANES) {
+            vec sum = load(o + i);
 #pragma GCC unroll 4
-                for (int part = 0; part < 4; part++) sum[part] += load(v + part * LANES) * weight[j];
-            }
-            for (int part = 0; part < 4; part++) store(out + i + part * LANES, sum[part]);
+            for (int j = 0; j < n; j++) sum += load(value[j] + at + i) * p[j];
+            store(o + i, sum);
         }
-        for (; i < d; i++) {
-            float sum = 0.0f;
-            for (int j = 0; j < n; j++) sum += value[slot[j] * value_stride + i] * weight[j];
-            out[i] = sum;
-        }
+        for (; i < d; i++)
+            for (int j = 0; j < n; j++) o[i] += value[j][at + i] * p[j];
+    }
+}
+
+static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
+                       const int32_t *slot, int n, int d)
+{
+    int j = 0;
+    for (; j + 4 <= n; j += 4) {
+        const float *four_values[4] = { value + slot[j] * value_stride, value + slot[j + 1] * value_stride,
+                                        value + slot[j + 2] * value_stride, value + slot[j + 3] * value_stride };
+        value_sums_of(o, p + j, p_stride, n_heads, group, four_values, d, 4);
+    }
+    for (; j < n; j++) {
+        const float *one_value[4] = { value + slot[j] * value_stride };
+        value_sums_of(o, p + j, p_stride, n_heads, group, one_value, d, 1);
     }
 }
 
@@ -429,6 +547,7 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .tile_cols = TILE_COLS,
     .pack = pack,
     .tile = tile,
+    .tile_at = tile_at,
     .dots = dots,
     .key_dots = key_dots,
     .value_sums = value_sums,

@@ -5,19 +5,22 @@
 #include "cpu.h"
 
 enum {
-    FEW_PRODUCT_ROWS = 16, /* up to here a product is bound by reading the weights */
-    DOT_BLOCK = 64,        /* output columns of one task of few rows */
     MOST_TILE_COLS = 64,
-    PANEL_K = 2048, /* longest stretch of a panel */
+    PANEL_K = 1024,                                         /* longest stretch of a panel */
+    PANELS_SIZE = 128 * 1024,                               /* floats of scratch for panels, ... */
+    STRIP_SIZE = 16 * 1024,                                 /* ... for one strip of rows of x, ... */
+    BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* ... and for gate and up of a block, before they become one */
 };
 
 typedef struct product {
     lazy_stream *stream;
-    float *y;       /* (n, y_stride) */
+    float *y;       /* (n, w->rows), or where gated (n, columns) */
     const float *x; /* (n, cols) */
     const lazy_matrix *w;
     int n;
     bool accumulate;
+    bool gated;    /* y = silu(first half of the columns) * second half */
+    int columns;   /* that tasks divide among them: all, or where gated those of the first half, with their fellows */
     int col_block; /* output columns of one task */
     int row_block; /* rows of one task */
     int n_col_blocks;
@@ -48,22 +51,41 @@ static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
     }
 }
 
+static int least(int a, int b) { return a < b ? a : b; }
+static int round_up(int x, int step) { return (x + step - 1) / step * step; }
+
 /* ---- few rows --------------------------------------------------------------------------- */
+
+/* Columns begin … end-1 of all rows; y is that of column 0. */
+static void multiply_columns(const product *p, float *y, int begin, int end)
+{
+    const lazy_matrix *w = p->w;
+    for (int col = begin, first; col < end;) {
+        const lazy_part *part = part_of(w, col, &first);
+        int here = least(first + part->rows, end) - col;
+        kernels_of(p->stream)->dots(y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
+                                    w->cols, p->accumulate);
+        col += here;
+    }
+}
 
 static void multiply_few(void *job, int task, int worker)
 {
     (void)worker;
     const product *p = job;
-    const lazy_matrix *w = p->w;
-    int begin = task * DOT_BLOCK, end = begin + DOT_BLOCK < w->rows ? begin + DOT_BLOCK : w->rows;
-    for (int col = begin, first; col < end;) {
-        const lazy_part *part = part_of(w, col, &first);
-        int here = first + part->rows < end ? first + part->rows - col : end - col;
-        kernels_of(p->stream)->dots(p->y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
-                                    w->cols, p->accumulate);
-        col += here;
+    int begin = task * p->col_block, end = least(begin + p->col_block, p->columns);
+    if (!p->gated) {
+        multiply_columns(p, p->y, begin, end);
+        add_bias(p, 0, p->n, begin, end - begin);
+        return;
     }
-    add_bias(p, 0, p->n, begin, end - begin);
+    float *both = ((lazy_cpu_stream *)p->stream)->gate_up; /* (n, 2 columns) */
+    multiply_columns(p, both, begin, end);
+    multiply_columns(p, both, p->columns + begin, p->columns + end);
+    for (int r = 0; r < p->n; r++) {
+        const float *gate = both + (int64_t)r * 2 * p->columns + begin;
+        kernels_of(p->stream)->swiglu_row(p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
+    }
 }
 
 /* ---- many rows -------------------------------------------------------------------------- */
@@ -96,87 +118,113 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
     }
 }
 
+/* A block of the output: rows row … row+n_rows-1, columns col … col+n_cols-1 and, where gated, their fellows beside them. */
+typedef struct block {
+    float *out; /* of its first row and column */
+    int64_t out_stride;
+    int row, n_rows, col, n_cols, halves;
+} block;
+
+/* Rows of x, elements k … k+len-1. Rows a multiple of 4 KiB apart would all lie in the same few sets of the first cache: those
+ * are copied. */
+static const float *strip_of(const product *p, float *copy, int row, int rows, int k, int len, int64_t *stride)
+{
+    const float *x = p->x + (int64_t)row * p->w->cols + k;
+    *stride = p->w->cols;
+    if (*stride % 1024) return x;
+    *stride = len + 16;
+    for (int r = 0; r < rows; r++) memcpy(copy + r * *stride, x + (int64_t)r * p->w->cols, (size_t)len * sizeof *x);
+    return copy;
+}
+
+static void multiply_stretch(const product *p, const block *b, float *panels, float *copy, int k, int len)
+{
+    const lazy_kernels *kernels = kernels_of(p->stream);
+    int width = kernels->tile_cols, per_half = (b->n_cols + width - 1) / width;
+    size_t panel_size = (size_t)len * (size_t)width;
+    for (int i = 0; i < b->halves * per_half; i++) {
+        int j = i % per_half * width;
+        pack_panel(p, panels + (size_t)i * panel_size, i / per_half * p->columns + b->col + j, least(width, b->n_cols - j), k, len);
+    }
+    int strips = (b->n_rows + kernels->tile_rows - 1) / kernels->tile_rows;
+    for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
+        rows = (b->n_rows - r + strips - 1) / strips;
+        int64_t stride;
+        const float *strip = strip_of(p, copy, b->row + r, rows, k, len, &stride);
+        for (int i = 0; i < b->halves * per_half; i++) {
+            int j = i % per_half * width;
+            kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, stride,
+                          panels + (size_t)i * panel_size, width, len, rows, least(width, b->n_cols - j), p->accumulate || k);
+        }
+    }
+}
+
 static void multiply_block(void *job, int task, int worker)
 {
     const product *p = job;
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    const lazy_matrix *w = p->w;
-    float *panels = scratch_of(p->stream, worker);
-    int col = task % p->n_col_blocks * p->col_block, row = task / p->n_col_blocks * p->row_block;
-    int n_cols = w->rows - col < p->col_block ? w->rows - col : p->col_block;
-    int n_rows = p->n - row < p->row_block ? p->n - row : p->row_block;
-
-    for (int k = 0; k < w->cols; k += PANEL_K) {
-        int len = w->cols - k < PANEL_K ? w->cols - k : PANEL_K;
-        size_t panel_size = (size_t)len * (size_t)kernels->tile_cols;
-        for (int j = 0; j < n_cols; j += kernels->tile_cols) {
-            int cols = n_cols - j < kernels->tile_cols ? n_cols - j : kernels->tile_cols;
-            pack_panel(p, panels + (size_t)(j / kernels->tile_cols) * panel_size, col + j, cols, k, len);
-        }
-        for (int r = row; r < row + n_rows; r += kernels->tile_rows) {
-            int rows = row + n_rows - r < kernels->tile_rows ? row + n_rows - r : kernels->tile_rows;
-            for (int j = 0; j < n_cols; j += kernels->tile_cols) {
-                int cols = n_cols - j < kernels->tile_cols ? n_cols - j : kernels->tile_cols;
-                kernels->tile(p->y + (int64_t)r * w->rows + col + j, w->rows, p->x + (int64_t)r * w->cols + k, w->cols,
-                              panels + (size_t)(j / kernels->tile_cols) * panel_size, kernels->tile_cols, len, rows, cols,
-                              p->accumulate || k);
-            }
-        }
+    float *panels = scratch_of(p->stream, worker), *copy = panels + PANELS_SIZE;
+    block b = { .row = task / p->n_col_blocks * p->row_block, .col = task % p->n_col_blocks * p->col_block, .halves = p->gated ? 2 : 1 };
+    b.n_rows = least(p->row_block, p->n - b.row);
+    b.n_cols = least(p->col_block, p->columns - b.col);
+    b.out = p->gated ? copy + STRIP_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
+    b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
+    for (int k = 0; k < p->w->cols; k += PANEL_K) multiply_stretch(p, &b, panels, copy, k, least(PANEL_K, p->w->cols - k));
+    if (!p->gated) {
+        add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
+        return;
     }
-    add_bias(p, row, n_rows, col, n_cols);
+    for (int r = 0; r < b.n_rows; r++) {
+        const float *gate = b.out + r * b.out_stride;
+        kernels_of(p->stream)->swiglu_row(p->y + (int64_t)(b.row + r) * p->columns + b.col, gate, gate + b.n_cols, b.n_cols);
+    }
 }
 
-static int multiply(lazy_stream *stream, float *y, const float *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+/* Enough tasks that no thread waits long for the last one: first by dividing the columns, then the rows, each block with
+ * enough rows to be worth its panels. */
+static int divide(product *p)
 {
-    product p = { .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate };
-    if (n <= FEW_PRODUCT_ROWS) return lazy_cpu_run(stream, multiply_few, &p, (w->rows + DOT_BLOCK - 1) / DOT_BLOCK, err);
+    enum { TASKS_PER_THREAD = 6, LEAST_ROWS = 224, FEW_LEAST_COLS = 64 };
+    const lazy_kernels *kernels = kernels_of(p->stream);
+    int wanted = TASKS_PER_THREAD * p->stream->backend->threads, per_task = (p->columns + wanted - 1) / wanted;
+    if (p->n <= FEW_PRODUCT_ROWS) {
+        p->col_block = round_up(per_task > FEW_LEAST_COLS ? per_task : FEW_LEAST_COLS, 4);
+        return (p->columns + p->col_block - 1) / p->col_block;
+    }
+    int width = kernels->tile_cols, halves = p->gated ? 2 : 1;
+    int most_cols = PANELS_SIZE / (least(p->w->cols, PANEL_K) * width * halves) * width;
+    int row_blocks_at_most = p->n / LEAST_ROWS < 1 ? 1 : p->n / LEAST_ROWS;
+    p->col_block = least(most_cols, round_up((p->columns + wanted - 1) / wanted * row_blocks_at_most, width));
+    p->col_block = least(p->col_block, p->columns);
+    p->n_col_blocks = (p->columns + p->col_block - 1) / p->col_block;
 
-    int k = w->cols < PANEL_K ? w->cols : PANEL_K, tile_cols = kernels_of(stream)->tile_cols;
-    p.col_block = WORKER_SCRATCH / (k * tile_cols) * tile_cols;
-    if (p.col_block > w->rows) p.col_block = w->rows;
-    p.n_col_blocks = (w->rows + p.col_block - 1) / p.col_block;
-    /* enough tasks that no thread waits long for the last one, each with enough rows to be worth its panels */
-    enum { TASKS_PER_THREAD = 6, LEAST_ROWS = 224 };
-    int wanted = (TASKS_PER_THREAD * stream->backend->threads + p.n_col_blocks - 1) / p.n_col_blocks;
-    int n_row_blocks = n / LEAST_ROWS < wanted ? n / LEAST_ROWS : wanted;
-    if (n_row_blocks < 1) n_row_blocks = 1;
-    p.row_block = (n + n_row_blocks - 1) / n_row_blocks;
-    n_row_blocks = (n + p.row_block - 1) / p.row_block;
-    return lazy_cpu_run(stream, multiply_block, &p, p.n_col_blocks * n_row_blocks, err);
+    int row_blocks = least(row_blocks_at_most, (wanted + p->n_col_blocks - 1) / p->n_col_blocks);
+    p->row_block = round_up((p->n + row_blocks - 1) / row_blocks, kernels->tile_rows);
+    if (p->gated) p->row_block = least(p->row_block, BLOCK_SIZE / (2 * p->col_block));
+    return p->n_col_blocks * ((p->n + p->row_block - 1) / p->row_block);
+}
+
+static int multiply(product p, lazy_error *err)
+{
+    p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
+    int tasks = divide(&p);
+    return lazy_cpu_run(p.stream, p.n <= FEW_PRODUCT_ROWS ? multiply_few : multiply_block, &p, tasks, err);
 }
 
 /* ---- the ops ---------------------------------------------------------------------------- */
 
 int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
 {
-    return multiply(stream, y, x, n, w, accumulate, err);
+    return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate }, err);
 }
 
 int lazy_cpu_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return multiply(stream, y, x, n, w, false, err);
-}
-
-typedef struct gating {
-    lazy_stream *stream;
-    float *y;             /* (n, F) */
-    const float *gate_up; /* (n, 2 F) */
-    int ffn;
-} gating;
-
-static void gate_row(void *job, int task, int worker)
-{
-    (void)worker;
-    const gating *g = job;
-    const float *gate = g->gate_up + (int64_t)task * 2 * g->ffn;
-    kernels_of(g->stream)->swiglu_row(g->y + (int64_t)task * g->ffn, gate, gate + g->ffn, g->ffn);
+    return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
 }
 
 int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
 {
-    gating g = { .stream = stream, .y = y, .gate_up = ((lazy_cpu_stream *)stream)->gate_up, .ffn = gate_up->rows / 2 };
-    int code = multiply(stream, ((lazy_cpu_stream *)stream)->gate_up, x, n, gate_up, false, err);
-    return code ? code : lazy_cpu_run(stream, gate_row, &g, n, err);
+    return multiply((product){ .stream = stream, .y = y, .x = x, .w = gate_up, .n = n, .gated = true }, err);
 }
 
 int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)

@@ -39,10 +39,10 @@ static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, c
 {
     float *both = ((lazy_cpu_stream *)stream)->gate_up;
     int ffn = gate_up->rows / 2;
-    reference_matmul(stream, both, x, n, gate_up, false, err);
     for (int r = 0; r < n; r++) {
+        reference_matmul(stream, both, (const float *)x + (int64_t)r * gate_up->cols, 1, gate_up, false, err);
         for (int j = 0; j < ffn; j++) {
-            double gate = both[(int64_t)r * 2 * ffn + j], up = both[(int64_t)r * 2 * ffn + ffn + j];
+            double gate = both[j], up = both[ffn + j];
             ((float *)y)[(int64_t)r * ffn + j] = (float)(gate / (1.0 + exp(-gate)) * up);
         }
     }

@@ -6,46 +6,52 @@
 
 typedef struct scoring {
     lazy_stream *stream;
-    const lazy_cpu_stream *scratch;
-    const float *qkv; /* of the query rows: (n, width) */
-    int n, width;
-    lazy_kv kv;
-    const int32_t *in_play; /* (m,) */
-    int m;
-    float *scores;
+    const lazy_kernels *kernels;
+    const float *q; /* one query row: (H, D) */
+    const float *k; /* (capacity, G D) */
+    const int32_t *in_play;
+    int m, visible;  /* tokens in play, and how many of them the row sees */
+    float *shares;   /* (H, m) */
+    float *scores;   /* (m,) */
+    int row, n_rows; /* the scores are the mean over rows */
 } scoring;
 
-/* The shares of one head, summed over the query rows, in shares[head, :]. */
-static void share_head(void *job, int head, int worker)
+enum { TOKENS_PER_TASK = 512 };
+
+static int token_tasks(int n) { return (n + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK; }
+static int last_token(int task, int n) { return (task + 1) * TOKENS_PER_TASK < n ? (task + 1) * TOKENS_PER_TASK : n; }
+
+/* shares = q k^T, to the base 2 */
+static void multiply_keys(void *job, int task, int worker)
+{
+    const scoring *t = job;
+    const lazy_config *c = t->stream->config;
+    int first = task * TOKENS_PER_TASK, d = c->head_dim;
+    float *q = scratch_of(t->stream, worker), scale = (float)(M_LOG2E / sqrt(d));
+    for (int i = 0; i < c->n_heads * d; i++) q[i] = t->q[i] * scale;
+    t->kernels->key_dots(t->shares + first, t->m, q, c->n_heads, c->n_heads / c->n_kv_heads, t->k, c->n_kv_heads * d, t->in_play + first,
+                         last_token(task, t->visible) - first, d);
+}
+
+static void normalise_head(void *job, int head, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    const lazy_config *c = t->stream->config;
-    const lazy_kernels *kernels = kernels_of(t->stream);
-    int d = c->head_dim, kv_width = c->n_kv_heads * d, g = head / (c->n_heads / c->n_kv_heads);
-    float *shares = t->scratch->shares + (int64_t)head * 2 * t->m, *row = shares + t->m, scale = 1.0f / sqrtf((float)d);
-    memset(shares, 0, (size_t)t->m * sizeof *shares);
-    for (int r = 0; r < t->n; r++) {
-        int limit = t->scratch->limits[r];
-        float max = -INFINITY, sum = 0.0f;
-        kernels->key_dots(row, t->m, t->qkv + (int64_t)r * t->width + head * d, 1, (const float *)t->kv.k + g * d, kv_width, t->in_play,
-                          limit, d);
-        kernels->soften(row, limit, scale, &max, &sum);
-        for (int j = 0; j < limit; j++) shares[j] += row[j] / sum;
-    }
+    float *shares = t->shares + (int64_t)head * t->m, max = -INFINITY, sum = 0.0f;
+    t->kernels->soften(shares, t->visible, &max, &sum);
+    t->kernels->scale_row(shares, t->visible, 1.0f / sum);
 }
-
-enum { TOKENS_PER_TASK = 2048 };
 
 static void average_heads(void *job, int task, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    int n_heads = t->stream->config->n_heads;
-    for (int j = task * TOKENS_PER_TASK; j < t->m && j < (task + 1) * TOKENS_PER_TASK; j++) {
+    int n_heads = t->stream->config->n_heads, end = last_token(task, t->m);
+    for (int j = task * TOKENS_PER_TASK; j < end; j++) {
         double sum = 0;
-        for (int h = 0; h < n_heads; h++) sum += t->scratch->shares[(int64_t)h * 2 * t->m + j];
-        t->scores[j] = (float)(sum / ((double)n_heads * t->n));
+        for (int h = 0; h < n_heads && j < t->visible; h++) sum += t->shares[(int64_t)h * t->m + j];
+        float share = (float)(sum / ((double)n_heads * t->n_rows));
+        t->scores[j] = t->row ? t->scores[j] + share : share;
     }
 }
 
@@ -53,18 +59,24 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
                     const int32_t *in_play, int m, lazy_error *err)
 {
     const lazy_config *c = stream->config;
-    int first = n > queries ? n - queries : 0;
+    const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
+    int first = n > queries ? n - queries : 0, code = LAZY_OK;
     while (rows[first] < first_new) first++; /* the last row is the query token: new */
     scoring t = { .stream = stream,
-                  .scratch = (lazy_cpu_stream *)stream,
-                  .n = n - first,
-                  .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
-                  .kv = kv,
+                  .kernels = kernels_of(stream),
+                  .k = kv.k,
                   .in_play = in_play,
                   .m = m,
-                  .scores = scores };
-    t.qkv = (const float *)qkv + (int64_t)first * t.width;
-    lazy_cpu_limits(t.scratch->limits, rows + first, t.n, in_play, m);
-    int code = lazy_cpu_run(stream, share_head, &t, c->n_heads, err);
-    return code ? code : lazy_cpu_run(stream, average_heads, &t, (m + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK, err);
+                  .shares = scratch->shares,
+                  .scores = scores,
+                  .n_rows = n - first };
+    lazy_cpu_limits(scratch->limits, rows + first, t.n_rows, in_play, m);
+    for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
+        t.q = (const float *)qkv + (int64_t)(first + t.row) * (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+        t.visible = scratch->limits[t.row];
+        code = lazy_cpu_run(stream, multiply_keys, &t, token_tasks(t.visible), err);
+        if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
+        if (!code) code = lazy_cpu_run(stream, average_heads, &t, token_tasks(m), err);
+    }
+    return code;
 }
