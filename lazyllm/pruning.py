@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from lazyllm.config import ModelConfig
@@ -308,21 +310,48 @@ class Pruning:
         """
         self.check(config)
         n_prompt = _whole(n_prompt, "n_prompt", 1)
+        forced = self._always_kept(n_prompt)
+        stages = dict(self._stages_of(n_prompt))
+        in_play = [n_prompt]
+        for layer in range(config.n_layers - 1):
+            kept = in_play[-1]
+            if layer in stages:
+                rule = stages[layer]
+                keep = rule.keep_max if isinstance(rule, Mass) else rule
+                kept = max(forced, min(kept, math.ceil(keep * n_prompt)))
+            in_play.append(kept)
+        return self._counted(config, in_play, in_play, stages)
+
+    def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
+        """Counted operations of a pass that has run, from the sets it really had: `Session.last_pass`.
+
+        Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes only
+        some of the tokens in play, those are taken to be the last of them: an upper bound of visible pairs.
+        """
+        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
+        return self._counted(config, in_play, computed, dict(self._stages_of(in_play[0], generated)))
+
+    def _stages_of(self, n_context: int, generated: bool = False) -> Stages:
+        """The stages in force in a pass over a context of that length."""
+        if n_context < self.min_tokens:
+            return ()
+        if generated and self.decode != "same":
+            return () if isinstance(self.decode, str) else self.decode
+        return self.stages
+
+    def _counted(
+        self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Container[int]
+    ) -> int:
         width = config.n_heads * config.head_dim
         kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
         other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
-        stages = dict(self.stages) if n_prompt >= self.min_tokens else {}
-        forced = self._always_kept(n_prompt)
-        in_play, total = n_prompt, 2 * config.hidden * config.vocab
-        for layer in range(config.n_layers):
-            last = layer == config.n_layers - 1
-            pairs = in_play if last else in_play * (in_play + 1) // 2
-            total += in_play * kv_row + (1 if last else in_play) * other_row + pairs * 4 * width
+        total = 2 * config.hidden * config.vocab
+        for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
+            rows = 1 if layer == config.n_layers - 1 else n
+            pairs = rows * m - rows * (rows - 1) // 2
+            total += n * kv_row + rows * other_row + pairs * 4 * width
             if layer in stages:
-                total += min(self.queries, in_play) * in_play * 2 * width
-                rule = stages[layer]
-                keep = rule.keep_max if isinstance(rule, Mass) else rule
-                in_play = max(forced, min(in_play, math.ceil(keep * n_prompt)))
+                total += min(self.queries, n) * m * 2 * width
         return total
 
     def _always_kept(self, n_prompt: int) -> int:

@@ -343,6 +343,8 @@ static void tile_at(float *c, int64_t c_stride, const float *a, int64_t a_stride
 
 /* ---- few rows --------------------------------------------------------------------------- */
 
+enum { FETCH_AHEAD = 1024 }; /* bytes: about what a stream passes in the time of a read from memory */
+
 /* Four rows of w that lie `spacing` apart, or one: y[r, c * y_spacing] for `rows` rows of x. */
 INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, const char *w, int64_t spacing,
                     lazy_dtype dtype, int k, bool accumulate, const int rows, const int cols)
@@ -356,7 +358,11 @@ INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *
     for (; kk + LANES <= k; kk += LANES) {
         vec wide[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) wide[c] = widen(w + c * spacing, dtype, kk);
+        for (int c = 0; c < cols; c++) {
+            const char *row = w + c * spacing;
+            wide[c] = widen(row, dtype, kk);
+            __builtin_prefetch(row + kk * (dtype == LAZY_F32 ? 4 : 2) + FETCH_AHEAD);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             vec v = load(x + r * x_stride + kk);
@@ -366,18 +372,15 @@ INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        float total[4];
-        if (cols == 4) {
-            four all = sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
-            memcpy(total, &all, sizeof total);
-        } else {
-            total[0] = sum_lanes(sum[r][0]);
-        }
-        for (int c = 0; c < cols; c++) {
-            for (int rest = kk; rest < k; rest++) total[c] += widen_one(w + c * spacing, dtype, rest) * x[r * x_stride + rest];
-            float *out = y + r * y_stride + c * y_spacing;
-            *out = accumulate ? *out + total[c] : total[c];
-        }
+        four total = cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
+        if (kk < k)
+            for (int c = 0; c < cols; c++)
+                for (int rest = kk; rest < k; rest++) total[c] += widen_one(w + c * spacing, dtype, rest) * x[r * x_stride + rest];
+        float *out = y + r * y_stride;
+        if (accumulate)
+            for (int c = 0; c < cols; c++) out[c * y_spacing] += total[c];
+        else
+            for (int c = 0; c < cols; c++) out[c * y_spacing] = total[c];
     }
 }
 
@@ -429,76 +432,71 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
 
 /* ---- attention of one row --------------------------------------------------------------- */
 
-/* Four keys at once: four streams, each from head to head. */
-INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *const key[4], int d, const int n)
+/* Where the keys or values of four tokens lie, and those of the next four, to be fetched ahead. */
+typedef struct four_rows {
+    const float *now[4], *next[4];
+} four_rows;
+
+INLINE four_rows rows_at(const float *base, int64_t stride, const int32_t *slot, int j, int n)
 {
-    for (int h = 0; h < n_heads; h++, q += d, s += s_stride) {
-        int64_t at = (int64_t)(h / group) * d;
-        vec sum[4];
+    four_rows rows;
 #pragma GCC unroll 4
-        for (int j = 0; j < n; j++) sum[j] = splat(0.0f);
-        int i = 0;
-        for (; i + LANES <= d; i += LANES)
-#pragma GCC unroll 4
-            for (int j = 0; j < n; j++) sum[j] += load(key[j] + at + i) * load(q + i);
-        float total[4];
-        if (n == 4) {
-            four all = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
-            memcpy(total, &all, sizeof total);
-        } else {
-            total[0] = sum_lanes(sum[0]);
-        }
-        for (int j = 0; j < n; j++) {
-            for (int rest = i; rest < d; rest++) total[j] += key[j][at + rest] * q[rest];
-            s[j] = total[j];
-        }
+    for (int i = 0; i < 4; i++) {
+        rows.now[i] = base + slot[j + i < n ? j + i : n - 1] * stride;
+        rows.next[i] = base + slot[j + 4 + i < n ? j + 4 + i : n - 1] * stride;
     }
+    return rows;
+}
+
+INLINE void fetch_ahead(const four_rows *rows, int64_t at, int d)
+{
+    for (int i = 0; i < d; i += 64 / (int)sizeof(float))
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) __builtin_prefetch(rows->next[j] + at + i);
 }
 
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
                      const int32_t *slot, int n, int d)
 {
-    int j = 0;
-    for (; j + 4 <= n; j += 4) {
-        const float *four_keys[4] = { key + slot[j] * key_stride, key + slot[j + 1] * key_stride, key + slot[j + 2] * key_stride,
-                                      key + slot[j + 3] * key_stride };
-        key_dots_of(s + j, s_stride, q, n_heads, group, four_keys, d, 4);
-    }
-    for (; j < n; j++) {
-        const float *one_key[4] = { key + slot[j] * key_stride };
-        key_dots_of(s + j, s_stride, q, n_heads, group, one_key, d, 1);
-    }
-}
-
-INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *const value[4], int d,
-                          const int n)
-{
-    for (int h = 0; h < n_heads; h++, o += d, p += p_stride) {
-        int64_t at = (int64_t)(h / group) * d;
-        int i = 0;
-        for (; i + LANES <= d; i += LANES) {
-            vec sum = load(o + i);
+    for (int j = 0; j < n; j += 4) {
+        four_rows keys = rows_at(key, key_stride, slot, j, n);
+        int64_t at = -d;
+        for (int h = 0; h < n_heads; h++) {
+            if (h % group == 0) fetch_ahead(&keys, at += d, d);
+            vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
+            int i = 0;
+            for (; i + LANES <= d; i += LANES)
 #pragma GCC unroll 4
-            for (int j = 0; j < n; j++) sum += load(value[j] + at + i) * p[j];
-            store(o + i, sum);
+                for (int c = 0; c < 4; c++) sum[c] += load(keys.now[c] + at + i) * load(q + h * d + i);
+            four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
+            for (; i < d; i++)
+                for (int c = 0; c < 4; c++) total[c] += keys.now[c][at + i] * q[h * d + i];
+            memcpy(s + h * s_stride + j, &total, (size_t)(n - j < 4 ? n - j : 4) * sizeof *s);
         }
-        for (; i < d; i++)
-            for (int j = 0; j < n; j++) o[i] += value[j][at + i] * p[j];
     }
 }
 
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
                        const int32_t *slot, int n, int d)
 {
-    int j = 0;
-    for (; j + 4 <= n; j += 4) {
-        const float *four_values[4] = { value + slot[j] * value_stride, value + slot[j + 1] * value_stride,
-                                        value + slot[j + 2] * value_stride, value + slot[j + 3] * value_stride };
-        value_sums_of(o, p + j, p_stride, n_heads, group, four_values, d, 4);
-    }
-    for (; j < n; j++) {
-        const float *one_value[4] = { value + slot[j] * value_stride };
-        value_sums_of(o, p + j, p_stride, n_heads, group, one_value, d, 1);
+    for (int j = 0; j < n; j += 4) {
+        four_rows values = rows_at(value, value_stride, slot, j, n);
+        int64_t at = -d;
+        for (int h = 0; h < n_heads; h++) {
+            if (h % group == 0) fetch_ahead(&values, at += d, d);
+            four weight = { 0 };
+            memcpy(&weight, p + h * p_stride + j, (size_t)(n - j < 4 ? n - j : 4) * sizeof *p);
+            float *out = o + h * d;
+            int i = 0;
+            for (; i + LANES <= d; i += LANES) {
+                vec sum = load(out + i);
+#pragma GCC unroll 4
+                for (int c = 0; c < 4; c++) sum += load(values.now[c] + at + i) * weight[c];
+                store(out + i, sum);
+            }
+            for (; i < d; i++)
+                for (int c = 0; c < 4; c++) out[i] += values.now[c][at + i] * weight[c];
+        }
     }
 }
 
