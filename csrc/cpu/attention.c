@@ -102,7 +102,16 @@ typedef struct sweep {
     float *max, *sum; /* (rows heads,) */
     float *s;         /* (rows heads, KEY_BLOCK) scores, then their powers */
     float *keys;      /* panels (D, tile_cols) of a block's keys */
+    float *values;    /* (KEY_BLOCK, value_stride), whole tiles wide */
+    int value_stride;
+    int fetch, fetch_end, fetch_step; /* keys to be fetched ahead of their block, and how many at a time */
 } sweep;
+
+static int value_stride(const attending *t)
+{
+    int cols = t->kernels->tile_cols;
+    return (t->c->head_dim + cols - 1) / cols * cols;
+}
 
 static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
 {
@@ -116,6 +125,8 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     w.sum = w.max + n;
     w.s = w.sum + n;
     w.keys = w.s + n * KEY_BLOCK;
+    w.values = w.keys + KEY_BLOCK * d;
+    w.value_stride = value_stride(t);
     for (int r = 0; r < w.rows; r++) {
         const float *q = t->qkv + (int64_t)(first + r) * t->width + w.head * d;
         for (int i = 0; i < w.heads * d; i++) w.q[r * w.heads * d + i] = q[i] * t->scale;
@@ -128,27 +139,48 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-static void pack_keys(const attending *t, const sweep *w, int key, int n)
+/* A block's keys into panels, its values into rows: read once here, many times there. */
+static void pack_block(const attending *t, const sweep *w, int key, int n)
 {
     int d = t->c->head_dim, cols = t->kernels->tile_cols;
     const void *row[MOST_TILE_COLS];
     for (int j = 0; j < n; j += cols) {
         int here = least(cols, n - j);
-        for (int i = 0; i < here; i++) row[i] = t->k + (int64_t)t->in_play[key + j + i] * t->kv_width + w->g * d;
+        for (int i = 0; i < here; i++) {
+            int64_t at = (int64_t)t->in_play[key + j + i] * t->kv_width + w->g * d;
+            row[i] = t->k + at;
+            memcpy(w->values + (j + i) * w->value_stride, t->v + at, (size_t)d * sizeof(float));
+        }
         t->kernels->pack(w->keys + j * d, row, here, LAZY_F32, d);
     }
 }
 
+/* Asks the memory for the next few keys of the block after this one, and their values, so that they are there when their turn
+ * comes: rows of one head lie too far apart for the hardware to guess. */
+static void fetch_ahead(const attending *t, sweep *w)
+{
+    enum { LINE = 64 / sizeof(float) };
+    for (int end = least(w->fetch + w->fetch_step, w->fetch_end); w->fetch < end; w->fetch++) {
+        int64_t at = (int64_t)t->in_play[w->fetch] * t->kv_width + w->g * t->c->head_dim;
+        for (int i = 0; i < t->c->head_dim; i += LINE) {
+            __builtin_prefetch(t->k + at + i);
+            __builtin_prefetch(t->v + at + i);
+        }
+    }
+}
+
 /* One block of keys for a strip of `rows` of the task's rows x heads from `top` on. */
-static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys, int top, int rows)
+static void sweep_strip(const attending *t, sweep *w, int key, int n_keys, int top, int rows)
 {
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim, cols = kernels->tile_cols;
     const int32_t *limits = t->limits + w->first;
     int reach = between(limits[(top + rows - 1) / w->heads] - key, 0, n_keys);
     if (reach == 0) return;
-    for (int j = 0; j < reach; j += cols)
+    for (int j = 0; j < reach; j += cols) {
         kernels->tile(w->s + top * KEY_BLOCK + j, KEY_BLOCK, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
+        fetch_ahead(t, w);
+    }
     for (int i = top; i < top + rows; i++) {
         float *s = w->s + i * KEY_BLOCK;
         int visible = between(limits[i / w->heads] - key, 0, reach);
@@ -158,8 +190,8 @@ static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys,
         if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
     }
     for (int i = 0; i < d; i += cols)
-        kernels->tile_at(w->o + top * d + i, d, w->s + top * KEY_BLOCK, KEY_BLOCK, t->v + w->g * d + i, t->kv_width, t->in_play + key,
-                         reach, rows, least(cols, d - i), true);
+        kernels->tile(w->o + top * d + i, d, w->s + top * KEY_BLOCK, KEY_BLOCK, w->values + i, w->value_stride, reach, rows,
+                      least(cols, d - i), true);
 }
 
 static void attend_rows(void *job, int task, int worker)
@@ -171,9 +203,11 @@ static void attend_rows(void *job, int task, int worker)
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int n = w.rows * w.heads, end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
     for (int key = chunk * t->chunk; key < end; key += KEY_BLOCK) {
-        int n_keys = least(KEY_BLOCK, end - key);
-        pack_keys(t, &w, key, n_keys);
-        int strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
+        int n_keys = least(KEY_BLOCK, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
+        pack_block(t, &w, key, n_keys);
+        w.fetch = key + n_keys;
+        w.fetch_end = least(w.fetch + KEY_BLOCK, end);
+        w.fetch_step = (t->kernels->tile_cols + strips - 1) / strips; /* with every tile */
         for (int top = 0, rows; top < n; top += rows, strips--) {
             rows = (n - top + strips - 1) / strips;
             sweep_strip(t, &w, key, n_keys, top, rows);
@@ -208,7 +242,7 @@ static void merge_row(void *job, int row, int worker)
 static void divide(attending *t)
 {
     int d = t->c->head_dim;
-    int room = (WORKER_SCRATCH - KEY_BLOCK * d) / (2 * d + 2 + KEY_BLOCK), most = least(HEAD_ROWS, room);
+    int room = (WORKER_SCRATCH - KEY_BLOCK * (d + value_stride(t))) / (2 * d + 2 + KEY_BLOCK), most = least(HEAD_ROWS, room);
     t->head_blocks = (t->group + most - 1) / most;
     t->heads = (t->group + t->head_blocks - 1) / t->head_blocks;
     t->row_block = most / t->heads;

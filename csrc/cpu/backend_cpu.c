@@ -11,8 +11,7 @@ enum { ROW_CHUNK = 1024 };
 static int cpu_alloc(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
 {
     (void)backend;
-    enum { TAIL = 64 * sizeof(float) }; /* a tile's columns, which kernels may read past the end but do not use */
-    return lazy_alloc(out, bytes > SIZE_MAX - TAIL ? SIZE_MAX : bytes + TAIL, 1, what, err);
+    return lazy_alloc(out, bytes, 1, what, err);
 }
 
 static void cpu_free(lazy_backend *backend, void *memory)

@@ -18,9 +18,6 @@ typedef struct lazy_kernels {
      * cols is. Strides in elements. */
     void (*tile)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate);
-    /* the same with row kk of b at b + slot[kk] * b_stride */
-    void (*tile_at)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
-                    int k, int rows, int cols, bool accumulate);
     /* y[r, j] (+)= x[r, :k] . w[j, :k]; for few rows */
     void (*dots)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);

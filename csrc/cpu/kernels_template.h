@@ -248,10 +248,10 @@ INLINE void pack_any(float *panel, const void *const *row, int n, lazy_dtype dty
 {
     for (int j = 0; j < TILE_COLS; j += LANES) {
         int kk = 0;
-        for (; kk + LANES <= k && j < n; kk += LANES) {
+        for (; kk + LANES <= k && j + LANES <= n; kk += LANES) {
             vec v[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) v[i] = j + i < n ? widen(row[j + i], dtype, kk) : splat(0.0f);
+            for (int i = 0; i < LANES; i++) v[i] = widen(row[j + i], dtype, kk);
             transpose(v);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) store(panel + (int64_t)(kk + i) * TILE_COLS + j, v[i]);
@@ -270,8 +270,8 @@ static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, 
     }
 }
 
-INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
-                    int k, int cols, bool accumulate, const int rows)
+INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int cols,
+                    bool accumulate, const int rows)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
@@ -279,11 +279,10 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
 
-    for (int kk = 0; kk < k; kk++) {
+    for (int kk = 0; kk < k; kk++, b += b_stride) {
         vec column[TILE_VECTORS];
-        const float *at = b + (slot ? slot[kk] : kk) * b_stride;
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) column[v] = load(at + v * LANES);
+        for (int v = 0; v < TILE_VECTORS; v++) column[v] = load(b + v * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
             float x = a[r * a_stride + kk];
@@ -306,40 +305,31 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride
     }
 }
 
-#define TILE(n, slot)                                                                                                                      \
-    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, slot, k, cols, accumulate, n); break;
-#if TILE_ROWS > 6
-#define MORE_TILES(slot)                                                                                                                   \
-    TILE(7, slot)                                                                                                                          \
-    TILE(8, slot)                                                                                                                          \
-    TILE(9, slot)                                                                                                                          \
-    TILE(10, slot)                                                                                                                         \
-    TILE(11, slot)                                                                                                                         \
-    TILE(12, slot)                                                                                                                         \
-    TILE(13, slot)                                                                                                                         \
-    TILE(14, slot)
-#else
-#define MORE_TILES(slot)
-#endif
-#define TILES(slot)                                                                                                                        \
-    switch (rows) {                                                                                                                        \
-        TILE(1, slot)                                                                                                                      \
-        TILE(2, slot)                                                                                                                      \
-        TILE(3, slot)                                                                                                                      \
-        TILE(4, slot)                                                                                                                      \
-        TILE(5, slot)                                                                                                                      \
-        TILE(6, slot)                                                                                                                      \
-        MORE_TILES(slot)                                                                                                                   \
-    }
-
 static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate)
 {
-    TILES(NULL)
+#define TILE(n)                                                                                                                            \
+    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, k, cols, accumulate, n); break;
+    switch (rows) {
+        TILE(1)
+        TILE(2)
+        TILE(3)
+        TILE(4)
+        TILE(5)
+        TILE(6)
+#if TILE_ROWS > 6
+        TILE(7)
+        TILE(8)
+        TILE(9)
+        TILE(10)
+        TILE(11)
+        TILE(12)
+        TILE(13)
+        TILE(14)
+#endif
+    }
+#undef TILE
 }
-
-static void tile_at(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, const int32_t *slot,
-                    int k, int rows, int cols, bool accumulate){ TILES(slot) }
 
 /* ---- few rows --------------------------------------------------------------------------- */
 
@@ -545,7 +535,6 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .tile_cols = TILE_COLS,
     .pack = pack,
     .tile = tile,
-    .tile_at = tile_at,
     .dots = dots,
     .key_dots = key_dots,
     .value_sums = value_sums,
