@@ -6,7 +6,7 @@
 #include "error.h"
 #include "memory.h"
 
-enum { MOST_COPIES = 1024, COLD_BYTES = 192 * 1024 * 1024 }; /* more than a cache holds */
+enum { MOST_COPIES = 1024, MOST_HEAD_DIM = 512, MOST_HEADS_WIDTH = 1 << 16, COLD_BYTES = 192 * 1024 * 1024 }; /* more than a cache holds */
 
 typedef struct kind {
     const char *name;
@@ -208,9 +208,11 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, l
     if (weights && (s.rows < 1 || s.cols < 1))
         return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
-    if (s.n_kv_heads < 1 || s.head_dim < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
-        return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d over %d; they must be at least 1, and divide", op, s.n_heads, s.head_dim,
-                         s.n_kv_heads);
+    if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
+        return lazy_fail(err, LAZY_INVALID, "%s: %d heads over %d; both must be at least 1, and divide", op, s.n_heads, s.n_kv_heads);
+    if (s.head_dim < 1 || s.head_dim > MOST_HEAD_DIM || s.n_heads > MOST_HEADS_WIDTH / s.head_dim)
+        return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d; a head may have 1 to %d, all of them up to %d", op, s.n_heads, s.head_dim,
+                         MOST_HEAD_DIM, MOST_HEADS_WIDTH);
     if (prepare == prepare_attention && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
     return LAZY_OK;
 }

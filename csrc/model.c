@@ -13,7 +13,15 @@
 #include "memory.h"
 
 /* Bounds that keep every product of sizes below within 63 bits, and refuse nonsense by name. */
-enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28, MAX_THREADS = 1024 };
+enum {
+    MAX_LAYERS = 4096,
+    MAX_WIDTH = 1 << 20,
+    MAX_HEADS_WIDTH = 1 << 16,
+    MAX_HEAD_DIM = 512,
+    MAX_VOCAB = 1 << 24,
+    MAX_CONTEXT = 1 << 28,
+    MAX_THREADS = 1024
+};
 
 static int check_config(const lazy_config *c, lazy_error *err)
 {
@@ -31,8 +39,9 @@ static int check_config(const lazy_config *c, lazy_error *err)
     if (c->n_heads % c->n_kv_heads)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d is no multiple of n_kv_heads %d", c->n_heads, c->n_kv_heads);
     if (c->head_dim % 2) return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
-    if (lazy_qkv_width(c) > 8 * MAX_WIDTH || (int64_t)c->n_heads * c->head_dim > MAX_WIDTH)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim, MAX_WIDTH);
+    if ((int64_t)c->n_heads * c->head_dim > MAX_HEADS_WIDTH)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim,
+                         MAX_HEADS_WIDTH);
     if (!(c->norm_eps >= 0 && c->norm_eps < 1))
         return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be 0 to 1", c->norm_eps);
     if (!isfinite(c->rope_scale) || c->rope_scale <= 0)

@@ -11,9 +11,9 @@
 #include "cpu.h"
 
 enum {
-    KEY_BLOCK = 256,  /* keys whose scores are held at a time; a multiple of every tile's columns */
-    HEAD_ROWS = 168,  /* rows x heads of one task, unless scratch is short */
-    KEY_CHUNK = 1024, /* least keys of a chunk, where keys are divided */
+    LONG_BLOCK = 1024, /* of one row alone, unless scratch is short */
+    HEAD_ROWS = 168,   /* rows x heads of one task, unless scratch is short */
+    KEY_CHUNK = 1024,  /* least keys of a chunk, where keys are divided */
     MOST_TILE_COLS = 64,
 };
 
@@ -42,6 +42,7 @@ typedef struct attending {
     int heads, head_blocks;    /* of them in one task */
     int row_block, row_blocks; /* rows in one task */
     int chunk, chunks;         /* keys in one task; one chunk means all of them */
+    int key_block;             /* keys whose scores are held at a time; a multiple of every tile's columns */
 } attending;
 
 static int least(int a, int b) { return a < b ? a : b; }
@@ -72,23 +73,25 @@ static void deliver(const attending *t, int row, int head, int chunk, const floa
 static void attend_one(void *job, int chunk, int worker)
 {
     const attending *t = job;
-    int d = t->c->head_dim, heads = t->c->n_heads;
-    float *q = scratch_of(t->stream, worker), *o = q + heads * d, *s = o + heads * d, *max = s + heads * KEY_BLOCK, *sum = max + heads;
-    for (int i = 0; i < heads * d; i++) q[i] = t->qkv[i] * t->scale;
-    memset(o, 0, (size_t)heads * (size_t)d * sizeof *o);
+    const lazy_kernels *kernels = t->kernels;
+    int d = t->c->head_dim, heads = t->c->n_heads, width = heads * d;
+    float *q = scratch_of(t->stream, worker), *o = q + width, *max = o + width, *sum = max + heads, *s = sum + heads;
+    int block = least(LONG_BLOCK, (WORKER_SCRATCH - 2 * width) / heads - 2);
+    for (int i = 0; i < width; i++) q[i] = t->qkv[i] * t->scale;
+    memset(o, 0, (size_t)width * sizeof *o);
     for (int h = 0; h < heads; h++) {
         max[h] = -INFINITY;
         sum[h] = 0.0f;
     }
     int end = least((chunk + 1) * t->chunk, t->limits[0]);
-    for (int key = chunk * t->chunk; key < end; key += KEY_BLOCK) {
-        int n = least(KEY_BLOCK, end - key);
-        t->kernels->key_dots(s, KEY_BLOCK, q, heads, t->group, t->k, t->kv_width, t->in_play + key, n, d);
+    for (int key = chunk * t->chunk; key < end; key += block) {
+        int n = least(block, end - key);
+        kernels->key_dots(s, block, q, heads, t->group, t->k, t->kv_width, t->in_play + key, n, d);
         for (int h = 0; h < heads; h++) {
-            float factor = t->kernels->soften(s + h * KEY_BLOCK, n, &max[h], &sum[h]);
-            if (factor != 1.0f) t->kernels->scale_row(o + h * d, d, factor);
+            float factor = kernels->soften(s + h * block, n, &max[h], &sum[h]);
+            if (factor != 1.0f) kernels->scale_row(o + h * d, d, factor);
         }
-        t->kernels->value_sums(o, s, KEY_BLOCK, heads, t->group, t->v, t->kv_width, t->in_play + key, n, d);
+        kernels->value_sums(o, s, block, heads, t->group, t->v, t->kv_width, t->in_play + key, n, d);
     }
     for (int h = 0; h < heads; h++) deliver(t, 0, h, chunk, o + h * d, max[h], sum[h]);
 }
@@ -100,9 +103,9 @@ typedef struct sweep {
     int first, rows, g, head, heads;
     float *q, *o;     /* (rows heads, D) */
     float *max, *sum; /* (rows heads,) */
-    float *s;         /* (rows heads, KEY_BLOCK) scores, then their powers */
+    float *s;         /* (rows heads, key_block) scores, then their powers */
     float *keys;      /* panels (D, tile_cols) of a block's keys */
-    float *values;    /* (KEY_BLOCK, value_stride), whole tiles wide */
+    float *values;    /* (key_block, value_stride), whole tiles wide */
     int value_stride;
     int fetch, fetch_end, fetch_step; /* keys to be fetched ahead of their block, and how many at a time */
 } sweep;
@@ -124,8 +127,8 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     w.max = w.o + n * d;
     w.sum = w.max + n;
     w.s = w.sum + n;
-    w.keys = w.s + n * KEY_BLOCK;
-    w.values = w.keys + KEY_BLOCK * d;
+    w.keys = w.s + n * t->key_block;
+    w.values = w.keys + t->key_block * d;
     w.value_stride = value_stride(t);
     for (int r = 0; r < w.rows; r++) {
         const float *q = t->qkv + (int64_t)(first + r) * t->width + w.head * d;
@@ -178,11 +181,11 @@ static void sweep_strip(const attending *t, sweep *w, int key, int n_keys, int t
     int reach = between(limits[(top + rows - 1) / w->heads] - key, 0, n_keys);
     if (reach == 0) return;
     for (int j = 0; j < reach; j += cols) {
-        kernels->tile(w->s + top * KEY_BLOCK + j, KEY_BLOCK, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
+        kernels->tile(w->s + top * t->key_block + j, t->key_block, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
         fetch_ahead(t, w);
     }
     for (int i = top; i < top + rows; i++) {
-        float *s = w->s + i * KEY_BLOCK;
+        float *s = w->s + i * t->key_block;
         int visible = between(limits[i / w->heads] - key, 0, reach);
         if (visible < reach) memset(s + visible, 0, (size_t)(reach - visible) * sizeof *s);
         if (visible == 0) continue;
@@ -190,7 +193,7 @@ static void sweep_strip(const attending *t, sweep *w, int key, int n_keys, int t
         if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
     }
     for (int i = 0; i < d; i += cols)
-        kernels->tile(w->o + top * d + i, d, w->s + top * KEY_BLOCK, KEY_BLOCK, w->values + i, w->value_stride, reach, rows,
+        kernels->tile(w->o + top * d + i, d, w->s + top * t->key_block, t->key_block, w->values + i, w->value_stride, reach, rows,
                       least(cols, d - i), true);
 }
 
@@ -202,11 +205,11 @@ static void attend_rows(void *job, int task, int worker)
     int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* long ones first */
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int n = w.rows * w.heads, end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
-    for (int key = chunk * t->chunk; key < end; key += KEY_BLOCK) {
-        int n_keys = least(KEY_BLOCK, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
+    for (int key = chunk * t->chunk; key < end; key += t->key_block) {
+        int n_keys = least(t->key_block, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
         pack_block(t, &w, key, n_keys);
         w.fetch = key + n_keys;
-        w.fetch_end = least(w.fetch + KEY_BLOCK, end);
+        w.fetch_end = least(w.fetch + t->key_block, end);
         w.fetch_step = (t->kernels->tile_cols + strips - 1) / strips; /* with every tile */
         for (int top = 0, rows; top < n; top += rows, strips--) {
             rows = (n - top + strips - 1) / strips;
@@ -242,7 +245,9 @@ static void merge_row(void *job, int row, int worker)
 static void divide(attending *t)
 {
     int d = t->c->head_dim;
-    int room = (WORKER_SCRATCH - KEY_BLOCK * (d + value_stride(t))) / (2 * d + 2 + KEY_BLOCK), most = least(HEAD_ROWS, room);
+    t->key_block = 256;
+    while (t->key_block * (d + value_stride(t)) > WORKER_SCRATCH / 2) t->key_block /= 2;
+    int room = (WORKER_SCRATCH - t->key_block * (d + value_stride(t))) / (2 * d + 2 + t->key_block), most = least(HEAD_ROWS, room);
     t->head_blocks = (t->group + most - 1) / most;
     t->heads = (t->group + t->head_blocks - 1) / t->head_blocks;
     t->row_block = most / t->heads;
@@ -251,7 +256,7 @@ static void divide(attending *t)
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
     t->chunk = (t->m + MOST_CHUNKS - 1) / MOST_CHUNKS;
-    t->chunk = t->chunk < KEY_CHUNK ? KEY_CHUNK : (t->chunk + KEY_BLOCK - 1) / KEY_BLOCK * KEY_BLOCK;
+    t->chunk = t->chunk < KEY_CHUNK ? KEY_CHUNK : (t->chunk + t->key_block - 1) / t->key_block * t->key_block;
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 

@@ -422,46 +422,43 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
 
 /* ---- attention of one row --------------------------------------------------------------- */
 
-/* Where the keys or values of four tokens lie, and those of the next four, to be fetched ahead. */
+/* Four rows of a cache, and which of the n tokens they belong to. The tokens are gone through in four streams, like weights;
+ * the few left over at the end come together. */
 typedef struct four_rows {
-    const float *now[4], *next[4];
+    const float *row[4];
+    int token[4], n;
 } four_rows;
 
-INLINE four_rows rows_at(const float *base, int64_t stride, const int32_t *slot, int j, int n)
+INLINE four_rows rows_at(const float *base, int64_t stride, const int32_t *slot, int turn, int n)
 {
-    four_rows rows;
+    int stream = n / 4, left = turn < stream ? 4 : n - 4 * stream;
+    four_rows rows = { .n = left };
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        rows.now[i] = base + slot[j + i < n ? j + i : n - 1] * stride;
-        rows.next[i] = base + slot[j + 4 + i < n ? j + 4 + i : n - 1] * stride;
+        rows.token[i] = turn < stream ? i * stream + turn : 4 * stream + (i < left ? i : left - 1);
+        rows.row[i] = base + slot[rows.token[i]] * stride;
     }
     return rows;
-}
-
-INLINE void fetch_ahead(const four_rows *rows, int64_t at, int d)
-{
-    for (int i = 0; i < d; i += 64 / (int)sizeof(float))
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) __builtin_prefetch(rows->next[j] + at + i);
 }
 
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
                      const int32_t *slot, int n, int d)
 {
-    for (int j = 0; j < n; j += 4) {
-        four_rows keys = rows_at(key, key_stride, slot, j, n);
-        int64_t at = -d;
-        for (int h = 0; h < n_heads; h++) {
-            if (h % group == 0) fetch_ahead(&keys, at += d, d);
-            vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
-            int i = 0;
-            for (; i + LANES <= d; i += LANES)
+    for (int turn = 0; turn < (n + 3) / 4; turn++) {
+        four_rows keys = rows_at(key, key_stride, slot, turn, n);
+        const float *row = q;
+        for (int first = 0, at = 0; first < n_heads; first += group, at += d) {
+            for (int h = first; h < first + group; h++, row += d) {
+                vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
+                int i = 0;
+                for (; i + LANES <= d; i += LANES)
 #pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) sum[c] += load(keys.now[c] + at + i) * load(q + h * d + i);
-            four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
-            for (; i < d; i++)
-                for (int c = 0; c < 4; c++) total[c] += keys.now[c][at + i] * q[h * d + i];
-            memcpy(s + h * s_stride + j, &total, (size_t)(n - j < 4 ? n - j : 4) * sizeof *s);
+                    for (int c = 0; c < 4; c++) sum[c] += load(keys.row[c] + at + i) * load(row + i);
+                four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
+                for (; i < d; i++)
+                    for (int c = 0; c < 4; c++) total[c] += keys.row[c][at + i] * row[i];
+                for (int c = 0; c < keys.n; c++) s[h * s_stride + keys.token[c]] = total[c];
+            }
         }
     }
 }
@@ -469,23 +466,23 @@ static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, in
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
                        const int32_t *slot, int n, int d)
 {
-    for (int j = 0; j < n; j += 4) {
-        four_rows values = rows_at(value, value_stride, slot, j, n);
-        int64_t at = -d;
-        for (int h = 0; h < n_heads; h++) {
-            if (h % group == 0) fetch_ahead(&values, at += d, d);
-            four weight = { 0 };
-            memcpy(&weight, p + h * p_stride + j, (size_t)(n - j < 4 ? n - j : 4) * sizeof *p);
-            float *out = o + h * d;
-            int i = 0;
-            for (; i + LANES <= d; i += LANES) {
-                vec sum = load(out + i);
+    for (int turn = 0; turn < (n + 3) / 4; turn++) {
+        four_rows values = rows_at(value, value_stride, slot, turn, n);
+        float *out = o;
+        for (int first = 0, at = 0; first < n_heads; first += group, at += d) {
+            for (int h = first; h < first + group; h++, out += d) {
+                float weight[4] = { 0 };
+                for (int c = 0; c < values.n; c++) weight[c] = p[h * p_stride + values.token[c]];
+                int i = 0;
+                for (; i + LANES <= d; i += LANES) {
+                    vec sum = load(out + i);
 #pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) sum += load(values.now[c] + at + i) * weight[c];
-                store(out + i, sum);
+                    for (int c = 0; c < 4; c++) sum += load(values.row[c] + at + i) * weight[c];
+                    store(out + i, sum);
+                }
+                for (; i < d; i++)
+                    for (int c = 0; c < 4; c++) out[i] += values.row[c][at + i] * weight[c];
             }
-            for (; i < d; i++)
-                for (int c = 0; c < 4; c++) out[i] += values.now[c][at + i] * weight[c];
         }
     }
 }

@@ -183,13 +183,15 @@ static void multiply_block(void *job, int task, int worker)
  * enough rows to be worth its panels. */
 static int divide(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, LEAST_ROWS = 224, FEW_LEAST_COLS = 64 };
+    enum { TASKS_PER_THREAD = 6, FEW_TASKS_PER_THREAD = 2, LEAST_ROWS = 224, FEW_LEAST_COLS = 64 };
     const lazy_kernels *kernels = kernels_of(p->stream);
-    int wanted = TASKS_PER_THREAD * p->stream->backend->threads, per_task = (p->columns + wanted - 1) / wanted;
-    if (p->n <= FEW_PRODUCT_ROWS) {
+    int threads = p->stream->backend->threads;
+    if (p->n <= FEW_PRODUCT_ROWS) { /* long streams matter more than even shares */
+        int per_task = (p->columns + FEW_TASKS_PER_THREAD * threads - 1) / (FEW_TASKS_PER_THREAD * threads);
         p->col_block = round_up(per_task > FEW_LEAST_COLS ? per_task : FEW_LEAST_COLS, 4);
         return (p->columns + p->col_block - 1) / p->col_block;
     }
+    int wanted = TASKS_PER_THREAD * threads;
     int width = kernels->tile_cols, halves = p->gated ? 2 : 1;
     int most_cols = PANELS_SIZE / (least(p->w->cols, PANEL_K) * width * halves) * width;
     int row_blocks_at_most = p->n / LEAST_ROWS < 1 ? 1 : p->n / LEAST_ROWS;

@@ -216,6 +216,11 @@ int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll p
         return LAZY_OK;
     }
     pthread_mutex_lock(&pool->turn);
+    if (n == 1) { /* not worth waking anybody */
+        task(job, 0, 0);
+        pthread_mutex_unlock(&pool->turn);
+        return LAZY_OK;
+    }
     open_job(pool, task, job, n);
     if (poll.watch) work_and_poll(pool, poll);
     else work_on(pool, 0);
