@@ -59,6 +59,7 @@ typedef struct lazy_ops {
     void (*stream_close)(lazy_stream *);
     /* Scratch for passes of up to n_rows rows over up to n_tokens tokens; ops never allocate. */
     int (*reserve)(lazy_stream *, int n_rows, int n_tokens, lazy_error *);
+    /* `from` may be used again once this returns. */
     int (*upload)(lazy_stream *, void *to, const void *from /* (host) */, size_t bytes, lazy_error *);
     int (*download)(lazy_stream *, void *to /* (host) */, const void *from, size_t bytes, lazy_error *); /* waits */
     int (*copy)(lazy_stream *, void *to, const void *from, size_t bytes, lazy_error *);

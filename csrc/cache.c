@@ -70,6 +70,7 @@ void lazy_cache_close(lazy_cache *cache)
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) backend->ops->free(backend, fixed[i]);
     for (int i = 0; i < cache->n_growing; i++) backend->ops->free(backend, *cache->growing[i].slot);
     backend->ops->stream_close(cache->stream);
+    lazy_free(cache->staging);
     lazy_free(cache->growing);
     lazy_free(cache->kv);
     *cache = (lazy_cache){ 0 };
@@ -79,7 +80,13 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
 {
     lazy_backend *backend = cache->model->backend;
     lazy_growing *end = cache->growing + cache->n_growing;
-    int code = backend->ops->reserve(cache->stream, capacity, capacity, err);
+    const lazy_config *c = &cache->model->config;
+    size_t words = (size_t)capacity;
+    if (words < (size_t)c->n_layers + 1) words = (size_t)c->n_layers + 1;
+    if (words < (size_t)c->head_dim) words = (size_t)c->head_dim;
+    int32_t *staging;
+    int code = lazy_alloc((void **)&staging, words, sizeof *staging, "the staging room", err);
+    if (!code) code = backend->ops->reserve(cache->stream, capacity, capacity, err);
     for (lazy_growing *g = cache->growing; g < end && !code; g++) {
         code = backend->ops->alloc(backend, &g->fresh, g->per_token * (size_t)capacity, g->what, err);
         if (!code && g->remembered && length)
@@ -91,7 +98,10 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
         backend->ops->free(backend, outdated);
         g->fresh = NULL;
     }
+    lazy_free(code ? staging : cache->staging);
     if (code) return code;
+    cache->staging = staging;
+    cache->staging_words = words;
     cache->capacity = capacity;
     if (cache->rope_length > length) cache->rope_length = length;
     return LAZY_OK;
@@ -100,23 +110,22 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
 int lazy_cache_fill_rope(lazy_cache *cache, int length, lazy_error *err)
 {
     const lazy_config *c = &cache->model->config;
-    int first = cache->rope_length, n = length - first, half = c->head_dim / 2;
-    if (n <= 0) return LAZY_OK;
-    float *table;
-    int code = lazy_alloc((void **)&table, (size_t)n * (size_t)c->head_dim, sizeof *table, "the RoPE table", err);
-    if (code) return code;
-    for (int i = 0; i < n; i++) {
-        float *row = table + (size_t)i * (size_t)c->head_dim;
-        for (int j = 0; j < half; j++) {
-            float angle = (float)(first + i) * c->inv_freq[j]; /* in f32, as checkpoints were trained */
-            row[j] = (float)cos((double)angle) * c->rope_scale;
-            row[half + j] = (float)sin((double)angle) * c->rope_scale;
-        }
-    }
     const lazy_ops *ops = cache->model->backend->ops;
-    code = ops->upload(cache->stream, cache->rope + (size_t)first * (size_t)c->head_dim, table,
-                       (size_t)n * (size_t)c->head_dim * sizeof *table, err);
-    if (!code) cache->rope_length = length;
-    lazy_free(table);
+    int half = c->head_dim / 2, at_once = (int)(cache->staging_words / (size_t)c->head_dim), code = LAZY_OK;
+    float *table = (float *)cache->staging;
+    while (cache->rope_length < length && !code) {
+        int first = cache->rope_length, n = length - first < at_once ? length - first : at_once;
+        for (int i = 0; i < n; i++) {
+            float *row = table + (size_t)i * (size_t)c->head_dim;
+            for (int j = 0; j < half; j++) {
+                float angle = (float)(first + i) * c->inv_freq[j]; /* in f32, as checkpoints were trained */
+                row[j] = (float)cos((double)angle) * c->rope_scale;
+                row[half + j] = (float)sin((double)angle) * c->rope_scale;
+            }
+        }
+        code = ops->upload(cache->stream, cache->rope + (size_t)first * (size_t)c->head_dim, table,
+                           (size_t)n * (size_t)c->head_dim * sizeof *table, err);
+        if (!code) cache->rope_length = first + n;
+    }
     return code;
 }

@@ -43,6 +43,11 @@ typedef struct lazy_cache {
     void *ffn;           /* (row_chunk, F) */
     float *logits;       /* (vocab,) */
     int32_t *notes;      /* (1 + n_layers,) first layer with a value that is no number; rows revived entering each layer */
+
+    /* (host) where what goes to the backend and back is put together: room for the flags or positions of every token, the notes,
+     * or one row of the RoPE table */
+    int32_t *staging;
+    size_t staging_words;
 } lazy_cache;
 
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_error *err);

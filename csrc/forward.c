@@ -1,9 +1,9 @@
 #include "forward.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "error.h"
-#include "memory.h"
 
 /* The sets of a pass as it climbs through the layers. */
 typedef struct pass {
@@ -38,37 +38,26 @@ static bool computes_all_in_play(const pass *p) { return p->rows == p->in_play; 
 
 static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *err)
 {
-    int32_t *positions;
-    int code = lazy_alloc((void **)&positions, (size_t)n, sizeof *positions, "the positions", err);
-    if (code) return code;
+    int32_t *positions = p->cache->staging;
     for (int i = 0; i < n; i++) positions[i] = first + i;
-    code = p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
-    lazy_free(positions);
-    return code;
+    return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
 }
 
 static int upload_flags(pass *p, lazy_error *err)
 {
-    uint8_t *flags;
-    int code = lazy_alloc((void **)&flags, (size_t)p->length, sizeof *flags, "the token flags", err);
-    if (code) return code;
+    uint8_t *flags = (uint8_t *)p->cache->staging;
     p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
     p->prunable_in_play = p->n_prunable;
-    code = p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
-    lazy_free(flags);
-    return code;
+    return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
 static int upload_notes(pass *p, lazy_error *err)
 {
-    int32_t *notes; /* no bad layer, nothing revived */
-    int n_layers = p->config->n_layers;
-    int code = lazy_alloc_zeroed((void **)&notes, (size_t)(1 + n_layers), sizeof *notes, "a pass's notes", err);
-    if (code) return code;
-    notes[0] = n_layers;
-    code = p->ops->upload(p->stream, p->cache->notes, notes, (size_t)(1 + n_layers) * sizeof *notes, err);
-    lazy_free(notes);
-    return code;
+    int32_t *notes = p->cache->staging; /* no bad layer, nothing revived */
+    size_t bytes = (size_t)(1 + p->config->n_layers) * sizeof *notes;
+    memset(notes, 0, bytes);
+    notes[0] = p->config->n_layers;
+    return p->ops->upload(p->stream, p->cache->notes, notes, bytes, err);
 }
 
 static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
@@ -256,30 +245,25 @@ static int finish(pass *p, float *logits, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
-    int32_t *notes = NULL;
+    const int32_t *notes = cache->staging;
     int code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, c->n_layers, err);
     const void *last = offset(p, cache->x[p->x_now], (size_t)(p->n - 1) * (size_t)c->hidden);
     if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, err);
     if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
     if (!code) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code) code = p->ops->download(p->stream, session->tokens.depths, cache->depth, (size_t)p->length * sizeof(int32_t), err);
-    if (!code) code = lazy_alloc((void **)&notes, (size_t)(1 + c->n_layers), sizeof *notes, "a pass's notes", err);
-    if (!code) code = p->ops->download(p->stream, notes, cache->notes, (size_t)(1 + c->n_layers) * sizeof *notes, err);
-    if (code) goto done;
+    if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, (size_t)(1 + c->n_layers) * sizeof *notes, err);
+    if (code) return code;
 
-    if (notes[0] < c->n_layers) {
-        code = lazy_fail(err, LAZY_CHECKPOINT,
+    if (notes[0] < c->n_layers)
+        return lazy_fail(err, LAZY_CHECKPOINT,
                          "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
-        goto done;
-    }
-    for (int i = 0; i < c->vocab && !code; i++)
+    for (int i = 0; i < c->vocab; i++)
         if (!isfinite(logits[i]))
-            code =
-                lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", i);
+            return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged",
+                             i);
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
-done:
-    lazy_free(notes);
-    return code;
+    return LAZY_OK;
 }
 
 int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, lazy_error *err)

@@ -10,7 +10,7 @@
 #include "../memory.h"
 
 /* Waits are spent spinning for about as long as a wake-up costs, then asleep. */
-enum { SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000 };
+enum { RESTARTING = -1, SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000 };
 
 typedef struct worker {
     lazy_pool *pool;
@@ -22,7 +22,7 @@ struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    pid_t pid;       /* of the process that the threads live in */
+    atomic_int pid;  /* of the process that the threads live in; RESTARTING while a forked child's first caller starts its own */
 
     pthread_mutex_t turn; /* one job at a time */
 
@@ -105,7 +105,6 @@ static int start_threads(lazy_pool *pool, lazy_error *err)
     pool->sleeping = 0;
     atomic_store(&pool->members, 0);
     atomic_store(&pool->generation, 0);
-    pool->pid = getpid();
     for (pool->started = 1; pool->started < pool->threads; pool->started++) {
         worker *w = &pool->workers[pool->started];
         *w = (worker){ .pool = pool, .index = pool->started };
@@ -128,6 +127,7 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
         return code;
     }
     code = start_threads(pool, err);
+    atomic_store(&pool->pid, (int)getpid());
     if (code) lazy_pool_close(pool);
     else *out = pool;
     return code;
@@ -136,7 +136,7 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
 void lazy_pool_close(lazy_pool *pool)
 {
     if (!pool) return;
-    if (pool->pid == getpid()) { /* in a forked child there is nobody to wait for */
+    if (atomic_load(&pool->pid) == (int)getpid()) { /* in a forked child there is nobody to wait for */
         pthread_mutex_lock(&pool->lock);
         pool->quit = true;
         pthread_cond_broadcast(&pool->work);
@@ -208,9 +208,23 @@ static void work_and_poll(lazy_pool *pool, lazy_poll poll)
     }
 }
 
+/* In a forked child, where no thread but the caller lives on: starts threads anew, or as many as it gets. */
+static void live_here(lazy_pool *pool)
+{
+    int here = (int)getpid(), pid;
+    while ((pid = atomic_load(&pool->pid)) != here) {
+        if (pid == RESTARTING || !atomic_compare_exchange_strong(&pool->pid, &pid, RESTARTING)) {
+            sched_yield();
+            continue;
+        }
+        if (start_threads(pool, NULL)) pool->threads = pool->started;
+        atomic_store(&pool->pid, here);
+    }
+}
+
 int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll)
 {
-    if (pool->pid != getpid() && start_threads(pool, NULL)) pool->threads = pool->started; /* after a fork: as many as there are */
+    live_here(pool);
     if (is_watching(pool)) { /* between two tasks of the outer job's worker 0, whose scratch is free */
         for (int i = 0; i < n; i++) task(job, i, 0);
         return LAZY_OK;

@@ -86,6 +86,8 @@ static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
+enum { MOST_ROWS = 512, MOST_TOKENS = 20000 };
+
 typedef struct side {
     lazy_backend *backend;
     lazy_stream *stream;
@@ -97,7 +99,7 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     lazy_error err = { 0 };
     setenv("LAZYLLM_CPU", variant, 1);
     if (lazy_cpu_open(&s.backend, threads, &err) || s.backend->ops->stream_open(s.backend, config, &s.stream, &err) ||
-        s.backend->ops->reserve(s.stream, 512, 4096, &err)) {
+        s.backend->ops->reserve(s.stream, MOST_ROWS, MOST_TOKENS, &err)) {
         printf("%s: %s\n", variant, err.message);
         exit(1);
     }
@@ -172,19 +174,26 @@ static void test_products(side fast, side plain)
                     i % 3 == 0, i % 4 == 0);
     test_matmul(fast, plain, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
+    /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by columns */
+    for (int i = 0; i < 20; i++)
+        test_matmul(fast, plain, FEW_PRODUCT_ROWS + random_int(1, 80), random_int(1, 3), random_int(1, 130), random_int(1, 130),
+                    (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
+    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 1, 1, 37, 1024, LAZY_F16, false, false, true);
+    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 5, 1, 33, 2048, LAZY_F32, false, true, false);
+    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 40, 2, 30, 2100, LAZY_BF16, true, true, true);
     test_matmul(fast, plain, 500, 3, 70, 96, LAZY_F16, false, true, false);
 }
 
-static void test_gated(side fast, side plain, int n)
+static void test_gated(side fast, side plain, int n, int cols)
 {
     const lazy_config *c = fast.stream->config;
-    lazy_matrix w = random_matrix(1, 2 * c->ffn, c->hidden, LAZY_BF16, false, false);
+    lazy_matrix w = random_matrix(1, 2 * c->ffn, cols, LAZY_BF16, false, false);
     size_t size = (size_t)n * (size_t)c->ffn;
-    float *x = random_floats((size_t)n * (size_t)c->hidden), *got = guarded(size), *want = guarded(size);
+    float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size);
     fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
     plain.backend->ops->gated(plain.stream, want, x, n, &w, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s gated n %d: error %.2g", fast.backend->variant, n, error);
+    check(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", fast.backend->variant, n, cols, error);
     check(freed(got, size), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
     freed(want, size);
     free(x);
@@ -218,6 +227,36 @@ static void test_large_norm(side fast, side plain)
     plain.backend->ops->rmsnorm(plain.stream, want, x, 1, D, weight, 1e-5f, NULL);
     double error = error_of(got, want, D);
     check(error < TOLERANCE, "%s rmsnorm of values near 1e25: error %.2g", fast.backend->variant, error);
+}
+
+/* soften's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
+static void test_soften(const char *variant)
+{
+    enum { N = 1003 };
+    const lazy_kernels *kernels = lazy_kernels_find(variant);
+    float s[N], given[N], max = -INFINITY, sum = 0.0f;
+    double worst = 0, total = 0;
+    for (int round = 0; round < 100; round++, max = -INFINITY, sum = 0.0f, total = 0) {
+        for (int i = 0; i < N; i++) given[i] = s[i] = random_float() * (round % 2 ? 1.0f : 70.0f);
+        given[5] = s[5] = -1000.0f;
+        float largest = -INFINITY;
+        for (int i = 0; i < N; i++) largest = fmaxf(largest, given[i]);
+        kernels->soften(s, N, &max, &sum);
+        for (int i = 0; i < N; i++) {
+            double want = exp2((double)(given[i] - largest));
+            total += want;
+            if (want > 1e-37) worst = fmax(worst, fabs(s[i] / want - 1));
+            else worst = fmax(worst, s[i] > 1e-37 || s[i] < 0 ? 1 : 0);
+        }
+        worst = fmax(worst, max == largest && s[5] == 0.0f && fabs(sum / total - 1) < TOLERANCE ? 0 : 1);
+    }
+    check(worst < 1.5e-7, "%s soften: error %.2g", variant, worst);
+    given[0] = NAN;
+    given[1] = 1.0f;
+    max = -INFINITY;
+    sum = 0.0f;
+    kernels->soften(given, 2, &max, &sum);
+    check(isnan(given[0]) && isnan(sum), "%s soften: a NaN was lost", variant);
 }
 
 /* ---- attention -------------------------------------------------------------------------- */
@@ -486,7 +525,7 @@ static void test_shapes(const char *variant, lazy_config config)
 {
     side fast = open_side(variant, &config, 3), plain = open_side("reference", &config, 1);
     for (int n = 1; n <= 40; n += 3) {
-        test_gated(fast, plain, n);
+        test_gated(fast, plain, n, config.hidden);
         test_rmsnorm(fast, plain, n, random_int(1, 200));
         test_rotate(fast, plain, n, n % 2);
     }
@@ -494,10 +533,35 @@ static void test_shapes(const char *variant, lazy_config config)
         int m = random_int(1, 300), n = random_int(1, m);
         test_attention(fast, plain, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
     }
+    for (int i = 0; i < 6; i++)
+        test_gated(fast, plain, FEW_PRODUCT_ROWS + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
     test_attention(fast, plain, 3, 2500, 2600);
-    test_attention(fast, plain, 70, 600, 600);
+    test_attention(fast, plain, 1, 2501, 2600);
+    test_attention(fast, plain, FEW_ROWS, 1100, 1200);
+    test_attention(fast, plain, FEW_ROWS + 1, 1100, 1200);
+    test_attention(fast, plain, 250, 600, 600);
     close_side(plain);
     close_side(fast);
+}
+
+/* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the most. */
+static void test_extremes(const char *variant)
+{
+    const struct {
+        lazy_config config;
+        int n, m;
+    } cases[] = {
+        { { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 512, .ffn = 8 }, 90, 300 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 400, .n_kv_heads = 1, .head_dim = 6, .ffn = 8 }, 70, 300 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MOST_TOKENS - 7 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MOST_TOKENS - 7 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        side fast = open_side(variant, &cases[i].config, 2), plain = open_side("reference", &cases[i].config, 1);
+        test_attention(fast, plain, cases[i].n, cases[i].m, cases[i].m + 7);
+        close_side(plain);
+        close_side(fast);
+    }
 }
 
 int main(void)
@@ -514,7 +578,9 @@ int main(void)
         test_large_norm(fast, plain);
         close_side(plain);
         close_side(fast);
+        test_soften(*variant);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
+        test_extremes(*variant);
     }
     side any = open_side("generic", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {
