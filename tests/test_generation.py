@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,31 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
             work += (n - 1) * kv_row + row + n * width if last else n * row + n * (n + 1) // 2 * width
             if layer in dict(pruning.stages) and pruning.min_tokens <= len(IDS):
                 work += min(pruning.queries, n) * n * width // 2
-        assert pruning.flops(c, len(IDS)) == work
+        session = llm.session(pruning)
+        session.forward(IDS)
+        assert pruning.flops(c, len(IDS)) == pruning.pass_flops(c, session.last_pass) == work
+
+
+def test_counted_work_of_a_decode_step(llm: LLM) -> None:
+    c = llm.config
+    width, kv_width = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+    row = 4 * c.hidden * (width + kv_width) + 6 * c.hidden * c.ffn
+    stages = Pruning({1: 0.5}, decode={0: 0.5})
+    for pruning, in_play, scored in (
+        (Pruning(), [len(IDS) + 1] * c.n_layers, 0),
+        (stages, [len(IDS) + 1] + [math.ceil(0.5 * len(IDS)) + 1] * (c.n_layers - 1), len(IDS) + 1),
+    ):
+        session = llm.session(pruning)
+        session.forward(IDS)
+        session.forward([5], generated=True)
+        last = session.last_pass
+        assert last[:, 0].tolist() == in_play
+        work = 2 * c.hidden * c.vocab + 2 * width * scored
+        for layer, (m, n, _) in enumerate(last.tolist()):
+            rows = 1 if layer == c.n_layers - 1 else n
+            work += rows * row + (n - rows) * 4 * c.hidden * kv_width
+            work += 4 * width * sum(range(m - rows + 1, m + 1))
+        assert pruning.pass_flops(c, last, generated=True) == work
 
 
 def test_times_are_in_order(llm: LLM) -> None:
