@@ -1,0 +1,37 @@
+"""Ceilings: what the machine can do at most, measured in the rounds of whatever is held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lazyllm._core import Bench
+from lazyllm.bench.rounds import Contestant, Times
+
+MULTIPLY_ADDS, READ = "multiply-add ceiling", "read ceiling"
+READ_ROWS = READ_COLS = 1 << 13  # of float32: 256 MiB, more than a cache holds
+
+
+class Ceilings:
+    def __init__(self, threads: int) -> None:
+        self._multiply_adds = Bench("multiply_adds", threads=threads)
+        self._read = Bench("read", rows=READ_ROWS, cols=READ_COLS, dtype="f32", threads=threads)
+
+    @property
+    def compute(self) -> dict[str, Contestant]:
+        return {MULTIPLY_ADDS: self._multiply_adds.run}
+
+    @property
+    def both(self) -> dict[str, Contestant]:
+        return {**self.compute, READ: self._read.run}
+
+    def flops(self, times: Mapping[str, Times]) -> float:
+        """Floating-point operations a second."""
+        return self._multiply_adds.flops / times[MULTIPLY_ADDS].median
+
+    def bandwidth(self, times: Mapping[str, Times]) -> float:
+        """Bytes a second."""
+        return self._read.bytes / times[READ].median
+
+    def bound(self, times: Mapping[str, Times], flops: float, n_bytes: float) -> float:
+        """The least seconds that this much work can take."""
+        return max(flops / self.flops(times), n_bytes / self.bandwidth(times))

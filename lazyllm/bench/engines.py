@@ -1,0 +1,48 @@
+"""Engines: the model in lazyllm and in its peers, each on the same number of threads."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+from lazyllm.bench.options import Options
+from lazyllm.bench.peers import LLAMA_CPP, TRANSFORMERS, llama_cpp_peer, transformers_peer
+from lazyllm.bench.process import Process
+from lazyllm.llm import LLM, load
+
+OURS = "lazyllm"
+TRANSFORMERS_F32, LLAMA_CPP_F16 = "transformers f32", "llama.cpp F16"
+CHOOSING_TOKENS = 2048
+
+
+class Engines:
+    """To be used with `with`. `notes` say who is missing and why, and how the others were set up."""
+
+    def __init__(self, options: Options, threads: int, context: int) -> None:
+        self.llm: LLM = load(options.folder, device="cpu", threads=threads)
+        self.peers: dict[str, Process] = {}
+        self.notes: list[str] = []
+        self._stack = ExitStack()
+        for name in options.peers:
+            try:
+                if name == TRANSFORMERS:
+                    peer = transformers_peer(options.folder, "float32", threads)
+                    self.peers[TRANSFORMERS_F32] = self._stack.enter_context(peer)
+                elif name == LLAMA_CPP:
+                    peer = self._stack.enter_context(llama_cpp_peer(options.folder, context, threads))
+                    batch = peer.call("choose_batch", options.prompt(min(context, CHOOSING_TOKENS)))
+                    self.peers[LLAMA_CPP_F16] = peer
+                    self.notes.append(f"llama.cpp took {batch} tokens at once, the faster of its settings.")
+            except (RuntimeError, ValueError, OSError) as error:
+                self.notes.append(f"**{name} is left out: {error}**")
+            except BaseException:
+                self._stack.close()
+                raise
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)

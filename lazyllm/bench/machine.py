@@ -1,0 +1,62 @@
+"""The machine and the versions that a report's numbers belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import lazyllm
+from lazyllm import _core
+
+CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+PACKAGES = ("numpy", "torch", "transformers", "llama_cpp_python")
+
+
+def machine() -> dict[str, str]:
+    features = _core.features()
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": shlex.join(["lazyllm", *sys.argv[1:]]),
+        "cpu": field(CPUINFO, "model name") or platform.machine(),
+        "cores": f"{features['cores']} for this process, {os.cpu_count()} in the machine",
+        "memory": field(MEMINFO, "MemTotal") or "unknown",
+        "instruction set": str(features["used"]),
+        "system": f"{platform.system()} {platform.release()}",
+        "load before": ", ".join(f"{load:.2f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        "compiler": str(features["compiler"]),
+        "lazyllm": lazyllm.__version__,
+        "BLAS of numpy": blas(),
+        **{name: version(name) or "not installed" for name in PACKAGES},
+    }
+
+
+def blas() -> str:
+    built: Any = np.show_config(mode="dicts")
+    found = built.get("Build Dependencies", {}).get("blas", {})
+    return f"{found.get('name', 'unknown')} {found.get('version', '')}".strip()
+
+
+def field(file: Path, name: str) -> str | None:
+    """The first value of that name in a file of `name : value` lines; None where there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

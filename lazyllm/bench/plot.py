@@ -1,0 +1,87 @@
+"""The plot of a report: shares of the ceiling, times of the engines, measured beside counted speedups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lazyllm.bench.report import Row, Table, on_threads
+from lazyllm.bench.rounds import Times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+OURS_COLOUR = "#0b4a8f"
+COLOURS = {"lazyllm": OURS_COLOUR, "transformers f32": "#c2571a", "llama.cpp F16": "#3c8d5a"}
+PALE = "#b8c0cc"
+SHARE = "of ceiling"
+
+
+def plot(tables: Sequence[Table], path: Path) -> None:
+    """Writes what can be drawn of these tables, if anything. ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
+    drawable = [row for suite in DRAWINGS for row in rows_of(tables, suite)]
+    threads = max((int(row.keys.get("threads", 0)) for row in drawable), default=0)
+    panels = [
+        (draw, rows)
+        for suite, draw in DRAWINGS.items()
+        if (rows := [row for row in rows_of(tables, suite) if row.keys.get("threads") == threads])
+    ]
+    if not panels:
+        return
+    figure = Figure(figsize=(6 * len(panels), 6), layout="constrained")
+    for axes, (draw, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        draw(axes, rows)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{on_threads(threads)}, medians")
+    figure.savefig(path, dpi=150)
+
+
+def rows_of(tables: Sequence[Table], suite: str) -> list[Row]:
+    return [row for table in tables if table.suite == suite for row in table.rows]
+
+
+def number(row: Row, name: str) -> float:
+    value: Any = row.figures[name]
+    return float(value.median if isinstance(value, Times) else value)
+
+
+def plot_shares(axes: Axes, rows: list[Row]) -> None:
+    rows = [row for row in rows if SHARE in row.figures]
+    axes.barh([row.label for row in rows], [number(row, SHARE) for row in rows], color=OURS_COLOUR)
+    for row in rows:
+        axes.plot(row.goals[SHARE].bound, row.label, "|", color=PALE, markersize=12, markeredgewidth=3)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set(xlabel="share of the multiply-add ceiling", title="Ops, and their goals")
+
+
+def plot_times(axes: Axes, rows: list[Row]) -> None:
+    for engine, colour in COLOURS.items():
+        mine = [row for row in rows if row.keys["engine"] == engine]
+        if mine:
+            tokens, times = [row.keys["tokens"] for row in mine], [number(row, "time") for row in mine]
+            axes.plot(tokens, times, "o-", color=colour, label=engine)
+    axes.set(xlabel="prompt tokens", ylabel="seconds", title="Dense prefill", ylim=(0, None))
+    axes.set_xticks(sorted({int(row.keys["tokens"]) for row in rows}))
+    axes.legend()
+
+
+def plot_speedups(axes: Axes, rows: list[Row]) -> None:
+    rows = [row for row in rows if "counted" in row.figures]
+    for tokens in sorted({int(row.keys["tokens"]) for row in rows}):
+        mine = [row for row in rows if row.keys["tokens"] == tokens]
+        counted, measured = (
+            [number(row, "counted") for row in mine],
+            [number(row, "measured") for row in mine],
+        )
+        axes.plot(counted, measured, "o", label=f"{tokens} tokens")
+    most = max(number(row, name) for row in rows for name in ("counted", "measured"))
+    axes.plot([1, most], [1, most], color=PALE, zorder=0)
+    axes.set(xlabel="speedup by counted work", ylabel="speedup measured", title="Pruned prefill")
+    axes.legend()
+
+
+DRAWINGS = {"ops": plot_shares, "prefill": plot_times, "pruned": plot_speedups}

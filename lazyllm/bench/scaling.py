@@ -1,0 +1,53 @@
+"""Suite `scaling`: one thread beside all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from lazyllm.bench import goals
+from lazyllm.bench.decode import STEPS, steps
+from lazyllm.bench.options import Options
+from lazyllm.bench.report import Figure, Row, Table
+from lazyllm.bench.rounds import Contestant, in_turn, timed
+from lazyllm.llm import LLM, load
+
+SUITE = "scaling"
+TOKENS = 2048
+RATIO = "one / all"
+
+
+def scaling(options: Options) -> Iterator[Table]:
+    all_threads = load(options.folder, device="cpu").threads
+    title = f"1 thread and {all_threads}, {options.config.name}"
+    if all_threads == 1:
+        yield Table(SUITE, title, [], ("There is only one core: nothing to compare.",))
+        return
+    llms = {
+        "1 thread": load(options.folder, device="cpu", threads=1),
+        f"{all_threads} threads": load(options.folder, device="cpu"),
+    }
+    n = min(
+        options.tokens[0] if options.quick else TOKENS, options.config.context - STEPS * (options.rounds + 1)
+    )
+    kinds: dict[str, Callable[[LLM], Contestant]] = {
+        f"prefill of {n} tokens": lambda llm: prefill_of(llm, options.prompt(n)),
+        f"decode after {n} tokens": lambda llm: decode_after(llm, options.prompt(n), options.prompt(STEPS)),
+    }
+    rows = []
+    for label, make in kinds.items():
+        times = in_turn({name: make(llm) for name, llm in llms.items()}, options.rounds, label)
+        one, every = times.values()
+        figures: dict[str, Figure] = {**times, RATIO: one.median / every.median}
+        goal = {RATIO: goals.SCALING} if all_threads == 2 else {}
+        rows.append(Row(label, figures, goal, {"threads": all_threads}))
+    yield Table(SUITE, title, rows)
+
+
+def prefill_of(llm: LLM, ids: list[int]) -> Contestant:
+    return timed(lambda: llm.session().forward(ids, progress=False))
+
+
+def decode_after(llm: LLM, ids: list[int], new: list[int]) -> Contestant:
+    session = llm.session()
+    session.forward(ids, progress=False)
+    return steps(session, new)

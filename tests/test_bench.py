@@ -1,0 +1,331 @@
+"""The benchmark command: its rounds, goals and report, its processes, and every suite on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SHAPE, model_folder
+
+import lazyllm
+from lazyllm import cli
+from lazyllm.bench import f16_gguf, peers, rounds, run
+from lazyllm.bench.goals import Goal
+from lazyllm.bench.options import Options
+from lazyllm.bench.process import Process
+from lazyllm.bench.report import Report, Row, Table
+from lazyllm.bench.rounds import Times
+from lazyllm.checkpoint import Checkpoint
+from lazyllm.gguf import GgufModel
+
+Captured = pytest.CaptureFixture[str]
+AT_LEAST, AT_MOST = Goal("share", 0.8), Goal("cost", 1.15, at_least=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+# ---- rounds, goals, report -------------------------------------------------------------------------
+
+
+def test_contestants_take_turns_and_the_warm_up_does_not_count() -> None:
+    ran: list[str] = []
+
+    def contestant(name: str) -> rounds.Contestant:
+        def go() -> float:
+            ran.append(name)
+            return float(len(ran))
+
+        return go
+
+    times = rounds.in_turn({"a": contestant("a"), "b": contestant("b")}, 3, "test")
+    assert "".join(ran) == "ab" * 4
+    assert times == {"a": Times((3.0, 5.0, 7.0)), "b": Times((4.0, 6.0, 8.0))}
+    assert times["a"].median == 5.0
+    assert str(times["a"]) == "5 s (3 s to 7 s)"
+    assert str(Times((0.002, 0.00005))) == "1.025 ms (50 µs to 2 ms)"
+
+
+def test_short_work_is_repeated_within_its_turn() -> None:
+    each = rounds.LEAST_SECONDS / 4
+    ran: list[None] = []
+
+    def go() -> float:
+        ran.append(None)
+        return each
+
+    assert rounds.repeated(go) == pytest.approx(each)
+    assert len(ran) in (4, 5)
+
+
+def test_times_are_those_of_the_work() -> None:
+    assert 0.02 <= rounds.timed(lambda: time.sleep(0.02))() < 1.0
+
+
+def test_goals_in_both_directions() -> None:
+    assert [AT_LEAST.verdict(value) for value in (0.79, 0.8, 0.9)] == ["missed", "met", "met"]
+    assert [AT_MOST.verdict(value) for value in (1.1, 1.15, 1.2)] == ["met", "met", "missed"]
+    assert AT_LEAST.worst([0.9, 0.7]) == 0.7
+    assert AT_MOST.worst([1.1, 1.3]) == 1.3
+    assert (str(AT_LEAST), str(AT_MOST)) == ("≥ 0.8", "≤ 1.15")
+
+
+def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path) -> None:
+    report = Report(tmp_path / "out", {"cpu": "a chip"}, ["a note"])
+    rows = [
+        Row("one", {"time": Times((1.0, 3.0, 2.0)), "share": 0.9}, {"share": AT_LEAST}, {"threads": 1}),
+        Row("two", {"time": Times((4.0,)), "share": 0.75, "cost": 1.1}, {"share": AT_LEAST, "cost": AT_MOST}),
+    ]
+    report.tables.append(Table("ops", "A table", rows, ("of a kind",)))
+    report.failures["decode"] = "no memory"
+    report.write()
+    text = (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
+    goals = {
+        line.split(" | ")[0].strip("| "): " ".join(line.split())
+        for line in text.splitlines()
+        if "of 2)" in line
+    }
+    assert goals["share"] == "| share | ≥ 0.8 | 0.75 | missed (1 of 2) | two (A table) |"
+    assert "≥ 0.8 missed; ≤ 1.15 met" in text
+    for words in (
+        "a chip",
+        "a note",
+        "of a kind",
+        "**The suite decode failed: no memory**",
+        "2 s (1 s to 3 s)",
+    ):
+        assert words in text
+    plain = json.loads((tmp_path / "out" / "bench.json").read_text())
+    first = plain["tables"][0]["rows"][0]
+    assert first["figures"]["time"] == {"median": 2.0, "low": 1.0, "high": 3.0, "rounds": [1.0, 3.0, 2.0]}
+    assert first["goals"]["share"]["verdict"] == "met"
+    assert first["keys"] == {"threads": 1}
+    assert plain["failures"] == {"decode": "no memory"}
+
+
+# ---- processes -------------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("no such\nmodel")
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def fail(self) -> None:
+        raise KeyError("absent")
+
+    def die(self) -> None:
+        os._exit(7)
+
+
+def test_a_process_has_its_own_environment_and_ends() -> None:
+    with Process(Worker, False, environment={"LAZYLLM_TEST_VARIABLE": "theirs"}) as worker:
+        assert worker.call("variable", "LAZYLLM_TEST_VARIABLE") == "theirs"
+        assert "LAZYLLM_TEST_VARIABLE" not in os.environ
+        pid = worker.call("pid")
+        assert pid != os.getpid()
+        with pytest.raises(RuntimeError, match="KeyError: 'absent'"):
+            worker.call("fail")
+        assert worker.call("pid") == pid  # an error does not end it
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_fails_or_dies_says_so() -> None:
+    with pytest.raises(RuntimeError, match="ValueError: no such model"):
+        Process(Worker, True, environment={})
+    with (
+        pytest.raises(RuntimeError, match="its process ended with code 7"),
+        Process(Worker, False, environment={}) as worker,
+    ):
+        worker.call("die")
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def bench(*arguments: str) -> int:
+    return cli.main(["bench", "--quick", "--rounds", "1", "--threads", "1", "--peers", "none", *arguments])
+
+
+def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    suites = ["prefill", "pruned", "decode", "scaling", "memory", "generation"]
+    call = ["--model", str(folder), "--tokens", "48,64,9000", "--context", "128", "--out", str(tmp_path)]
+    assert bench(*suites, *call) == 0
+    out = capsys.readouterr().out
+    assert "fewer than the 7 that a claim needs" in out
+    assert "Left out: 9000 tokens; the model's context is 600." in out
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    assert list(dict.fromkeys(table["suite"] for table in plain["tables"])) == suites
+    assert plain["machine"]["lazyllm"] == lazyllm.__version__
+    assert (tmp_path / "bench.png").stat().st_size > 0
+    rows = {
+        (table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]
+    }
+    for r in (0, 4, 16, 64):
+        assert rows["decode", f"{r} revived"]["revived, counted"] == r
+        assert rows["decode", f"{r} revived"]["computed in the last layer"] == 1 + r
+    assert rows["pruned", "one stage"]["counted"] == pytest.approx(
+        lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
+    )
+
+
+def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("ops of real sizes take long in a core with sanitizers")
+    assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    titles = " ".join(table["title"] for table in plain["tables"])
+    for kind in ("many rows", "few rows", "Causal attention", "Scores and selection", "135M-shaped"):
+        assert kind in titles
+    rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}
+    product = rows["qkv, 512 x 576 to 960"]
+    work = 2 * 512 * 576 * 960
+    assert product["GFLOP/s"] == pytest.approx(work / product["ours"]["median"] / 1e9)
+    assert 0 < product["of ceiling"] < 2
+
+
+def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    call = ["decode", "scaling", "--model", str(folder), "--tokens", "48", "--context", "590"]
+    assert bench(*call, "--out", str(tmp_path)) == 1
+    assert "The suite decode failed: 590 tokens and 2 rounds of 8 steps make 606" in capsys.readouterr().out
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    assert [table["suite"] for table in plain["tables"]] == ["scaling"]
+    assert list(plain["failures"]) == ["decode"]
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: Options) -> Iterator[Table]:
+        yield Table("memory", "The first half", [Row("a row", {"share": 0.5})])
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run.SUITES, "memory", interrupted)
+    assert bench("memory", "--out", str(tmp_path)) == cli.INTERRUPTED
+    assert "The first half" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+
+
+def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    item = {
+        "input": "Why?",
+        "context": "The sea is deep. " * 9,
+        "answers": ["so"],
+        "length": 4,
+        "dataset": "sea",
+    }
+    lines = [json.dumps(item)] * 3
+    (data / "sea.jsonl").write_text("\n".join(lines))
+    call = [
+        "generation",
+        "--model",
+        str(folder),
+        "--tokens",
+        "64",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path),
+    ]
+    assert bench(*call) == 0
+    row = json.loads((tmp_path / "bench.json").read_text())["tables"][0]["rows"][0]
+    assert (row["label"], row["figures"]["prompts"], row["figures"]["mean tokens"]) == ("sea", 2, 64)
+    assert len(row["figures"]["dense"]["rounds"]) == 2  # never fewer
+    (data / "sea.jsonl").write_text("{}")
+    assert bench(*call) == 1
+    assert "line 1: expected an object with input and context" in capsys.readouterr().out
+
+
+def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> object:
+        return None if name == "torch" else object()
+
+    monkeypatch.setattr(peers, "find_spec", find_spec)
+    here, notes = peers.chosen(None)
+    assert here == ("llama.cpp",)
+    assert [note for note in notes if "transformers is left out" in note and "pip install" in note]
+    assert peers.chosen(["none"]) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["opera"], "there is no suite 'opera'; the suites are ops, prefill"),
+        (["--peers", "vllm"], "there is no peer 'vllm'; the peers are transformers"),
+        (["--rounds", "0"], "rounds must be at least 1, not 0"),
+        (["--tokens", "0,5"], "tokens must be at least 1, not 0"),
+        (["--threads", "-1"], "threads must be at least 1, not -1"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], words: str, tmp_path: Path, capsys: Captured) -> None:
+    assert cli.main(["bench", *arguments, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# ---- the peers' models -----------------------------------------------------------------------------
+
+
+def test_f16_file_holds_the_checkpoint(folder: Path, tmp_path: Path) -> None:
+    path = f16_gguf.f16_gguf(folder, tmp_path)
+    assert f16_gguf.f16_gguf(folder, tmp_path) == path
+    model, checkpoint = GgufModel(path), Checkpoint(folder)
+    ours = model.config("float16")
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"):
+        assert ours[name] == json.loads((folder / "config.json").read_text())[name]
+    stored = {tensor[0]: f16_gguf.decoded(checkpoint, tensor) for tensor in checkpoint.tensors}
+    assert set(model.names.values()) == set(stored)
+    for name, theirs in model.names.items():
+        values = np.concatenate(list(model.values(name, model.row_order(name))))
+        width = np.float16 if stored[theirs].ndim > 1 else np.float32
+        assert np.array_equal(values, stored[theirs].astype(width).ravel().astype(np.float32)), name
+
+
+def test_rotary_frequencies_become_a_base_and_divisors(folder: Path) -> None:
+    config = Checkpoint(folder).config
+    assert f16_gguf.rotary(config)[0] == pytest.approx(10000.0, rel=1e-4)
+    assert f16_gguf.rotary(config)[1] is None
+    scaled = replace(config, inv_freq=(*config.inv_freq[:2], *(f / 4 for f in config.inv_freq[2:])))
+    theta, divisors = f16_gguf.rotary(scaled)
+    assert theta == pytest.approx(10000.0, rel=1e-4)
+    assert divisors is not None
+    assert divisors.tolist() == pytest.approx([1, 1, 4, 4], rel=1e-4)
+    with pytest.raises(ValueError, match="yarn"):
+        f16_gguf.rotary(replace(config, rope_scale=1.2))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["transformers", "llama.cpp"])
+def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
+    if peers.PEERS[name].missing:
+        pytest.skip(f"{name} is not installed")
+    ids = np.random.default_rng(0).integers(0, 49152, 40).tolist()
+    ours = lazyllm.load(demo_model).session().forward(ids)
+    make: Any = {
+        "transformers": lambda: peers.transformers_peer(demo_model, "float32", 1),
+        "llama.cpp": lambda: peers.llama_cpp_peer(demo_model, 64, 1),
+    }[name]
+    with make() as peer:
+        theirs = peer.call("logits", ids)
+        assert np.abs(theirs - ours).max() < (0.1 if name == "llama.cpp" else 1e-3)
+        assert peer.call("prefill", ids) > 0
+        assert peer.call("decode", ids[:2]) > 0
