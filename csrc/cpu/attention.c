@@ -13,7 +13,7 @@
 enum {
     LONG_BLOCK = 1024, /* of one row alone, unless scratch is short */
     HEAD_ROWS = 168,   /* rows x heads of one task, unless scratch is short */
-    KEY_CHUNK = 1024,  /* least keys of a chunk, where keys are divided */
+    KEY_CHUNK = 256,   /* least keys of a chunk, where keys are divided */
     MOST_TILE_COLS = 64,
 };
 
@@ -107,7 +107,6 @@ typedef struct sweep {
     float *keys;      /* panels (D, tile_cols) of a block's keys */
     float *values;    /* (key_block, value_stride), whole tiles wide */
     int value_stride;
-    int fetch, fetch_end, fetch_step; /* keys to be fetched ahead of their block, and how many at a time */
 } sweep;
 
 static int value_stride(const attending *t)
@@ -158,32 +157,16 @@ static void pack_block(const attending *t, const sweep *w, int key, int n)
     }
 }
 
-/* Asks the memory for the next few keys of the block after this one, and their values, so that they are there when their turn
- * comes: rows of one head lie too far apart for the hardware to guess. */
-static void fetch_ahead(const attending *t, sweep *w)
-{
-    enum { LINE = 64 / sizeof(float) };
-    for (int end = least(w->fetch + w->fetch_step, w->fetch_end); w->fetch < end; w->fetch++) {
-        int64_t at = (int64_t)t->in_play[w->fetch] * t->kv_width + w->g * t->c->head_dim;
-        for (int i = 0; i < t->c->head_dim; i += LINE) {
-            __builtin_prefetch(t->k + at + i);
-            __builtin_prefetch(t->v + at + i);
-        }
-    }
-}
-
 /* One block of keys for a strip of `rows` of the task's rows x heads from `top` on. */
-static void sweep_strip(const attending *t, sweep *w, int key, int n_keys, int top, int rows)
+static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys, int top, int rows)
 {
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim, cols = kernels->tile_cols;
     const int32_t *limits = t->limits + w->first;
     int reach = between(limits[(top + rows - 1) / w->heads] - key, 0, n_keys);
     if (reach == 0) return;
-    for (int j = 0; j < reach; j += cols) {
+    for (int j = 0; j < reach; j += cols)
         kernels->tile(w->s + top * t->key_block + j, t->key_block, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
-        fetch_ahead(t, w);
-    }
     for (int i = top; i < top + rows; i++) {
         float *s = w->s + i * t->key_block;
         int visible = between(limits[i / w->heads] - key, 0, reach);
@@ -208,9 +191,6 @@ static void attend_rows(void *job, int task, int worker)
     for (int key = chunk * t->chunk; key < end; key += t->key_block) {
         int n_keys = least(t->key_block, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
         pack_block(t, &w, key, n_keys);
-        w.fetch = key + n_keys;
-        w.fetch_end = least(w.fetch + t->key_block, end);
-        w.fetch_step = (t->kernels->tile_cols + strips - 1) / strips; /* with every tile */
         for (int top = 0, rows; top < n; top += rows, strips--) {
             rows = (n - top + strips - 1) / strips;
             sweep_strip(t, &w, key, n_keys, top, rows);
@@ -256,7 +236,8 @@ static void divide(attending *t)
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
     t->chunk = (t->m + MOST_CHUNKS - 1) / MOST_CHUNKS;
-    t->chunk = t->chunk < KEY_CHUNK ? KEY_CHUNK : (t->chunk + t->key_block - 1) / t->key_block * t->key_block;
+    int smallest = t->n == 1 ? t->key_block : KEY_CHUNK;
+    t->chunk = t->chunk < smallest ? smallest : (t->chunk + t->key_block - 1) / t->key_block * t->key_block;
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
