@@ -33,10 +33,12 @@ typedef struct lazy_matrix {
     const float *bias; /* (rows,) or NULL */
 } lazy_matrix;
 
-/* One layer's cache. The slot of a token is its position, so a slot can only ever answer for its own token. */
+/* One layer's cache. The slot of a token is its position, so a slot can only ever answer for its own token. The tokens of a head
+ * lie together: who attends goes through them head by head. */
 typedef struct lazy_kv {
-    void *k; /* (capacity, G, D) rotated, activations */
-    void *v; /* (capacity, G, D) activations */
+    void *k; /* (G, capacity, D) rotated, activations */
+    void *v; /* (G, capacity, D) activations */
+    int capacity;
 } lazy_kv;
 
 /* What selection may do with the token at a position. */

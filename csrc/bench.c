@@ -149,6 +149,7 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     int32_t *positions;
     int code = activations(b, &b->x, s->n, q_width + 2 * kv_width, err);
     if (!code) code = activations(b, &b->y, s->n, q_width, err);
+    b->kv.capacity = s->m;
     if (!code) code = activations(b, &b->kv.k, s->m, kv_width, err);
     if (!code) code = activations(b, &b->kv.v, s->m, kv_width, err);
     if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, sizeof *b->scores, 0.0f, err);

@@ -11,7 +11,7 @@ static int list_growing(lazy_cache *cache, bool keeps_aux, lazy_error *err)
 {
     const lazy_config *c = &cache->model->config;
     size_t a = cache->model->backend->activation_bytes;
-    size_t d = (size_t)c->hidden * a, kv = (size_t)lazy_kv_width(c) * a;
+    size_t d = (size_t)c->hidden * a, head = (size_t)c->head_dim * a;
     int code = lazy_alloc_zeroed((void **)&cache->growing, 2 * (size_t)c->n_layers + MOST_PER_SESSION, sizeof *cache->growing,
                                  "the buffer list", err);
     if (code) return code;
@@ -19,25 +19,25 @@ static int list_growing(lazy_cache *cache, bool keeps_aux, lazy_error *err)
     lazy_growing *list = cache->growing;
     int n = 0;
     for (int l = 0; l < c->n_layers; l++) {
-        list[n++] = (lazy_growing){ &cache->kv[l].k, kv, true, "the key cache", NULL };
-        list[n++] = (lazy_growing){ &cache->kv[l].v, kv, true, "the value cache", NULL };
+        list[n++] = (lazy_growing){ &cache->kv[l].k, c->n_kv_heads, head, true, "the key cache", NULL };
+        list[n++] = (lazy_growing){ &cache->kv[l].v, c->n_kv_heads, head, true, "the value cache", NULL };
     }
-    if (keeps_aux) list[n++] = (lazy_growing){ &cache->aux, d, true, "the Aux cache", NULL };
+    if (keeps_aux) list[n++] = (lazy_growing){ &cache->aux, 1, d, true, "the Aux cache", NULL };
     const lazy_growing others[] = {
-        { (void **)&cache->depth, sizeof(int32_t), true, "the depths", NULL },
-        { (void **)&cache->rope, (size_t)c->head_dim * sizeof(float), true, "the RoPE table", NULL },
-        { (void **)&cache->ids, sizeof(int32_t), false, "the token ids", NULL },
-        { (void **)&cache->flags, sizeof(uint8_t), false, "the token flags", NULL },
-        { (void **)&cache->in_play[0], sizeof(int32_t), false, "the tokens in play", NULL },
-        { (void **)&cache->in_play[1], sizeof(int32_t), false, "the tokens in play", NULL },
-        { (void **)&cache->rows[0], sizeof(int32_t), false, "the rows", NULL },
-        { (void **)&cache->rows[1], sizeof(int32_t), false, "the rows", NULL },
-        { (void **)&cache->scores[0], sizeof(float), false, "the scores", NULL },
-        { (void **)&cache->scores[1], sizeof(float), false, "the scores", NULL },
-        { &cache->x[0], d, false, "the hidden states", NULL },
-        { &cache->x[1], d, false, "the hidden states", NULL },
-        { &cache->qkv, (size_t)lazy_qkv_width(c) * a, false, "q, k and v", NULL },
-        { &cache->attention, (size_t)lazy_q_width(c) * a, false, "the attention's output", NULL },
+        { (void **)&cache->depth, 1, sizeof(int32_t), true, "the depths", NULL },
+        { (void **)&cache->rope, 1, (size_t)c->head_dim * sizeof(float), true, "the RoPE table", NULL },
+        { (void **)&cache->ids, 1, sizeof(int32_t), false, "the token ids", NULL },
+        { (void **)&cache->flags, 1, sizeof(uint8_t), false, "the token flags", NULL },
+        { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, "the tokens in play", NULL },
+        { (void **)&cache->in_play[1], 1, sizeof(int32_t), false, "the tokens in play", NULL },
+        { (void **)&cache->rows[0], 1, sizeof(int32_t), false, "the rows", NULL },
+        { (void **)&cache->rows[1], 1, sizeof(int32_t), false, "the rows", NULL },
+        { (void **)&cache->scores[0], 1, sizeof(float), false, "the scores", NULL },
+        { (void **)&cache->scores[1], 1, sizeof(float), false, "the scores", NULL },
+        { &cache->x[0], 1, d, false, "the hidden states", NULL },
+        { &cache->x[1], 1, d, false, "the hidden states", NULL },
+        { &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, false, "q, k and v", NULL },
+        { &cache->attention, 1, (size_t)lazy_q_width(c) * a, false, "the attention's output", NULL },
     };
     memcpy(list + n, others, sizeof others);
     cache->n_growing = n + (int)(sizeof others / sizeof *others);
@@ -88,9 +88,11 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
     int code = lazy_alloc((void **)&staging, words, sizeof *staging, "the staging room", err);
     if (!code) code = backend->ops->reserve(cache->stream, capacity, capacity, err);
     for (lazy_growing *g = cache->growing; g < end && !code; g++) {
-        code = backend->ops->alloc(backend, &g->fresh, g->per_token * (size_t)capacity, g->what, err);
-        if (!code && g->remembered && length)
-            code = backend->ops->copy(cache->stream, g->fresh, *g->slot, g->per_token * (size_t)length, err);
+        size_t piece = g->per_token * (size_t)capacity, before = g->per_token * (size_t)cache->capacity;
+        code = backend->ops->alloc(backend, &g->fresh, piece * (size_t)g->pieces, g->what, err);
+        for (int i = 0; i < g->pieces && !code && g->remembered && length; i++)
+            code = backend->ops->copy(cache->stream, (char *)g->fresh + (size_t)i * piece, (char *)*g->slot + (size_t)i * before,
+                                      g->per_token * (size_t)length, err);
     }
     for (lazy_growing *g = cache->growing; g < end; g++) {
         void *outdated = code ? g->fresh : *g->slot;
@@ -103,6 +105,7 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
     cache->staging = staging;
     cache->staging_words = words;
     cache->capacity = capacity;
+    for (int l = 0; l < c->n_layers; l++) cache->kv[l].capacity = capacity;
     if (cache->rope_length > length) cache->rope_length = length;
     return LAZY_OK;
 }

@@ -10,7 +10,8 @@
 /* A buffer that grows with the context. */
 typedef struct lazy_growing {
     void **slot;      /* the member of lazy_cache that points to it */
-    size_t per_token; /* bytes */
+    int pieces;       /* one after the other, each with room for every token: the heads of K and V, or 1 */
+    size_t per_token; /* bytes in a piece */
     bool remembered;  /* from pass to pass */
     const char *what;
     void *fresh; /* its successor, while growing */

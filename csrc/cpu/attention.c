@@ -2,7 +2,7 @@
  *
  * A task takes a block of rows, with all query heads that share one key head, through blocks of keys: each block of keys is
  * packed once in the worker's scratch, each block of scores softened there. Where the rows are few, the keys too are divided
- * among tasks, into chunks that are merged in order. One row alone is bound by reading: it goes from key to key, all heads at once.
+ * among tasks, into chunks that are merged in order. One row alone is bound by reading: its keys are not packed.
  *
  * Exponents are to the base 2: q is scaled by log2(e) / sqrt(D) beforehand. */
 #include <math.h>
@@ -11,9 +11,8 @@
 #include "cpu.h"
 
 enum {
-    LONG_BLOCK = 1024, /* of one row alone, unless scratch is short */
-    HEAD_ROWS = 168,   /* rows x heads of one task, unless scratch is short */
-    KEY_CHUNK = 256,   /* least keys of a chunk, where keys are divided */
+    HEAD_ROWS = 168, /* rows x heads of one task, unless scratch is short */
+    KEY_CHUNK = 256, /* least keys of a chunk, where keys are divided */
     MOST_TILE_COLS = 64,
 };
 
@@ -32,12 +31,13 @@ typedef struct attending {
     float *y;         /* (n, H D) */
     const float *qkv; /* (n, width) */
     int n, m;
-    const float *k, *v;     /* (capacity, G D) */
+    const float *k, *v;     /* (G, capacity, D) */
     const int32_t *in_play; /* (m,) */
     const int32_t *limits;  /* (n,) how many of in_play each row sees */
     float *partial;         /* (n, H, chunks, D + 2) outputs, maxima, sums; where there are chunks */
     float scale;
-    int width, kv_width;       /* (H + 2G) D, G D */
+    int width;                 /* (H + 2G) D */
+    int64_t head;              /* capacity D, from one head of k or v to the next */
     int group;                 /* query heads that share a key head */
     int heads, head_blocks;    /* of them in one task */
     int row_block, row_blocks; /* rows in one task */
@@ -66,34 +66,6 @@ static void deliver(const attending *t, int row, int head, int chunk, const floa
     memcpy(partial, o, (size_t)d * sizeof *o);
     partial[d] = max;
     partial[d + 1] = sum;
-}
-
-/* ---- one row ---------------------------------------------------------------------------- */
-
-static void attend_one(void *job, int chunk, int worker)
-{
-    const attending *t = job;
-    const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim, heads = t->c->n_heads, width = heads * d;
-    float *q = scratch_of(t->stream, worker), *o = q + width, *max = o + width, *sum = max + heads, *s = sum + heads;
-    int block = least(LONG_BLOCK, (WORKER_SCRATCH - 2 * width) / heads - 2);
-    for (int i = 0; i < width; i++) q[i] = t->qkv[i] * t->scale;
-    memset(o, 0, (size_t)width * sizeof *o);
-    for (int h = 0; h < heads; h++) {
-        max[h] = -INFINITY;
-        sum[h] = 0.0f;
-    }
-    int end = least((chunk + 1) * t->chunk, t->limits[0]);
-    for (int key = chunk * t->chunk; key < end; key += block) {
-        int n = least(block, end - key);
-        kernels->key_dots(s, block, q, heads, t->group, t->k, t->kv_width, t->in_play + key, n, d);
-        for (int h = 0; h < heads; h++) {
-            float factor = kernels->soften(s + h * block, n, &max[h], &sum[h]);
-            if (factor != 1.0f) kernels->scale_row(o + h * d, d, factor);
-        }
-        kernels->value_sums(o, s, block, heads, t->group, t->v, t->kv_width, t->in_play + key, n, d);
-    }
-    for (int h = 0; h < heads; h++) deliver(t, 0, h, chunk, o + h * d, max[h], sum[h]);
 }
 
 /* ---- a block of rows -------------------------------------------------------------------- */
@@ -149,7 +121,7 @@ static void pack_block(const attending *t, const sweep *w, int key, int n)
     for (int j = 0; j < n; j += cols) {
         int here = least(cols, n - j);
         for (int i = 0; i < here; i++) {
-            int64_t at = (int64_t)t->in_play[key + j + i] * t->kv_width + w->g * d;
+            int64_t at = w->g * t->head + (int64_t)t->in_play[key + j + i] * d;
             row[i] = t->k + at;
             memcpy(w->values + (j + i) * w->value_stride, t->v + at, (size_t)d * sizeof(float));
         }
@@ -180,7 +152,20 @@ static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys,
                       least(cols, d - i), true);
 }
 
-static void attend_rows(void *job, int task, int worker)
+/* One block of keys for one row: all of its heads see all of them. */
+static void sweep_row(const attending *t, const sweep *w, int key, int n_keys)
+{
+    const lazy_kernels *kernels = t->kernels;
+    int d = t->c->head_dim;
+    kernels->key_dots(w->s, t->key_block, w->q, w->heads, t->k + w->g * t->head, t->in_play + key, n_keys, d);
+    for (int h = 0; h < w->heads; h++) {
+        float factor = kernels->soften(w->s + h * t->key_block, n_keys, &w->max[h], &w->sum[h]);
+        if (factor != 1.0f) kernels->scale_row(w->o + h * d, d, factor);
+    }
+    kernels->value_sums(w->o, w->s, t->key_block, w->heads, t->v + w->g * t->head, t->in_play + key, n_keys, d);
+}
+
+static void attend(void *job, int task, int worker)
 {
     const attending *t = job;
     int blocks = t->c->n_kv_heads * t->head_blocks, d = t->c->head_dim;
@@ -190,6 +175,10 @@ static void attend_rows(void *job, int task, int worker)
     int n = w.rows * w.heads, end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
     for (int key = chunk * t->chunk; key < end; key += t->key_block) {
         int n_keys = least(t->key_block, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
+        if (t->n == 1) {
+            sweep_row(t, &w, key, n_keys);
+            continue;
+        }
         pack_block(t, &w, key, n_keys);
         for (int top = 0, rows; top < n; top += rows, strips--) {
             rows = (n - top + strips - 1) / strips;
@@ -225,7 +214,7 @@ static void merge_row(void *job, int row, int worker)
 static void divide(attending *t)
 {
     int d = t->c->head_dim;
-    t->key_block = 256;
+    t->key_block = t->n == 1 ? 1024 : 256;
     while (t->key_block * (d + value_stride(t)) > WORKER_SCRATCH / 2) t->key_block /= 2;
     int room = (WORKER_SCRATCH - t->key_block * (d + value_stride(t))) / (2 * d + 2 + t->key_block), most = least(HEAD_ROWS, room);
     t->head_blocks = (t->group + most - 1) / most;
@@ -236,8 +225,8 @@ static void divide(attending *t)
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
     t->chunk = (t->m + MOST_CHUNKS - 1) / MOST_CHUNKS;
-    int smallest = t->n == 1 ? t->key_block : KEY_CHUNK;
-    t->chunk = t->chunk < smallest ? smallest : (t->chunk + t->key_block - 1) / t->key_block * t->key_block;
+    int smallest = t->n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
+    t->chunk = t->chunk < smallest ? smallest : (t->chunk + KEY_CHUNK - 1) / KEY_CHUNK * KEY_CHUNK;
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
@@ -261,14 +250,12 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .partial = scratch->partial,
         .scale = (float)(M_LOG2E / sqrt(c->head_dim)),
         .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
-        .kv_width = c->n_kv_heads * c->head_dim,
+        .head = (int64_t)kv.capacity * c->head_dim,
         .group = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
     divide(&t);
-    int code;
-    if (n == 1) code = lazy_cpu_run(stream, attend_one, &t, t.chunks, err);
-    else code = lazy_cpu_run(stream, attend_rows, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
+    int code = lazy_cpu_run(stream, attend, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
     if (code || t.chunks == 1) return code;
     return lazy_cpu_run(stream, merge_row, &t, n, err);
 }

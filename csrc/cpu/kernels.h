@@ -22,13 +22,11 @@ typedef struct lazy_kernels {
     void (*dots)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
 
-    /* One row's heads, `group` of which share a key head, over n keys and values.
-     * s[h, j] = q[h, :d] . key[slot[j], h / group, :d] */
-    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
-                     const int32_t *slot, int n, int d);
-    /* o[h, :d] += sum over j of p[h, j] * value[slot[j], h / group, :d] */
-    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
-                       const int32_t *slot, int n, int d);
+    /* One row's heads that share a key head, over n keys and values.
+     * s[h, j] = q[h, :d] . key[slot[j], :d] */
+    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d);
+    /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
+    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d);
     /* s[j] = 2^(s[j] - m) with m = max(s[:n], *max); adds them to *sum * f and returns f = 2^(*max - m), the factor by which
      * what was summed before must shrink. *max = m. n > 0; *max may be -INFINITY. */
     float (*soften)(float *s, int n, float *max, float *sum);

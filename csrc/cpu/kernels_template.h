@@ -429,60 +429,53 @@ typedef struct four_rows {
     int token[4], n;
 } four_rows;
 
-INLINE four_rows rows_at(const float *base, int64_t stride, const int32_t *slot, int turn, int n)
+INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int turn, int n)
 {
     int stream = n / 4, left = turn < stream ? 4 : n - 4 * stream;
     four_rows rows = { .n = left };
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         rows.token[i] = turn < stream ? i * stream + turn : 4 * stream + (i < left ? i : left - 1);
-        rows.row[i] = base + slot[rows.token[i]] * stride;
+        rows.row[i] = base + (int64_t)slot[rows.token[i]] * d;
     }
     return rows;
 }
 
-static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, int group, const float *key, int64_t key_stride,
-                     const int32_t *slot, int n, int d)
+static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d)
 {
     for (int turn = 0; turn < (n + 3) / 4; turn++) {
-        four_rows keys = rows_at(key, key_stride, slot, turn, n);
-        const float *row = q;
-        for (int first = 0, at = 0; first < n_heads; first += group, at += d) {
-            for (int h = first; h < first + group; h++, row += d) {
-                vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
-                int i = 0;
-                for (; i + LANES <= d; i += LANES)
+        four_rows keys = rows_at(key, slot, d, turn, n);
+        for (int h = 0; h < n_heads; h++) {
+            const float *row = q + h * d;
+            vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
+            int i = 0;
+            for (; i + LANES <= d; i += LANES)
 #pragma GCC unroll 4
-                    for (int c = 0; c < 4; c++) sum[c] += load(keys.row[c] + at + i) * load(row + i);
-                four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
-                for (; i < d; i++)
-                    for (int c = 0; c < 4; c++) total[c] += keys.row[c][at + i] * row[i];
-                for (int c = 0; c < keys.n; c++) s[h * s_stride + keys.token[c]] = total[c];
-            }
+                for (int c = 0; c < 4; c++) sum[c] += load(keys.row[c] + i) * load(row + i);
+            four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
+            for (; i < d; i++)
+                for (int c = 0; c < 4; c++) total[c] += keys.row[c][i] * row[i];
+            for (int c = 0; c < keys.n; c++) s[h * s_stride + keys.token[c]] = total[c];
         }
     }
 }
 
-static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, int group, const float *value, int64_t value_stride,
-                       const int32_t *slot, int n, int d)
+static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d)
 {
     for (int turn = 0; turn < (n + 3) / 4; turn++) {
-        four_rows values = rows_at(value, value_stride, slot, turn, n);
-        float *out = o;
-        for (int first = 0, at = 0; first < n_heads; first += group, at += d) {
-            for (int h = first; h < first + group; h++, out += d) {
-                float weight[4] = { 0 };
-                for (int c = 0; c < values.n; c++) weight[c] = p[h * p_stride + values.token[c]];
-                int i = 0;
-                for (; i + LANES <= d; i += LANES) {
-                    vec sum = load(out + i);
+        four_rows values = rows_at(value, slot, d, turn, n);
+        for (int h = 0; h < n_heads; h++) {
+            float *out = o + h * d, weight[4] = { 0 };
+            for (int c = 0; c < values.n; c++) weight[c] = p[h * p_stride + values.token[c]];
+            int i = 0;
+            for (; i + LANES <= d; i += LANES) {
+                vec sum = load(out + i);
 #pragma GCC unroll 4
-                    for (int c = 0; c < 4; c++) sum += load(values.row[c] + at + i) * weight[c];
-                    store(out + i, sum);
-                }
-                for (; i < d; i++)
-                    for (int c = 0; c < 4; c++) out[i] += values.row[c][at + i] * weight[c];
+                for (int c = 0; c < 4; c++) sum += load(values.row[c] + i) * weight[c];
+                store(out + i, sum);
             }
+            for (; i < d; i++)
+                for (int c = 0; c < 4; c++) out[i] += values.row[c][i] * weight[c];
         }
     }
 }

@@ -74,6 +74,11 @@ static void rotate_head(float *head, int d, const float *rope, const float *weig
     }
 }
 
+static float *row_of(lazy_kv kv, void *k_or_v, int head, int slot, int d)
+{
+    return (float *)k_or_v + ((int64_t)head * kv.capacity + slot) * d;
+}
+
 static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
                             const float *k_norm, float eps, lazy_error *err)
 {
@@ -85,8 +90,10 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
         const float *angles = rope + (int64_t)rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, angles, q_norm, eps);
         for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, angles, k_norm, eps);
-        memcpy((float *)kv.k + (int64_t)rows[r] * kv_width, k, (size_t)kv_width * sizeof *k);
-        memcpy((float *)kv.v + (int64_t)rows[r] * kv_width, v, (size_t)kv_width * sizeof *v);
+        for (int g = 0; g < c->n_kv_heads; g++) {
+            memcpy(row_of(kv, kv.k, g, rows[r], d), k + g * d, (size_t)d * sizeof *k);
+            memcpy(row_of(kv, kv.v, g, rows[r], d), v + g * d, (size_t)d * sizeof *v);
+        }
     }
     return LAZY_OK;
 }
@@ -94,11 +101,11 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
 /* p[j] = the row's attention to in_play[j], for the n tokens it sees; p may hold what it likes before. */
 static void attend_row(const lazy_config *c, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, int n)
 {
-    int d = c->head_dim, kv_width = c->n_kv_heads * d, g = head / (c->n_heads / c->n_kv_heads);
+    int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
     double max = -INFINITY, sum = 0;
     for (int j = 0; j < n; j++) {
         double dot = 0;
-        for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * ((const float *)kv.k)[(int64_t)in_play[j] * kv_width + g * d + i];
+        for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * row_of(kv, kv.k, g, in_play[j], d)[i];
         p[j] = (float)(dot / sqrt(d));
         max = fmax(max, p[j]);
     }
@@ -112,7 +119,7 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int d = c->head_dim, kv_width = c->n_kv_heads * d, width = c->n_heads * d + 2 * kv_width;
+    int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d;
     lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
     for (int r = 0; r < n; r++) {
         for (int h = 0; h < c->n_heads; h++) {
@@ -121,7 +128,7 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
             attend_row(c, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, limit);
             for (int i = 0; i < d; i++) {
                 double sum = 0;
-                for (int j = 0; j < limit; j++) sum += (double)p[j] * ((const float *)kv.v)[(int64_t)in_play[j] * kv_width + g * d + i];
+                for (int j = 0; j < limit; j++) sum += (double)p[j] * row_of(kv, kv.v, g, in_play[j], d)[i];
                 out[i] = (float)sum;
             }
         }

@@ -64,16 +64,16 @@ static void rotate_rows(void *job, int task, int worker)
         int64_t position = t->rows[r];
         float *q = t->qkv + (int64_t)r * (q_width + 2 * kv_width), *k = q + q_width, *v = k + kv_width;
         const float *rope = t->rope + position * d;
-        float *key = (float *)t->kv.k + position * kv_width;
+        int64_t slot = position * d, head = (int64_t)t->kv.capacity * d; /* of the cache */
         for (int h = 0; h < c->n_heads; h++) {
             if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps);
             turn(q + h * d, q + h * d, rope, d);
         }
         for (int g = 0; g < c->n_kv_heads; g++) {
             if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps);
-            turn(key + g * d, k + g * d, rope, d);
+            turn((float *)t->kv.k + g * head + slot, k + g * d, rope, d);
+            memcpy((float *)t->kv.v + g * head + slot, v + g * d, (size_t)d * sizeof *v);
         }
-        memcpy((float *)t->kv.v + position * kv_width, v, (size_t)kv_width * sizeof *v);
     }
 }
 

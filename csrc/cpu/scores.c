@@ -8,7 +8,7 @@ typedef struct scoring {
     lazy_stream *stream;
     const lazy_kernels *kernels;
     const float *q; /* one query row: (H, D) */
-    const float *k; /* (capacity, G D) */
+    lazy_kv kv;
     const int32_t *in_play;
     int m, visible;  /* tokens in play, and how many of them the row sees */
     float *shares;   /* (H, m) */
@@ -21,16 +21,19 @@ enum { TOKENS_PER_TASK = 512 };
 static int token_tasks(int n) { return (n + TOKENS_PER_TASK - 1) / TOKENS_PER_TASK; }
 static int last_token(int task, int n) { return (task + 1) * TOKENS_PER_TASK < n ? (task + 1) * TOKENS_PER_TASK : n; }
 
-/* shares = q k^T, to the base 2 */
+/* shares = q k^T, to the base 2, of the heads that share a key head */
 static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;
     const lazy_config *c = t->stream->config;
-    int first = task * TOKENS_PER_TASK, d = c->head_dim;
-    float *q = scratch_of(t->stream, worker), scale = (float)(M_LOG2E / sqrt(d));
-    for (int i = 0; i < c->n_heads * d; i++) q[i] = t->q[i] * scale;
-    t->kernels->key_dots(t->shares + first, t->m, q, c->n_heads, c->n_heads / c->n_kv_heads, t->k, c->n_kv_heads * d, t->in_play + first,
-                         last_token(task, t->visible) - first, d);
+    int tasks = token_tasks(t->visible), g = task / tasks, first = task % tasks * TOKENS_PER_TASK, d = c->head_dim;
+    int group = c->n_heads / c->n_kv_heads;
+    const float *q = t->q + g * group * d;
+    float *scaled = scratch_of(t->stream, worker), scale = (float)(M_LOG2E / sqrt(d));
+    for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
+    t->kernels->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group,
+                         (const float *)t->kv.k + (int64_t)g * t->kv.capacity * d, t->in_play + first,
+                         last_token(task % tasks, t->visible) - first, d);
 }
 
 static void normalise_head(void *job, int head, int worker)
@@ -64,7 +67,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
     while (rows[first] < first_new) first++; /* the last row is the query token: new */
     scoring t = { .stream = stream,
                   .kernels = kernels_of(stream),
-                  .k = kv.k,
+                  .kv = kv,
                   .in_play = in_play,
                   .m = m,
                   .shares = scratch->shares,
@@ -74,7 +77,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
         t.q = (const float *)qkv + (int64_t)(first + t.row) * (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
         t.visible = scratch->limits[t.row];
-        code = lazy_cpu_run(stream, multiply_keys, &t, token_tasks(t.visible), err);
+        code = lazy_cpu_run(stream, multiply_keys, &t, c->n_kv_heads * token_tasks(t.visible), err);
         if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
         if (!code) code = lazy_cpu_run(stream, average_heads, &t, token_tasks(m), err);
     }

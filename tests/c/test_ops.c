@@ -292,7 +292,7 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
           *want = guarded(size);
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 4; /* peaked rows */
-    lazy_kv kv = { k, v };
+    lazy_kv kv = { k, v, length };
     fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, NULL);
     plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, NULL);
     double error = error_of(got, want, size);
@@ -335,7 +335,7 @@ static void test_rotate(side fast, side plain, int n, bool normed)
         memcpy(q[i], from, qkv_size * sizeof *from);
         memset(k[i], 0, kv_size * sizeof *from);
         memset(v[i], 0, kv_size * sizeof *from);
-        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i] }, rope, normed ? weight : NULL,
+        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, rope, normed ? weight : NULL,
                                       normed ? weight : NULL, 1e-6f, NULL);
     }
     size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
