@@ -11,7 +11,7 @@
 #include "cpu.h"
 
 enum {
-    HEAD_ROWS = 168, /* rows x heads of one task, unless scratch is short */
+    HEAD_ROWS = 196, /* rows x heads of one task, unless scratch is short */
     KEY_CHUNK = 256, /* least keys of a chunk, where keys are divided */
     MOST_TILE_COLS = 64,
 };
@@ -73,11 +73,12 @@ static void deliver(const attending *t, int row, int head, int chunk, const floa
 /* What a task works on: `rows` rows of `heads` heads of one key head, row by row; all of it in the worker's scratch. */
 typedef struct sweep {
     int first, rows, g, head, heads;
-    float *q, *o;     /* (rows heads, D) */
-    float *max, *sum; /* (rows heads,) */
-    float *s;         /* (rows heads, key_block) scores, then their powers */
-    float *keys;      /* panels (D, tile_cols) of a block's keys */
-    float *values;    /* (key_block, value_stride), whole tiles wide */
+    float *q, *o;        /* (rows heads, D) */
+    float *max, *sum;    /* (rows heads,) */
+    float *s;            /* (rows heads, key_block) scores, then their powers */
+    float *keys;         /* panels (D, tile_cols) of a block's keys */
+    float *room;         /* (key_block, value_stride) for a block's values */
+    const float *values; /* the same, or where they lie */
     int value_stride;
 } sweep;
 
@@ -99,7 +100,7 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     w.sum = w.max + n;
     w.s = w.sum + n;
     w.keys = w.s + n * t->key_block;
-    w.values = w.keys + t->key_block * d;
+    w.room = w.keys + t->key_block * d;
     w.value_stride = value_stride(t);
     for (int r = 0; r < w.rows; r++) {
         const float *q = t->qkv + (int64_t)(first + r) * t->width + w.head * d;
@@ -113,20 +114,25 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-/* A block's keys into panels, its values into rows: read once here, many times there. */
-static void pack_block(const attending *t, const sweep *w, int key, int n)
+/* A block's keys into panels, its values into rows: read once here, many times there. Values that lie one after the other, whole
+ * tiles wide, stay where they are. */
+static void pack_block(const attending *t, sweep *w, int key, int n)
 {
     int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    const int32_t *slot = t->in_play + key;
+    const float *k = t->k + w->g * t->head, *v = t->v + w->g * t->head;
     const void *row[MOST_TILE_COLS];
     for (int j = 0; j < n; j += cols) {
         int here = least(cols, n - j);
-        for (int i = 0; i < here; i++) {
-            int64_t at = w->g * t->head + (int64_t)t->in_play[key + j + i] * d;
-            row[i] = t->k + at;
-            memcpy(w->values + (j + i) * w->value_stride, t->v + at, (size_t)d * sizeof(float));
-        }
+        for (int i = 0; i < here; i++) row[i] = k + (int64_t)slot[j + i] * d;
         t->kernels->pack(w->keys + j * d, row, here, LAZY_F32, d);
     }
+    if (slot[n - 1] - slot[0] == n - 1 && w->value_stride == d) {
+        w->values = v + (int64_t)slot[0] * d;
+        return;
+    }
+    w->values = w->room;
+    for (int j = 0; j < n; j++) memcpy(w->room + j * w->value_stride, v + (int64_t)slot[j] * d, (size_t)d * sizeof *v);
 }
 
 /* One block of keys for a strip of `rows` of the task's rows x heads from `top` on. */

@@ -6,8 +6,9 @@
 
 enum {
     MOST_TILE_COLS = 64,
+    STREAMS = 4,                                            /* in which few rows read the weights */
     PANEL_K = 1024,                                         /* longest stretch of a panel */
-    PANELS_SIZE = 128 * 1024,                               /* floats of scratch for panels, ... */
+    PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, ... */
     STRIP_SIZE = 16 * 1024,                                 /* ... for one strip of rows of x, ... */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* ... and for gate and up of a block, before they become one */
 };
@@ -19,11 +20,10 @@ typedef struct product {
     const lazy_matrix *w;
     int n;
     bool accumulate;
-    bool gated;    /* y = silu(first half of the columns) * second half */
-    int columns;   /* that tasks divide among them: all, or where gated those of the first half, with their fellows */
-    int col_block; /* output columns of one task */
-    int row_block; /* rows of one task */
-    int n_col_blocks;
+    bool gated;  /* y = silu(first half of the columns) * second half */
+    int columns; /* that tasks divide among them: all, or where gated those of the first half, with their fellows */
+    int col_blocks, row_blocks;
+    int stretch; /* elements of a column that a panel holds */
 } product;
 
 static size_t dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
@@ -52,7 +52,11 @@ static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
 }
 
 static int least(int a, int b) { return a < b ? a : b; }
-static int round_up(int x, int step) { return (x + step - 1) / step * step; }
+static int most(int a, int b) { return a > b ? a : b; }
+static int quotient_up(int a, int b) { return (a + b - 1) / b; }
+
+/* Where block i of `blocks` begins, all of them made of whole units and as even as can be. */
+static int edge(int i, int blocks, int size, int unit) { return least(size, (int)((int64_t)quotient_up(size, unit) * i / blocks) * unit); }
 
 /* ---- few rows --------------------------------------------------------------------------- */
 
@@ -73,7 +77,7 @@ static void multiply_few(void *job, int task, int worker)
 {
     (void)worker;
     const product *p = job;
-    int begin = task * p->col_block, end = least(begin + p->col_block, p->columns);
+    int begin = edge(task, p->col_blocks, p->columns, STREAMS), end = edge(task + 1, p->col_blocks, p->columns, STREAMS);
     if (!p->gated) {
         multiply_columns(p, p->y, begin, end);
         add_bias(p, 0, p->n, begin, end - begin);
@@ -163,12 +167,16 @@ static void multiply_block(void *job, int task, int worker)
 {
     const product *p = job;
     float *panels = scratch_of(p->stream, worker), *copy = panels + PANELS_SIZE;
-    block b = { .row = task / p->n_col_blocks * p->row_block, .col = task % p->n_col_blocks * p->col_block, .halves = p->gated ? 2 : 1 };
-    b.n_rows = least(p->row_block, p->n - b.row);
-    b.n_cols = least(p->col_block, p->columns - b.col);
+    int row = task / p->col_blocks, col = task % p->col_blocks;
+    int tile_rows = kernels_of(p->stream)->tile_rows, tile_cols = kernels_of(p->stream)->tile_cols;
+    block b = { .row = edge(row, p->row_blocks, p->n, tile_rows),
+                .col = edge(col, p->col_blocks, p->columns, tile_cols),
+                .halves = p->gated ? 2 : 1 };
+    b.n_rows = edge(row + 1, p->row_blocks, p->n, tile_rows) - b.row;
+    b.n_cols = edge(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
     b.out = p->gated ? copy + STRIP_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
-    for (int k = 0; k < p->w->cols; k += PANEL_K) multiply_stretch(p, &b, panels, copy, k, least(PANEL_K, p->w->cols - k));
+    for (int k = 0; k < p->w->cols; k += p->stretch) multiply_stretch(p, &b, panels, copy, k, least(p->stretch, p->w->cols - k));
     if (!p->gated) {
         add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
         return;
@@ -179,37 +187,39 @@ static void multiply_block(void *job, int task, int worker)
     }
 }
 
-/* Enough tasks that no thread waits long for the last one: first by dividing the columns, then the rows, each block with
- * enough rows to be worth its panels. */
-static int divide(product *p)
+/* Few rows: long streams matter more than many tasks. */
+static void divide_few(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, FEW_TASKS_PER_THREAD = 2, LEAST_ROWS = 224, FEW_LEAST_COLS = 64 };
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    int threads = p->stream->backend->threads;
-    if (p->n <= FEW_PRODUCT_ROWS) { /* long streams matter more than even shares */
-        int per_task = (p->columns + FEW_TASKS_PER_THREAD * threads - 1) / (FEW_TASKS_PER_THREAD * threads);
-        p->col_block = round_up(per_task > FEW_LEAST_COLS ? per_task : FEW_LEAST_COLS, 4);
-        return (p->columns + p->col_block - 1) / p->col_block;
-    }
-    int wanted = TASKS_PER_THREAD * threads;
-    int width = kernels->tile_cols, halves = p->gated ? 2 : 1;
-    int most_cols = PANELS_SIZE / (least(p->w->cols, PANEL_K) * width * halves) * width;
-    int row_blocks_at_most = p->n / LEAST_ROWS < 1 ? 1 : p->n / LEAST_ROWS;
-    p->col_block = least(most_cols, round_up((p->columns + wanted - 1) / wanted * row_blocks_at_most, width));
-    p->col_block = least(p->col_block, p->columns);
-    p->n_col_blocks = (p->columns + p->col_block - 1) / p->col_block;
+    enum { TASKS_PER_THREAD = 2, LEAST_COLS = 64 };
+    p->col_blocks = least(TASKS_PER_THREAD * p->stream->backend->threads, quotient_up(p->columns, LEAST_COLS));
+    p->row_blocks = 1;
+}
 
-    int row_blocks = least(row_blocks_at_most, (wanted + p->n_col_blocks - 1) / p->n_col_blocks);
-    p->row_block = round_up((p->n + row_blocks - 1) / row_blocks, kernels->tile_rows);
-    if (p->gated) p->row_block = least(p->row_block, BLOCK_SIZE / (2 * p->col_block));
-    return p->n_col_blocks * ((p->n + p->row_block - 1) / p->row_block);
+/* Many rows: enough tasks that no thread waits long for the last one, each with enough rows to be worth its panels. */
+static void divide_many(product *p)
+{
+    enum { TASKS_PER_THREAD = 6, LEAST_ROWS = 224 };
+    const lazy_kernels *kernels = kernels_of(p->stream);
+    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, most_row_blocks = most(1, p->n / LEAST_ROWS);
+    p->stretch = quotient_up(p->w->cols, quotient_up(p->w->cols, PANEL_K));
+    int panels = quotient_up(p->columns, kernels->tile_cols); /* of one half, where gated */
+    int room = PANELS_SIZE / (p->stretch * kernels->tile_cols * (p->gated ? 2 : 1));
+    p->col_blocks = least(panels, most(quotient_up(panels, room), quotient_up(wanted, most_row_blocks)));
+    p->row_blocks = least(most_row_blocks, quotient_up(wanted, p->col_blocks));
+    while (p->row_blocks < most_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
+    if (p->gated) {
+        int most_rows = BLOCK_SIZE / (2 * quotient_up(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
+        p->row_blocks = most(p->row_blocks, quotient_up(p->n, most_rows));
+    }
 }
 
 static int multiply(product p, lazy_error *err)
 {
+    bool few = p.n <= FEW_PRODUCT_ROWS;
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
-    int tasks = divide(&p);
-    return lazy_cpu_run(p.stream, p.n <= FEW_PRODUCT_ROWS ? multiply_few : multiply_block, &p, tasks, err);
+    if (few) divide_few(&p);
+    else divide_many(&p);
+    return lazy_cpu_run(p.stream, few ? multiply_few : multiply_block, &p, p.col_blocks * p.row_blocks, err);
 }
 
 /* ---- the ops ---------------------------------------------------------------------------- */
