@@ -374,8 +374,18 @@ INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *
     }
 }
 
-INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, int n_rows, const char *w,
-                      int64_t spacing, lazy_dtype dtype, int k, bool accumulate, const int cols)
+INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, const char *w, int64_t spacing,
+                      lazy_dtype dtype, int k, bool accumulate, const int rows, const int cols, int n_cols)
+{
+    int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
+    for (int j = 0; j < n_cols; j++)
+        dots_of(y + j, y_stride, y_spacing, x, x_stride, w + j * row_bytes, spacing, dtype, k, accumulate, rows, cols);
+}
+
+/* n_cols rows of w, or where cols is 4 as many in each of four streams: once for every few rows of x, which meanwhile stay in the
+ * first cache. */
+INLINE void dots_block(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, int n_rows, const char *w,
+                       int64_t spacing, lazy_dtype dtype, int k, bool accumulate, const int cols, int n_cols)
 {
     int groups = (n_rows + DOT_ROWS - 1) / DOT_ROWS;
     for (int rows; n_rows > 0; n_rows -= rows, x += rows * x_stride, y += rows * y_stride) {
@@ -383,7 +393,7 @@ INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float
         groups--;
         switch (rows) {
 #define DOTS(n)                                                                                                                            \
-    case n: dots_of(y, y_stride, y_spacing, x, x_stride, w, spacing, dtype, k, accumulate, n, cols); break;
+    case n: dots_rows(y, y_stride, y_spacing, x, x_stride, w, spacing, dtype, k, accumulate, n, cols, n_cols); break;
             DOTS(1)
             DOTS(2)
 #if DOT_ROWS > 2
@@ -401,13 +411,15 @@ INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float
 INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                      int k, bool accumulate)
 {
+    enum { BLOCK = 8 }; /* of each stream: they are read from memory once, then from the second cache */
     const char *from = w;
     int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
     int stream = n_cols / 4;
-    for (int j = 0; j < stream; j++)
-        dots_rows(y + j, y_stride, stream, x, x_stride, n_rows, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate, 4);
-    for (int j = 4 * stream; j < n_cols; j++)
-        dots_rows(y + j, y_stride, 0, x, x_stride, n_rows, from + j * row_bytes, 0, dtype, k, accumulate, 1);
+    for (int j = 0; j < stream; j += BLOCK)
+        dots_block(y + j, y_stride, stream, x, x_stride, n_rows, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate, 4,
+                   stream - j < BLOCK ? stream - j : BLOCK);
+    dots_block(y + 4 * stream, y_stride, 0, x, x_stride, n_rows, from + 4 * stream * row_bytes, 0, dtype, k, accumulate, 1,
+               n_cols - 4 * stream);
 }
 
 static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
