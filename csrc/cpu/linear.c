@@ -187,11 +187,12 @@ static void multiply_block(void *job, int task, int worker)
     }
 }
 
-/* Few rows: long streams matter more than many tasks. */
+/* Few rows: where reading the weights is the limit, long streams matter more than even shares. */
 static void divide_few(product *p)
 {
-    enum { TASKS_PER_THREAD = 2, LEAST_COLS = 64 };
-    p->col_blocks = least(TASKS_PER_THREAD * p->stream->backend->threads, quotient_up(p->columns, LEAST_COLS));
+    enum { BOUND_BY_READING = 4, LEAST_COLS = 64 };
+    int tasks_per_thread = p->n <= BOUND_BY_READING ? 2 : 3;
+    p->col_blocks = least(tasks_per_thread * p->stream->backend->threads, quotient_up(p->columns, LEAST_COLS));
     p->row_blocks = 1;
 }
 

@@ -4,7 +4,7 @@
 
 #include "cpu.h"
 
-enum { ROWS_PER_TASK = 16 };
+enum { ROWS_PER_TASK = 4 };
 
 static int blocks(int n) { return (n + ROWS_PER_TASK - 1) / ROWS_PER_TASK; }
 static int block_end(int task, int n) { return (task + 1) * ROWS_PER_TASK < n ? (task + 1) * ROWS_PER_TASK : n; }
