@@ -28,8 +28,7 @@ typedef struct lazy_cpu_stream {
 } lazy_cpu_stream;
 
 enum {
-    FEW_PRODUCT_ROWS = 160, /* up to here packing weights costs more than it saves */
-    FEW_ROWS = 64,          /* up to here attention divides the keys among tasks, into at most ... */
+    FEW_ROWS = 64, /* up to here attention divides the keys among tasks, into at most ... */
     MOST_CHUNKS = 16,
 };
 

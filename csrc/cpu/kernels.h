@@ -8,9 +8,12 @@
 
 #include "../lazyllm.h"
 
+enum { FEW_PRODUCT_ROWS = 160 };
+
 typedef struct lazy_kernels {
     const char *name;
     int tile_rows, tile_cols; /* of the register tile */
+    int few_rows;             /* up to here dots beat packing and tiles; at most FEW_PRODUCT_ROWS */
 
     /* panel[kk, j] = row[j][kk], widened to f32; kk < k, j < tile_cols, columns from n on are 0 */
     void (*pack)(float *panel, const void *const *row, int n, lazy_dtype dtype, int k);

@@ -1,7 +1,7 @@
 /* kernels_template.h — the one source of all kernels; kernels.h says what each computes.
  *
  * The including file defines VARIANT, LANES (floats per vector), TILE_ROWS x TILE_VECTORS (the register tile, sized so that
- * sums, one row of b and a broadcast fit the registers), DOT_ROWS (so that four times as many sums do), and where the
+ * sums, one row of b and a broadcast fit the registers), DOT_ROWS (2, 3 or 6, so that four times as many sums do), FEW_PRODUCTS, and where the
  * instruction set can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16, and LARGER(a, b). */
 #include <math.h>
 #include <string.h>
@@ -396,8 +396,10 @@ INLINE void dots_block(float *y, int64_t y_stride, int64_t y_spacing, const floa
     case n: dots_rows(y, y_stride, y_spacing, x, x_stride, w, spacing, dtype, k, accumulate, n, cols, n_cols); break;
             DOTS(1)
             DOTS(2)
-#if DOT_ROWS > 2
+#if DOT_ROWS >= 3
             DOTS(3)
+#endif
+#if DOT_ROWS >= 6
             DOTS(4)
             DOTS(5)
             DOTS(6)
@@ -535,6 +537,7 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .name = STRING(VARIANT),
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
+    .few_rows = FEW_PRODUCTS,
     .pack = pack,
     .tile = tile,
     .dots = dots,

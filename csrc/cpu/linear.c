@@ -216,7 +216,7 @@ static void divide_many(product *p)
 
 static int multiply(product p, lazy_error *err)
 {
-    bool few = p.n <= FEW_PRODUCT_ROWS;
+    bool few = p.n <= kernels_of(p.stream)->few_rows;
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
     if (few) divide_few(&p);
     else divide_many(&p);
