@@ -10,7 +10,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 # one place for the demonstration model, so that demo, tests and notebooks fetch it once
 export LAZYLLM_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: help demo test build oracle asan tsan notebook lint format clean
+.PHONY: help demo test build bench oracle asan tsan notebook lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -55,6 +55,9 @@ test: $(VENV)/test.stamp build/test_ops ## every test that needs nothing but PyP
 
 oracle: $(VENV)/oracle.stamp ## against transformers, live (installs torch)
 	$(BIN)/python -m pytest -m oracle
+
+bench: $(VENV)/build.stamp ## ops, prefill, pruning and decoding, quickly; `lazyllm bench --help` for more
+	$(BIN)/lazyllm bench --quick
 
 notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
 	$(BIN)/python tests/run_notebooks.py --write
