@@ -455,42 +455,95 @@ INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int turn
     return rows;
 }
 
+/* A few heads at a time go over the same four rows, which are then loaded once. */
+#define BY_HEADS(work)                                                                                                                     \
+    for (int h = 0, heads; h < n_heads; h += heads) {                                                                                      \
+        heads = n_heads - h < DOT_ROWS ? n_heads - h : DOT_ROWS;                                                                           \
+        switch (heads) {                                                                                                                   \
+            HEADS(work, 1)                                                                                                                 \
+            HEADS(work, 2)                                                                                                                 \
+            MORE_HEADS(work)                                                                                                               \
+        }                                                                                                                                  \
+    }
+#define HEADS(work, n)                                                                                                                     \
+    case n: work(n); break;
+#if DOT_ROWS >= 6
+#define MORE_HEADS(work) HEADS(work, 3) HEADS(work, 4) HEADS(work, 5) HEADS(work, 6)
+#elif DOT_ROWS == 3
+#define MORE_HEADS(work) HEADS(work, 3)
+#else
+#define MORE_HEADS(work)
+#endif
+
+INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_rows *keys, int d, const int heads)
+{
+    vec sum[DOT_ROWS][4];
+#pragma GCC unroll 8
+    for (int h = 0; h < heads; h++)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) sum[h][c] = splat(0.0f);
+    int i = 0;
+    for (; i + LANES <= d; i += LANES) {
+        vec key[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) key[c] = load(keys->row[c] + i);
+#pragma GCC unroll 8
+        for (int h = 0; h < heads; h++) {
+            vec v = load(q + h * d + i);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) sum[h][c] += key[c] * v;
+        }
+    }
+#pragma GCC unroll 8
+    for (int h = 0; h < heads; h++) {
+        four total = sum_lanes_of_four(sum[h][0], sum[h][1], sum[h][2], sum[h][3]);
+        for (int rest = i; rest < d; rest++)
+            for (int c = 0; c < 4; c++) total[c] += keys->row[c][rest] * q[h * d + rest];
+        for (int c = 0; c < keys->n; c++) s[h * s_stride + keys->token[c]] = total[c];
+    }
+}
+
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d)
 {
     for (int turn = 0; turn < (n + 3) / 4; turn++) {
         four_rows keys = rows_at(key, slot, d, turn, n);
-        for (int h = 0; h < n_heads; h++) {
-            const float *row = q + h * d;
-            vec sum[4] = { splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f) };
-            int i = 0;
-            for (; i + LANES <= d; i += LANES)
+#define WORK(heads) key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, d, heads)
+        BY_HEADS(WORK)
+#undef WORK
+    }
+}
+
+INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four_rows *values, int d, const int heads)
+{
+    float weight[DOT_ROWS][4] = { 0 };
+#pragma GCC unroll 8
+    for (int h = 0; h < heads; h++)
+        for (int c = 0; c < values->n; c++) weight[h][c] = p[h * p_stride + values->token[c]];
+    int i = 0;
+    for (; i + LANES <= d; i += LANES) {
+        vec value[4];
 #pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) sum[c] += load(keys.row[c] + i) * load(row + i);
-            four total = sum_lanes_of_four(sum[0], sum[1], sum[2], sum[3]);
-            for (; i < d; i++)
-                for (int c = 0; c < 4; c++) total[c] += keys.row[c][i] * row[i];
-            for (int c = 0; c < keys.n; c++) s[h * s_stride + keys.token[c]] = total[c];
+        for (int c = 0; c < 4; c++) value[c] = load(values->row[c] + i);
+#pragma GCC unroll 8
+        for (int h = 0; h < heads; h++) {
+            vec sum = load(o + h * d + i);
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) sum += value[c] * weight[h][c];
+            store(o + h * d + i, sum);
         }
     }
+    for (; i < d; i++)
+        for (int h = 0; h < heads; h++)
+            for (int c = 0; c < 4; c++) o[h * d + i] += values->row[c][i] * weight[h][c];
 }
 
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d)
 {
     for (int turn = 0; turn < (n + 3) / 4; turn++) {
         four_rows values = rows_at(value, slot, d, turn, n);
-        for (int h = 0; h < n_heads; h++) {
-            float *out = o + h * d, weight[4] = { 0 };
-            for (int c = 0; c < values.n; c++) weight[c] = p[h * p_stride + values.token[c]];
-            int i = 0;
-            for (; i + LANES <= d; i += LANES) {
-                vec sum = load(out + i);
-#pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) sum += load(values.row[c] + i) * weight[c];
-                store(out + i, sum);
-            }
-            for (; i < d; i++)
-                for (int c = 0; c < 4; c++) out[i] += values.row[c][i] * weight[c];
-        }
+#define WORK(heads) value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, d, heads)
+        BY_HEADS(WORK)
+#undef WORK
     }
 }
 
