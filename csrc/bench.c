@@ -6,7 +6,13 @@
 #include "error.h"
 #include "memory.h"
 
-enum { MOST_COPIES = 1024, MOST_HEAD_DIM = 512, MOST_HEADS_WIDTH = 1 << 16, COLD_BYTES = 192 * 1024 * 1024 }; /* more than a cache holds */
+enum {
+    MOST_COPIES = 1024,
+    MOST_THREADS = 1024,
+    MOST_HEAD_DIM = 512,
+    MOST_HEADS_WIDTH = 1 << 16,
+    COLD_BYTES = 192 * 1024 * 1024
+}; /* more than a cache holds */
 
 typedef struct kind {
     const char *name;
@@ -32,6 +38,8 @@ struct lazy_bench {
     int32_t *in_play, *kept;
     float *scores;
     uint8_t *flags;
+    void *aux;
+    int32_t *n_revived;
 };
 
 /* ---- random data ------------------------------------------------------------------------ */
@@ -187,6 +195,30 @@ static int run_select(lazy_bench *b, lazy_error *err)
     return b->backend->ops->select(b->stream, b->kept, b->in_play, b->scores, b->shape.m, b->flags, b->shape.m / 2, err);
 }
 
+/* Every second of m rows goes on, the others are put away. */
+static int prepare_regroup(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    int code = prepare_attention(b, err);
+    b->backend->ops->free(b->backend, b->x);
+    b->backend->ops->free(b->backend, b->y);
+    b->x = b->y = NULL;
+    if (!code) code = activations(b, &b->x, s->m, s->cols, err);
+    if (!code) code = activations(b, &b->y, s->m, s->cols, err);
+    if (!code) code = activations(b, &b->aux, s->m, s->cols, err);
+    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->n_revived, sizeof *b->n_revived, "a count", err);
+    if (!code) code = run_select(b, err);
+    b->flops = 0.0;
+    b->bytes = 1.0 * s->m * s->cols * (double)b->backend->activation_bytes;
+    return code;
+}
+
+static int run_regroup(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    return b->backend->ops->regroup(b->stream, b->y, b->kept, s->m / 2, b->x, b->in_play, s->m, b->aux, s->cols, b->n_revived, err);
+}
+
 static const kind kinds[] = {
     { "multiply_adds", prepare_nothing, run_multiply_adds },
     { "read", prepare_read, run_read },
@@ -195,18 +227,24 @@ static const kind kinds[] = {
     { "attention", prepare_attention, run_attention },
     { "scores", prepare_attention, run_scores },
     { "select", prepare_attention, run_select },
+    { "regroup", prepare_regroup, run_regroup },
 };
 
 /* ---- opening, running ------------------------------------------------------------------- */
 
-static int check_shape(const char *op, const kind **found, lazy_bench_shape s, lazy_error *err)
+static int check_shape(const char *op, const kind **found, lazy_bench_shape s, int threads, lazy_error *err)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(op, kinds[i].name) == 0) *found = &kinds[i];
     if (!*found) return lazy_fail(err, LAZY_INVALID, "there is no op \"%s\" to measure", op);
     int (*prepare)(lazy_bench *, lazy_error *) = (*found)->prepare;
-    bool weights = prepare == prepare_read || prepare == prepare_product, rows = prepare == prepare_product || prepare == prepare_attention;
-    if (weights && (s.rows < 1 || s.cols < 1))
+    bool weights = prepare == prepare_read || prepare == prepare_product,
+         tokens = prepare == prepare_attention || prepare == prepare_regroup, rows = prepare == prepare_product || tokens;
+    if (threads < 0 || threads > MOST_THREADS)
+        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", threads, MOST_THREADS);
+    if ((*found)->run == run_gated && s.rows % 2)
+        return lazy_fail(err, LAZY_INVALID, "%s: rows is %d; gate and up have as many, so it must be even", op, s.rows);
+    if ((weights || tokens) && (s.rows < 1 || s.cols < 1))
         return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
     if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
@@ -214,7 +252,7 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, l
     if (s.head_dim < 1 || s.head_dim > MOST_HEAD_DIM || s.n_heads > MOST_HEADS_WIDTH / s.head_dim)
         return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d; a head may have 1 to %d, all of them up to %d", op, s.n_heads, s.head_dim,
                          MOST_HEAD_DIM, MOST_HEADS_WIDTH);
-    if (prepare == prepare_attention && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
+    if (tokens && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
     return LAZY_OK;
 }
 
@@ -222,7 +260,7 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, in
 {
     *out = NULL;
     const kind *found = NULL;
-    int code = check_shape(op, &found, shape, err);
+    int code = check_shape(op, &found, shape, threads, err);
     if (code) return code;
     lazy_bench *b;
     if ((code = lazy_alloc_zeroed((void **)&b, 1, sizeof *b, "a benchmark", err))) return code;
@@ -246,7 +284,7 @@ void lazy_bench_close(lazy_bench *b)
     if (b->backend) {
         const lazy_ops *ops = b->backend->ops;
         for (int i = 0; i < b->bound; i++) ops->unbind(b->backend, &b->copy[i]);
-        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->flags };
+        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->flags, b->aux, b->n_revived };
         for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) ops->free(b->backend, owned[i]);
         ops->stream_close(b->stream);
         ops->close(b->backend);

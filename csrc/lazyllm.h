@@ -173,7 +173,8 @@ typedef struct lazy_bench_shape {
 } lazy_bench_shape;
 
 /* op: "multiply_adds" and "read" (rows x cols of dtype) are what the machine can do at most; "matmul"; "gated", of rows / 2
- * outputs; "attention" and "scores" of the last n of m tokens, "select" of half of them. */
+ * outputs; "attention" and "scores" of the last n of m tokens, "select" of half of them,
+ * "regroup" of their rows of cols values when half of them go. */
 int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, int threads, lazy_error *err);
 void lazy_bench_close(lazy_bench *bench);
 int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);

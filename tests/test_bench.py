@@ -16,6 +16,7 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import cli
+from lazyllm._core import Bench
 from lazyllm.bench import f16_gguf, peers, rounds, run
 from lazyllm.bench.goals import Goal
 from lazyllm.bench.options import Options
@@ -191,7 +192,7 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
     assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
     plain = json.loads((tmp_path / "bench.json").read_text())
     titles = " ".join(table["title"] for table in plain["tables"])
-    for kind in ("many rows", "few rows", "Causal attention", "Scores and selection", "135M-shaped"):
+    for kind in ("many rows", "few rows", "Causal attention", "Scores, selection, gathering", "135M-shaped"):
         assert kind in titles
     rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}
     product = rows["qkv, 512 x 576 to 960"]
@@ -329,3 +330,21 @@ def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
         assert np.abs(theirs - ours).max() < (0.1 if name == "llama.cpp" else 1e-3)
         assert peer.call("prefill", ids) > 0
         assert peer.call("decode", ids[:2]) > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "named"),
+    [
+        ("gated", {"rows": 7, "cols": 4}, "even"),
+        ("gated", {"rows": 8, "cols": 0}, "at least 1"),
+        ("matmul", {"rows": 4, "cols": 4, "n": 0}, "n is 0"),
+        ("matmul", {"rows": 4, "cols": 4, "threads": 10**6}, "threads"),
+        ("attention", {"n": 3, "m": 2}, "less than"),
+        ("attention", {"n_heads": 3, "n_kv_heads": 2}, "divide"),
+        ("regroup", {"m": 0}, "less than"),
+        ("fly", {}, "no op"),
+    ],
+)
+def test_an_op_refuses_shapes_that_make_no_sense(op: str, given: dict[str, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Bench(op, **given)

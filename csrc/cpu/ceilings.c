@@ -13,7 +13,7 @@ typedef struct ceiling {
     double flops;       /* of one task */
 } ceiling;
 
-enum { TASKS_PER_THREAD = 16, STEPS = 100 * 1000 };
+enum { TASKS_PER_THREAD = 16, STEPS = 200 * 1000 };
 
 static void multiply_add(void *job, int task, int worker)
 {

@@ -213,6 +213,14 @@ static void norm_row(float *y, const float *x, const float *weight, int n, float
     for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
 }
 
+/* Elements i … k-1, fewer than a vector of them, and zeros. */
+INLINE vec widen_part(const void *p, lazy_dtype dtype, int i, int k)
+{
+    float part[LANES] = { 0 };
+    for (int lane = 0; i + lane < k; lane++) part[lane] = widen_one(p, dtype, i + lane);
+    return load(part);
+}
+
 /* ---- the register tile ------------------------------------------------------------------ */
 
 /* Turns LANES rows of LANES values round: afterwards v[i] holds the i-th value of every row. */
@@ -360,12 +368,15 @@ INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *
             for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * v;
         }
     }
+    if (kk < k) { /* as vectors too: a sum must not depend on whether its column comes with three others */
+        vec wide[4];
+        for (int c = 0; c < cols; c++) wide[c] = widen_part(w + c * spacing, dtype, kk, k);
+        for (int r = 0; r < rows; r++)
+            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * load_part(x + r * x_stride + kk, k - kk, 0.0f);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         four total = cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
-        if (kk < k)
-            for (int c = 0; c < cols; c++)
-                for (int rest = kk; rest < k; rest++) total[c] += widen_one(w + c * spacing, dtype, rest) * x[r * x_stride + rest];
         float *out = y + r * y_stride;
         if (accumulate)
             for (int c = 0; c < cols; c++) out[c * y_spacing] += total[c];
@@ -552,17 +563,13 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, 
 static float multiply_adds(const float *random, int steps, double *flops)
 {
     enum { CHAINS = 12 }; /* enough to hide the latency, few enough for the registers */
-    vec chain[CHAINS], factor[2];
+    vec chain[CHAINS], mirror = splat(-0x1.fffffep-1f), addend = load(random + 16);
 #pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i);
-    for (int i = 0; i < 2; i++) factor[i] = load(random + 16 + i);
-    for (int step = 0; step < steps; step++) {
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* from here to addend - chain, and back */
+    for (int step = 0; step < steps; step++)
 #pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * factor[0] + factor[1];
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * factor[1] + factor[0];
-    }
-    *flops = 2.0 * 2 * CHAINS * LANES * steps;
+        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * mirror + addend;
+    *flops = 2.0 * CHAINS * LANES * steps;
     vec total = splat(0.0f);
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; i++) total += chain[i];

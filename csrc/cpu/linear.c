@@ -205,6 +205,8 @@ static void divide_many(product *p)
     p->stretch = quotient_up(p->w->cols, quotient_up(p->w->cols, PANEL_K));
     int panels = quotient_up(p->columns, kernels->tile_cols); /* of one half, where gated */
     int room = PANELS_SIZE / (p->stretch * kernels->tile_cols * (p->gated ? 2 : 1));
+    if (p->gated) /* a block of at least two strips must fit beside the panels */
+        room = least(room, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
     p->col_blocks = least(panels, most(quotient_up(panels, room), quotient_up(wanted, most_row_blocks)));
     p->row_blocks = least(most_row_blocks, quotient_up(wanted, p->col_blocks));
     while (p->row_blocks < most_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;

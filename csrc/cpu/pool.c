@@ -10,7 +10,7 @@
 #include "../memory.h"
 
 /* Waits are spent spinning for about as long as a wake-up costs, then asleep. */
-enum { RESTARTING = -1, SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000 };
+enum { SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000 };
 
 typedef struct worker {
     lazy_pool *pool;
@@ -22,7 +22,7 @@ struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    atomic_int pid;  /* of the process that the threads live in; RESTARTING while a forked child's first caller starts its own */
+    atomic_int pid;  /* of the process that the threads live in; its negative while a forked child's first caller starts them */
 
     pthread_mutex_t turn; /* one job at a time */
 
@@ -213,7 +213,7 @@ static void live_here(lazy_pool *pool)
 {
     int here = (int)getpid(), pid;
     while ((pid = atomic_load(&pool->pid)) != here) {
-        if (pid == RESTARTING || !atomic_compare_exchange_strong(&pool->pid, &pid, RESTARTING)) {
+        if (pid == -here || !atomic_compare_exchange_strong(&pool->pid, &pid, -here)) {
             sched_yield();
             continue;
         }

@@ -77,7 +77,9 @@ def many_rows(
                 BEST_PEER: min(ratios.values()),
                 "ceiling, GFLOP/s": ceilings.flops(times) / GIGA,
             }
-            wanted = {"of ceiling": goals.LINEAR, BEST_PEER: goals.LINEAR_PEERS}
+            wanted = {"of ceiling": goals.LINEAR}
+            if TORCH in products:  # the goal names both
+                wanted[BEST_PEER] = goals.LINEAR_PEERS
             rows.append(Row(label, figures, wanted, {"threads": threads}))
     note = (
         "Weights: ours are bf16 and come from memory each time; the peers' are float32 and stay where their "
@@ -154,25 +156,28 @@ def attention_of_few_rows(options: Options, ceilings: Ceilings, threads: int) ->
 
 
 def selection(options: Options, threads: int) -> Table:
-    """Scores and selection beside all products and the attention of one dense layer."""
+    """Scores, selection and gathering beside all products and the attention of one dense layer."""
     m = ATTENTION_TOKENS[-1]
     heads = (SMALL.head_dim, SMALL.n_heads, SMALL.n_kv_heads)
     small = {
         "scores": attention_bench(1, m, heads, threads, "scores"),
         "select": attention_bench(1, m, heads, threads, "select"),
+        "gather": Bench("regroup", m=m, cols=SMALL.hidden, threads=threads),
     }
     layer = {"attention": attention_bench(m, m, heads, threads)}
     for name, (op, n_out, n_in) in SMALL.matrices.items():
         layer[name] = bench_of(op, m, n_out, n_in, threads)
     contestants = {name: turn(bench) for name, bench in {**small, **layer}.items()}
-    times = in_turn(contestants, options.rounds, f"scores and selection, {m} tokens")
+    times = in_turn(contestants, options.rounds, f"scores, selection and gathering, {m} tokens")
     dense = sum(times[name].median for name in layer)
     both = sum(times[name].median for name in small)
     rows = [Row(name, {OURS: times[name], "of a dense layer": times[name].median / dense}) for name in small]
     share = {"of a dense layer": both / dense, "of prefill": STAGES * both / (LAYERS * dense)}
-    rows.append(Row("both", {**share}, {"of prefill": goals.SELECTION}))
+    rows.append(Row("together", {**share}, {"of prefill": goals.SELECTION}))
     note = (
         f"A dense layer is {dense * 1e3:.1f} ms: its products and its attention. "
         f"The prefill has {STAGES} stages in {LAYERS} layers."
     )
-    return Table(SUITE, f"Scores and selection, 135M model, {m} tokens, {on_threads(threads)}", rows, (note,))
+    return Table(
+        SUITE, f"Scores, selection, gathering, 135M model, {m} tokens, {on_threads(threads)}", rows, (note,)
+    )

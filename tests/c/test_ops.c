@@ -544,6 +544,43 @@ static void test_shapes(const char *variant, lazy_config config)
     close_side(fast);
 }
 
+/* The same product by one thread and by several: each sum has an order of its own, so all are equal to the bit, whichever columns
+ * went through the streams together. */
+static void test_any_threads(const char *variant)
+{
+    const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
+    for (int i = 0; i < 40; i++) {
+        int n = random_int(1, 60), cols = random_int(1, 75);
+        lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, (lazy_dtype)(i % 3), false, false);
+        size_t size = (size_t)n * (size_t)w.rows;
+        float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
+        for (int threads = 1; threads <= 5; threads++) {
+            side s = open_side(variant, &config, threads);
+            s.backend->ops->matmul(s.stream, threads == 1 ? alone : shared, x, n, &w, false, NULL);
+            check(threads == 1 || memcmp(alone, shared, size * sizeof *x) == 0,
+                  "%s matmul n %d, rows %d, cols %d: %d threads differ from one", variant, n, w.rows, cols, threads);
+            close_side(s);
+        }
+        freed(alone, size);
+        freed(shared, size);
+        free(x);
+        free_matrix(&w);
+    }
+}
+
+/* Rows so short that one task could take hundreds of panels: gate and up of a block must still fit beside them. */
+static void test_short_gates(const char *variant)
+{
+    const int shapes[][2] = { { 17472, 28 }, { 18240, 16 }, { 45000, 8 } }; /* ffn, hidden */
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = shapes[i][0] };
+        side fast = open_side(variant, &config, 1), plain = open_side("reference", &config, 1);
+        test_gated(fast, plain, FEW_PRODUCT_ROWS + 3, shapes[i][1]);
+        close_side(plain);
+        close_side(fast);
+    }
+}
+
 /* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the most. */
 static void test_extremes(const char *variant)
 {
@@ -581,6 +618,8 @@ int main(void)
         test_soften(*variant);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
         test_extremes(*variant);
+        test_any_threads(*variant);
+        test_short_gates(*variant);
     }
     side any = open_side("generic", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {
