@@ -8,7 +8,12 @@ from lazyllm._core import Bench
 from lazyllm.bench.rounds import Contestant, Times
 
 MULTIPLY_ADDS, READ = "multiply-add ceiling", "read ceiling"
+RUNS = 5  # of one turn, the best of which counts: threads just woken may share a core for a while
 READ_ROWS = READ_COLS = 1 << 13  # of float32: 256 MiB, more than a cache holds
+
+
+def best(bench: Bench) -> Contestant:
+    return lambda: min(bench.run() for _ in range(RUNS))
 
 
 class Ceilings:
@@ -18,11 +23,11 @@ class Ceilings:
 
     @property
     def compute(self) -> dict[str, Contestant]:
-        return {MULTIPLY_ADDS: self._multiply_adds.run}
+        return {MULTIPLY_ADDS: best(self._multiply_adds)}
 
     @property
     def both(self) -> dict[str, Contestant]:
-        return {**self.compute, READ: self._read.run}
+        return {**self.compute, READ: best(self._read)}
 
     def flops(self, times: Mapping[str, Times]) -> float:
         """Floating-point operations a second."""

@@ -47,7 +47,7 @@ def decode(options: Options) -> Iterator[Table]:
 
 
 def step_bytes(llm: LLM, last_pass: np.ndarray) -> int:
-    """What a decode step must read: every weight used but the embedding, keys and values of the tokens in play."""
+    """What a decode step must read: all weights used but the embedding, K and V of the tokens in play."""
     embedding = next(tensor for tensor in llm.checkpoint.tensors if tensor[0].endswith("embed_tokens.weight"))
     weights = llm.core.bytes - (0 if llm.config.tied else embedding[5])
     row = 2 * llm.config.n_kv_heads * llm.config.head_dim * FLOAT_BYTES
