@@ -13,7 +13,6 @@
 enum {
     HEAD_ROWS = 196, /* rows x heads of one task, unless scratch is short */
     KEY_CHUNK = 256, /* least keys of a chunk, where keys are divided */
-    MOST_TILE_COLS = 64,
 };
 
 void lazy_cpu_limits(int32_t *limits, const int32_t *rows, int n, const int32_t *in_play, int m)
@@ -45,7 +44,6 @@ typedef struct attending {
     int key_block;             /* keys whose scores are held at a time; a multiple of every tile's columns */
 } attending;
 
-static int least(int a, int b) { return a < b ? a : b; }
 static int between(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 static float *partial_of(const attending *t, int row, int head, int chunk)

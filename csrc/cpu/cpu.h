@@ -32,6 +32,10 @@ enum {
     MOST_CHUNKS = 16,
 };
 
+enum { MOST_TILE_COLS = 64 }; /* of any instruction set's tile */
+
+static inline int least(int a, int b) { return a < b ? a : b; }
+
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
 static inline float *scratch_of(const lazy_stream *stream, int worker) { return cpu_of(stream)->scratch + (size_t)worker * WORKER_SCRATCH; }

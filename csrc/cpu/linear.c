@@ -5,7 +5,6 @@
 #include "cpu.h"
 
 enum {
-    MOST_TILE_COLS = 64,
     STREAMS = 4,                                            /* in which few rows read the weights */
     PANEL_K = 1024,                                         /* longest stretch of a panel */
     PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, ... */
@@ -51,7 +50,6 @@ static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
     }
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
 static int most(int a, int b) { return a > b ? a : b; }
 static int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
