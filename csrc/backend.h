@@ -51,6 +51,8 @@ typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
     void (*free)(lazy_backend *, void *memory);
+    /* Refuses, with the numbers, what cannot fit. */
+    int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
     /* Makes a matrix that lies in host memory (which stays) usable by the ops. bias is already the backend's. */
     int (*bind)(lazy_backend *, lazy_matrix *, lazy_error *);
     void (*unbind)(lazy_backend *, lazy_matrix *);

@@ -2,13 +2,12 @@
 #include <string.h>
 #include <time.h>
 
-#include "backend.h"
+#include "device.h"
 #include "error.h"
 #include "memory.h"
 
 enum {
     MOST_COPIES = 1024,
-    MOST_THREADS = 1024,
     MOST_HEAD_DIM = 512,
     MOST_HEADS_WIDTH = 1 << 16,
     COLD_BYTES = 192 * 1024 * 1024
@@ -232,7 +231,7 @@ static const kind kinds[] = {
 
 /* ---- opening, running ------------------------------------------------------------------- */
 
-static int check_shape(const char *op, const kind **found, lazy_bench_shape s, int threads, lazy_error *err)
+static int check_shape(const char *op, const kind **found, lazy_bench_shape s, lazy_error *err)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (strcmp(op, kinds[i].name) == 0) *found = &kinds[i];
@@ -240,8 +239,6 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, i
     int (*prepare)(lazy_bench *, lazy_error *) = (*found)->prepare;
     bool weights = prepare == prepare_read || prepare == prepare_product,
          tokens = prepare == prepare_attention || prepare == prepare_regroup, rows = prepare == prepare_product || tokens;
-    if (threads < 0 || threads > MOST_THREADS)
-        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", threads, MOST_THREADS);
     if ((*found)->run == run_gated && s.rows % 2)
         return lazy_fail(err, LAZY_INVALID, "%s: rows is %d; gate and up have as many, so it must be even", op, s.rows);
     if ((weights || tokens) && (s.rows < 1 || s.cols < 1))
@@ -256,11 +253,11 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, i
     return LAZY_OK;
 }
 
-int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, int threads, lazy_error *err)
+int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err)
 {
     *out = NULL;
     const kind *found = NULL;
-    int code = check_shape(op, &found, shape, threads, err);
+    int code = check_shape(op, &found, shape, err);
     if (code) return code;
     lazy_bench *b;
     if ((code = lazy_alloc_zeroed((void **)&b, 1, sizeof *b, "a benchmark", err))) return code;
@@ -269,7 +266,7 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, in
     b->config = (lazy_config){
         .n_layers = 1, .n_heads = shape.n_heads, .n_kv_heads = shape.n_kv_heads, .head_dim = shape.head_dim, .ffn = shape.rows / 2
     };
-    code = lazy_cpu_open(&b->backend, threads, err);
+    code = lazy_device_open(&b->backend, device, shape.dtype, err);
     if (!code) code = b->backend->ops->stream_open(b->backend, &b->config, &b->stream, err);
     if (!code) code = b->backend->ops->reserve(b->stream, shape.n > 0 ? shape.n : 1, shape.m > 0 ? shape.m : 1, err);
     if (!code) code = found->prepare(b, err);

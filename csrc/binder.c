@@ -50,6 +50,20 @@ static bool parse_dtype(const char *text, lazy_dtype *dtype, uint64_t *width)
     return false;
 }
 
+lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors)
+{
+    uint64_t bytes[] = { [LAZY_F32] = 0, [LAZY_F16] = 0, [LAZY_BF16] = 0 };
+    for (int i = 0; i < n_tensors; i++) {
+        lazy_dtype dtype;
+        uint64_t width;
+        if (parse_dtype(tensors[i].dtype, &dtype, &width)) bytes[dtype] += tensors[i].bytes;
+    }
+    lazy_dtype most = LAZY_F32;
+    for (int dtype = LAZY_F16; dtype <= LAZY_BF16; dtype++)
+        if (bytes[dtype] > bytes[most]) most = (lazy_dtype)dtype;
+    return most;
+}
+
 /* Finds a tensor, checks it against rows x cols (cols = 0: a vector) and gives its place in the mapping. */
 static int take(binder *b, const char *name, int rows, int cols, const void **data, lazy_dtype *dtype, lazy_error *err)
 {
@@ -243,6 +257,7 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
     for (int round = 0; round < 2 && !code; round++) {
         b.dry = round == 0;
         code = bind_all(&b, err);
+        if (!code && b.dry) code = model->backend->ops->admit(model->backend, model->bytes, "the weights", err);
     }
     lazy_free(b.by_name);
     return code;

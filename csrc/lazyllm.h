@@ -54,19 +54,27 @@ typedef struct lazy_tensor {
     uint64_t bytes;
 } lazy_tensor;
 
+/* Where to compute. */
+typedef struct lazy_device {
+    const char *name;             /* "cpu", "cuda" or "cuda:N" */
+    int threads;                  /* of the CPU; 0 means all cores that this process may use */
+    const char *const *libraries; /* paths where cuBLASLt may lie, best first; for CUDA */
+    int n_libraries;
+} lazy_device;
+
 typedef struct lazy_model lazy_model;
 
 /* Maps the shards read-only and binds every tensor that the config asks for, checking name, dtype, shape
- * and place of each before any memory is taken. Nothing passed in is kept. threads = 0 means all cores
- * that this process may use. */
+ * and place of each before any memory is taken. Nothing passed in is kept. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, int threads, lazy_error *err);
+                    int n_tensors, const lazy_device *device, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* once its last session is closed; NULL is fine */
 
 const lazy_config *lazy_model_config(const lazy_model *model);
 uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights it uses */
 int lazy_model_threads(const lazy_model *model);
-const char *lazy_model_isa(const lazy_model *model);
+const char *lazy_model_isa(const lazy_model *model);    /* the kernels' variant */
+const char *lazy_model_device(const lazy_model *model); /* "cpu", "cuda:0" */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 
@@ -175,7 +183,7 @@ typedef struct lazy_bench_shape {
 /* op: "multiply_adds" and "read" (rows x cols of dtype) are what the machine can do at most; "matmul"; "gated", of rows / 2
  * outputs; "attention" and "scores" of the last n of m tokens, "select" of half of them,
  * "regroup" of their rows of cols values when half of them go. */
-int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, int threads, lazy_error *err);
+int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err);
 void lazy_bench_close(lazy_bench *bench);
 int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);
 double lazy_bench_flops(const lazy_bench *bench); /* of one run, a multiply-add being two */
@@ -189,5 +197,7 @@ const char *const *lazy_cpu_variants(void);
  * NULL if this machine cannot run that. */
 const char *lazy_cpu_variant_used(void);
 int lazy_cpu_cores(void); /* that this process may use */
+/* What there is for CUDA, in words: devices, driver, libraries. An error says why CUDA is off. */
+int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
 
 #endif

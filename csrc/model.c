@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "binder.h"
+#include "device.h"
 #include "error.h"
 #include "memory.h"
 
@@ -19,8 +20,7 @@ enum {
     MAX_HEADS_WIDTH = 1 << 16,
     MAX_HEAD_DIM = 512,
     MAX_VOCAB = 1 << 24,
-    MAX_CONTEXT = 1 << 28,
-    MAX_THREADS = 1024
+    MAX_CONTEXT = 1 << 28
 };
 
 static int check_config(const lazy_config *c, lazy_error *err)
@@ -69,11 +69,9 @@ static int map_shard(lazy_mapping *shard, const char *path, lazy_error *err)
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, int threads, lazy_error *err)
+                    int n_tensors, const lazy_device *device, lazy_error *err)
 {
     *out = NULL;
-    if (threads < 0 || threads > MAX_THREADS)
-        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", threads, MAX_THREADS);
     int code = check_config(config, err);
     if (code) return code;
 
@@ -95,7 +93,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
 
     if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
         goto done;
-    if ((code = lazy_cpu_open(&model->backend, threads, err))) goto done;
+    if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, err);
 done:
     if (code) lazy_model_close(model);
@@ -139,3 +137,4 @@ const lazy_config *lazy_model_config(const lazy_model *model) { return &model->c
 uint64_t lazy_model_bytes(const lazy_model *model) { return model->bytes; }
 int lazy_model_threads(const lazy_model *model) { return model->backend->threads; }
 const char *lazy_model_isa(const lazy_model *model) { return model->backend->variant; }
+const char *lazy_model_device(const lazy_model *model) { return model->backend->name; }

@@ -20,6 +20,12 @@ static void cpu_free(lazy_backend *backend, void *memory)
     lazy_free(memory);
 }
 
+static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
+{
+    (void)backend, (void)bytes, (void)what, (void)err; /* weights are mapped: the system drops and reads again what does not fit */
+    return LAZY_OK;
+}
+
 static int cpu_bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
 {
     (void)backend, (void)matrix, (void)err; /* weights are read where they are mapped */
@@ -99,6 +105,7 @@ int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_err
 const lazy_ops lazy_cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .admit = cpu_admit,
     .bind = cpu_bind,
     .unbind = cpu_unbind,
     .close = cpu_close,

@@ -3,24 +3,34 @@
 
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "op", "n", "m", "rows", "cols", "dtype", "n_heads", "n_kv_heads", "head_dim", "threads", NULL };
+    static char *names[] = { "op", "n", "m", "rows", "cols", "dtype", "n_heads", "n_kv_heads", "head_dim", "threads", "device", "libraries", NULL };
     static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     const char *op, *dtype = "bf16";
     lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
-    int threads = 0, known = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiii", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
-                                     &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &threads))
+    lazy_device device = { .name = "cpu" };
+    PyObject *libraries = NULL;
+    int known = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiisO!", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
+                                     &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &device.threads, &device.name, &PyList_Type,
+                                     &libraries))
         return NULL;
     for (int i = 0; i < 3; i++)
         if (strcmp(dtype, dtypes[i]) == 0) known = i;
     if (known < 0) return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be f32, f16 or bf16", dtype);
     shape.dtype = (lazy_dtype)known;
+    const char **places = NULL;
+    if (strings_borrow(libraries, &places, &device.n_libraries)) {
+        PyMem_Free(places);
+        return NULL;
+    }
+    device.libraries = places;
     BenchObject *self = (BenchObject *)type->tp_alloc(type, 0);
     lazy_error err = { 0 };
-    if (self && lazy_bench_open(&self->bench, op, shape, threads, &err)) {
+    if (self && lazy_bench_open(&self->bench, op, shape, &device, &err)) {
         core_raise(core_state_of(type), &err);
         Py_CLEAR(self);
     }
+    PyMem_Free(places);
     return (PyObject *)self;
 }
 
@@ -70,7 +80,7 @@ PyType_Spec bench_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "Bench(op, *, n, m, rows, cols, dtype, n_heads, n_kv_heads, head_dim, threads): one op on random data, timed" },
+            { Py_tp_doc, "Bench(op, *, n, m, rows, cols, dtype, n_heads, n_kv_heads, head_dim, threads, device, libraries): one op on random data, timed" },
             { Py_tp_new, bench_new },
             { Py_tp_dealloc, bench_dealloc },
             { Py_tp_methods, bench_methods },

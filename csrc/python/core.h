@@ -53,6 +53,9 @@ int field_double(PyObject *dict, const char *what, const char *key, double *out)
 int field_bool(PyObject *dict, const char *what, const char *key, bool *out);
 PyObject *field_object(PyObject *dict, const char *what, const char *key); /* borrowed */
 
+/* strings.c: the strings of a list (NULL: none), owned by it; the array must be freed with PyMem_Free. 0 or -1 with an exception. */
+int strings_borrow(PyObject *list, const char ***out, int *n);
+
 /* arrays.c: all that knows NumPy. */
 int arrays_import(void);
 PyObject *array_of_int32(const int32_t *from, Py_ssize_t n);

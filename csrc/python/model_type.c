@@ -79,12 +79,11 @@ static int parse_tensors(PyObject *list, table *t)
 
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "shards", "tensors", "device", "threads", NULL };
-    PyObject *dict, *shards, *tensors, *inv_freq = NULL;
-    const char *device = "cpu";
-    int threads = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$si", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type, &tensors,
-                                     &device, &threads))
+    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", NULL };
+    PyObject *dict, *shards, *tensors, *libraries = NULL, *inv_freq = NULL;
+    lazy_device device = { .name = "cpu" };
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
+                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries))
         return NULL;
 
     core_state *state = core_state_of(type);
@@ -92,22 +91,15 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     lazy_config config = { 0 };
     table t = { 0 };
     ModelObject *self = NULL;
-    Py_ssize_t n_shards = PyList_GET_SIZE(shards);
-    const char **paths = PyMem_Calloc((size_t)n_shards + 1, sizeof *paths);
-    if (!paths) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    for (Py_ssize_t i = 0; i < n_shards; i++)
-        if (!(paths[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(shards, i)))) goto done;
-    if (strcmp(device, "cpu")) {
-        PyErr_Format(state->device_error, "device is \"%s\"; this build has \"cpu\" only", device);
-        goto done;
-    }
+    const char **paths = NULL, **places = NULL;
+    int n_shards, n_places;
+    if (strings_borrow(shards, &paths, &n_shards) || strings_borrow(libraries, &places, &n_places)) goto done;
+    device.libraries = places;
+    device.n_libraries = n_places;
     if (parse_config(dict, &config, &inv_freq) || parse_tensors(tensors, &t)) goto done;
     self = (ModelObject *)type->tp_alloc(type, 0);
     if (!self) goto done;
-    if (lazy_model_open(&self->model, &config, paths, (int)n_shards, t.tensors, (int)t.n, threads, &err)) {
+    if (lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, &device, &err)) {
         core_raise(state, &err);
         Py_CLEAR(self);
     }
@@ -116,6 +108,7 @@ done:
     PyMem_Free(t.tensors);
     PyMem_Free(t.shapes);
     PyMem_Free(paths);
+    PyMem_Free(places);
     return (PyObject *)self;
 }
 
@@ -144,8 +137,8 @@ static PyObject *model_isa(ModelObject *self, void *closure)
 }
 static PyObject *model_device(ModelObject *self, void *closure)
 {
-    (void)self, (void)closure;
-    return PyUnicode_FromString("cpu");
+    (void)closure;
+    return PyUnicode_FromString(lazy_model_device(self->model));
 }
 static PyObject *model_bytes(ModelObject *self, void *closure)
 {
@@ -155,7 +148,7 @@ static PyObject *model_bytes(ModelObject *self, void *closure)
 
 static PyGetSetDef model_members[] = {
     { "threads", (getter)model_threads, NULL, "threads that compute", NULL },
-    { "isa", (getter)model_isa, NULL, "instruction set in use", NULL },
+    { "isa", (getter)model_isa, NULL, "kernels in use: an instruction set, or a device and its type", NULL },
     { "device", (getter)model_device, NULL, "device the weights are on", NULL },
     { "bytes", (getter)model_bytes, NULL, "bytes of weights in use", NULL },
     { 0 },
@@ -172,7 +165,7 @@ PyType_Spec model_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0): weights, mapped and checked" },
+            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[]): weights, mapped and checked" },
             { Py_tp_new, model_new },
             { Py_tp_dealloc, model_dealloc },
             { Py_tp_getset, model_members },

@@ -38,7 +38,21 @@ static PyObject *core_features(PyObject *module, PyObject *unused)
                          "compiler", __VERSION__);
 }
 
+static PyObject *core_cuda(PyObject *module, PyObject *libraries)
+{
+    if (!PyList_Check(libraries)) return PyErr_Format(PyExc_TypeError, "libraries is %R; it must be a list", libraries);
+    const char **places = NULL;
+    int n, code = strings_borrow(libraries, &places, &n);
+    char text[1024];
+    lazy_error err = { 0 };
+    if (!code) code = lazy_cuda_look(text, sizeof text, places, n, &err);
+    PyMem_Free(places);
+    if (code) return err.code ? core_raise(PyModule_GetState(module), &err) : NULL;
+    return PyUnicode_FromString(text);
+}
+
 static PyMethodDef core_functions[] = {
+    { "cuda", core_cuda, METH_O, "cuda(libraries) -> str: what there is for CUDA; DeviceError says why it is off" },
     { "features", core_features, METH_NOARGS, "features() -> dict: what the CPU core found on this machine" },
     { 0 },
 };

@@ -1,0 +1,37 @@
+/* cuda_library.h — what liblazyllm_cuda offers: a library of its own, loaded only when a CUDA device is asked for. */
+#ifndef LAZY_CUDA_LIBRARY_H
+#define LAZY_CUDA_LIBRARY_H
+
+#include "backend.h"
+
+enum { LAZY_CUDA_VERSION = 1 }; /* goes up with every change of this file or of backend.h */
+
+typedef struct lazy_cuda_options {
+    int device;
+    lazy_dtype type;              /* of weights and activations; matrices of another are converted when bound */
+    const char *const *libraries; /* where cuBLASLt may lie, best first */
+    int n_libraries;
+} lazy_cuda_options;
+
+enum { LAZY_CUDA_TEXT = 256 };
+
+typedef struct lazy_cuda_facts {
+    int n_devices;
+    char devices[LAZY_CUDA_TEXT];  /* their names and memory */
+    char versions[LAZY_CUDA_TEXT]; /* of driver and runtime */
+    char cublas[LAZY_CUDA_TEXT];   /* which file, which version, or why there is none */
+} lazy_cuda_facts;
+
+typedef struct lazy_cuda_library {
+    int version;
+    size_t ops_bytes;          /* of the table of ops, another guard against a library of another build */
+    const char *architectures; /* that it has kernels for */
+    int (*open)(lazy_backend **out, const lazy_cuda_options *, lazy_error *);
+    int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries, lazy_error *); /* no device is taken */
+} lazy_cuda_library;
+
+/* The one symbol that the library exports. */
+#define LAZY_CUDA_SYMBOL "lazy_cuda_library_get"
+typedef const lazy_cuda_library *lazy_cuda_library_getter(void);
+
+#endif

@@ -1,0 +1,85 @@
+#define _GNU_SOURCE /* dladdr */
+#include "device.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda_library.h"
+#include "error.h"
+
+enum { MOST_PATH = 4096, MOST_THREADS = 1024 };
+
+/* LAZYLLM_CUDA_LIBRARY, or the file beside the one that this code is in. */
+static int library_path(char *path, lazy_error *err)
+{
+    const char *wish = getenv("LAZYLLM_CUDA_LIBRARY");
+    if (wish && *wish) {
+        if (snprintf(path, MOST_PATH, "%s", wish) < MOST_PATH) return LAZY_OK;
+        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MOST_PATH);
+    }
+    Dl_info here;
+    if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname) return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
+    const char *slash = strrchr(here.dli_fname, '/');
+    int folder = slash ? (int)(slash - here.dli_fname + 1) : 0;
+    if (snprintf(path, MOST_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MOST_PATH)
+        return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MOST_PATH);
+    if (access(path, R_OK))
+        return lazy_fail(err, LAZY_DEVICE,
+                         "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with LAZYLLM_CUDA=1", path);
+    return LAZY_OK;
+}
+
+/* Loaded once and never given back: code of a library that is unloaded may still be in use. */
+static int load_library(const lazy_cuda_library **out, lazy_error *err)
+{
+    char path[MOST_PATH];
+    int code = library_path(path, err);
+    if (code) return code;
+    void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) return lazy_fail(err, LAZY_DEVICE, "the CUDA core does not load: %s", dlerror());
+    lazy_cuda_library_getter *get = (lazy_cuda_library_getter *)(uintptr_t)dlsym(handle, LAZY_CUDA_SYMBOL);
+    const lazy_cuda_library *library = get ? get() : NULL;
+    if (!library || library->version != LAZY_CUDA_VERSION || library->ops_bytes != sizeof(lazy_ops))
+        return lazy_fail(err, LAZY_DEVICE, "%s is of another version than this core: install lazyllm again", path);
+    *out = library;
+    return LAZY_OK;
+}
+
+/* "cuda" is "cuda:0"; -1 for what is no CUDA device. */
+static int cuda_ordinal(const char *name)
+{
+    int ordinal, length = 0;
+    if (strcmp(name, "cuda") == 0) return 0;
+    if (sscanf(name, "cuda:%4d%n", &ordinal, &length) != 1 || name[length] || ordinal < 0) return -1;
+    return ordinal;
+}
+
+int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err)
+{
+    *out = NULL;
+    if (device->threads < 0 || device->threads > MOST_THREADS)
+        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MOST_THREADS);
+    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, err);
+
+    lazy_cuda_options options = {
+        .device = cuda_ordinal(device->name), .type = type, .libraries = device->libraries, .n_libraries = device->n_libraries
+    };
+    if (options.device < 0) return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
+    const lazy_cuda_library *library;
+    int code = load_library(&library, err);
+    return code ? code : library->open(out, &options, err);
+}
+
+int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err)
+{
+    const lazy_cuda_library *library;
+    lazy_cuda_facts facts = { 0 };
+    int code = load_library(&library, err);
+    if (!code) code = library->look(&facts, libraries, n_libraries, err);
+    if (code) return code;
+    snprintf(text, size, "%s; %s; %s; kernels for %s", facts.devices, facts.versions, facts.cublas, library->architectures);
+    return LAZY_OK;
+}
