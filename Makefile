@@ -66,6 +66,9 @@ notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
 
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
+COMMA       := ,
+
+include cuda/cuda_on_cpu/rules.mk
 
 build/test_ops: tests/c/test_ops.c $(CORE)
 	@mkdir -p build

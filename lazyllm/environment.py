@@ -22,7 +22,6 @@ PACKAGES = (
     "matplotlib",
 )
 NAMESAKE = "lazyllm"
-CUDA_REASON = "off: this install has the CPU core only"
 
 
 class Info(dict[str, Any]):
@@ -53,6 +52,7 @@ def _shown(value: Any) -> str:
 def info() -> Info:
     """Version, instruction sets found and used, threads, CUDA or why it is off, packages; prints well."""
     from lazyllm import _core
+    from lazyllm.device import cuda_facts
 
     features = _core.features()
     table = Info(
@@ -63,7 +63,7 @@ def info() -> Info:
         instruction_set_used=features["used"],
         threads=features["cores"],
         compiler=features["compiler"],
-        cuda=CUDA_REASON,
+        cuda=cuda_facts(),
         packages={name: version for name in PACKAGES if (version := _version(name))},
     )
     if namesake := _version(NAMESAKE):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from lazyllm import _core
 from lazyllm.checkpoint import Checkpoint, resolve
-from lazyllm.errors import DeviceError
+from lazyllm.device import check_device, open_model
 from lazyllm.generation import Generation, Request, Stream, answer
 from lazyllm.progress import bar
 from lazyllm.prompts import Prompt, PromptIds, encoded, is_batch
@@ -25,14 +23,13 @@ from lazyllm.tokenizer import TextStream, Tokenizer
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 MOST_THREADS = 1024
-log = logging.getLogger("lazyllm")
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: int | None = None) -> LLM:
     """Opens a folder in Hugging Face layout, or a hub id where huggingface_hub is installed.
 
     `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the one that the checkpoint stores, which is used as
-    it is. `threads`: None takes every core that this process may use.
+    it is. `threads`, on the CPU: None takes every core that this process may use.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -40,26 +37,10 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: i
         raise TypeError(f"threads must be a whole number or None, not {threads!r}")
     if threads is not None and not 1 <= threads <= MOST_THREADS:
         raise ValueError(f"threads must be 1 to {MOST_THREADS}, or None for all cores, not {threads}")
-    _check_device(device)
+    check_device(device)
     checkpoint = Checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
-    core = _core.Model(
-        checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, device="cpu", threads=threads or 0
-    )
-    if device == "auto":
-        log.info('device="auto" took the CPU (%s, %d threads)', core.isa, core.threads)
-    return LLM(checkpoint, core)
-
-
-def _check_device(device: str) -> None:
-    if not isinstance(device, str):
-        raise TypeError(f"device must be a string, not {device!r}")
-    if re.fullmatch(r"cuda(:\d+)?", device):
-        raise DeviceError(
-            f'device="{device}": the CUDA core is not built in this install; use device="cpu" or "auto"'
-        )
-    if device not in ("auto", "cpu"):
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
+    return LLM(checkpoint, open_model(checkpoint, device, threads))
 
 
 def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:
@@ -95,9 +76,11 @@ class LLM:
         return (
             f"<LLM {c.name or c.architecture}: {c.n_layers} layers of {c.hidden}, {c.n_heads} heads "
             f"({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
-            f"{self.core.bytes / 2**20:.0f} MiB on {self.device} "
-            f"({self.core.isa}, {self.threads} threads)>"
+            f"{self.core.bytes / 2**20:.0f} MiB on {self.device} ({self._kernels()})>"
         )
+
+    def _kernels(self) -> str:
+        return f"{self.core.isa}, {self.threads} threads" if self.device == "cpu" else self.core.isa
 
     @property
     def device(self) -> str:

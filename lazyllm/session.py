@@ -147,7 +147,8 @@ class Session:
             )
         if total > self._room:
             room = min(config.context, total + spare)
-            check_memory(config, room)
+            if self.llm.device == "cpu":  # other devices refuse by themselves; this one would overcommit
+                check_memory(config, room)
             self.core.reserve(room)
             self._room = room
 

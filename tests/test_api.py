@@ -13,7 +13,7 @@ import pytest
 from folders import SHAPE, model_folder
 
 import lazyllm
-from lazyllm import LLM, Pruning, SamplingParams, memory, progress
+from lazyllm import LLM, Pruning, SamplingParams, _core, memory, progress
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -83,12 +83,25 @@ def test_load_says_what_it_opened(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_is_refused_not_replaced(folder: Path, device: str) -> None:
-    with pytest.raises(lazyllm.DeviceError, match="CUDA core is not built in this install"):
+def test_cuda_is_refused_not_replaced(
+    folder: Path, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", str(tmp_path / "missing.so"))
+    with pytest.raises(lazyllm.DeviceError, match=r"the CUDA core does not load: .*missing\.so"):
         lazyllm.load(folder, device=device)
+    assert lazyllm.info()["cuda"].startswith("off: the CUDA core does not load")
 
 
-def test_auto_says_what_it_took(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cuda_core_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", _core.__file__)  # a library, but not that one
+    with pytest.raises(lazyllm.DeviceError, match="is of another version than this core"):
+        lazyllm.load(folder, device="cuda")
+
+
+def test_auto_says_what_it_took(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", str(tmp_path / "missing.so"))
     with caplog.at_level("INFO", logger="lazyllm"):
         lazyllm.load(str(folder), device="auto", dtype="float32", threads=1)
     assert 'device="auto" took the CPU' in caplog.text

@@ -11,7 +11,7 @@ import pytest
 from comparison import drive, per_layer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny import Shape, Tiny, build, pruning, random_weights
+from tiny import DTYPES, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
 Build = Callable[[Shape], Tiny]
@@ -41,7 +41,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         o_bias=draw(st.booleans()),
         qk_norm=draw(st.booleans()),
         rope_scale=draw(st.sampled_from([1.0, 1.2])),
-        dtype=draw(st.sampled_from(["F32", "BF16", "F16"])),
+        dtype=draw(st.sampled_from(DTYPES)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     from lazyllm import _core
+
+# "cuda" runs the same tests on that device, with weights of the one type that it computes in as exactly as the CPU
+DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
+DTYPES = ["F32", "BF16", "F16"] if DEVICE == "cpu" else ["F32"]
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,11 @@ class Tiny:
 
     def load(self, threads: int = 1) -> _core.Model:
         from lazyllm import _core
+        from lazyllm.device import libraries
 
-        return _core.Model(self.config, [str(self.path)], self.tensors, threads=threads)
+        return _core.Model(
+            self.config, [str(self.path)], self.tensors, device=DEVICE, threads=threads, libraries=libraries()
+        )
 
     def ids(self, count: int, seed: int = 0) -> list[int]:
         return np.random.default_rng(seed).integers(0, self.shape.vocab, count).tolist()

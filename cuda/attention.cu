@@ -1,0 +1,83 @@
+/* attention.cu — softmax(q k^T) v of any rows over any keys: which kernel takes it, into how many chunks the keys are cut where the
+ * rows alone do not fill the device, and how chunks are put together. */
+#include <algorithm>
+#include <cstdlib>
+#include <type_traits>
+
+#include "attention.h"
+
+namespace
+{
+enum { THREADS = 128, KEY_UNIT = 128 /* a chunk is a multiple of it */, BLOCKS_PER_PROCESSOR = 4 };
+
+/* One block for a row's head. */
+template <class T> __global__ void __launch_bounds__(THREADS) merge_chunks(attention_task<T> t)
+{
+    int row = blockIdx.x, head = blockIdx.y;
+    float most = -INFINITY, sum = 0.0f;
+    for (int c = 0; c < t.chunks; c++) most = fmaxf(most, partial_of(t, row, head, c)[t.d]);
+    for (int c = 0; c < t.chunks; c++) {
+        const float *part = partial_of(t, row, head, c);
+        sum += part[t.d + 1] * exp2f(part[t.d] - most);
+    }
+    for (int i = threadIdx.x; i < t.d; i += THREADS) {
+        float total = 0.0f;
+        for (int c = 0; c < t.chunks; c++) {
+            const float *part = partial_of(t, row, head, c);
+            total += part[i] * exp2f(part[t.d] - most);
+        }
+        lazy_narrow(&t.y[((int64_t)row * t.n_heads + head) * t.d + i], total / sum);
+    }
+}
+
+/* Depends on the shapes and the device alone. */
+template <class T> void cut_keys(attention_task<T> *t, int processors)
+{
+    t->chunk = t->m;
+    t->chunks = 1;
+    if (t->n > ATTENTION_FEW_ROWS) return;
+    int rows = (t->n * t->group + 15) / 16, wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, rows * t->n_heads / t->group);
+    int chunks = std::clamp(wanted, 1, (int)ATTENTION_MOST_CHUNKS);
+    t->chunk = ((t->m + chunks - 1) / chunks + KEY_UNIT - 1) / KEY_UNIT * KEY_UNIT;
+    t->chunks = (t->m + t->chunk - 1) / t->chunk;
+}
+
+template <class T> cudaError_t attend(attention_task<T> &t, int processors, cudaStream_t queue)
+{
+    cut_keys(&t, processors);
+    cudaError_t code;
+    if constexpr (std::is_same_v<T, float>) code = lazy_cuda_attend_plainly(t, queue);
+    else code = lazy_cuda_mma_takes(t.d) ? lazy_cuda_attend_by_mma(t, queue) : lazy_cuda_attend_plainly(t, queue);
+    if (code != cudaSuccess || t.chunks == 1) return code;
+    return lazy_launch(merge_chunks<T>, dim3(t.n, t.n_heads), dim3(THREADS), 0, queue, t);
+}
+} // namespace
+
+int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play,
+                        int m, lazy_error *err)
+{
+    const lazy_config *c = stream->config;
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_limits(stream, rows, n, in_play, m, err);
+    if (code) return code;
+    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        attention_task<T> t = {};
+        t.y = (T *)y;
+        t.qkv = (const T *)qkv;
+        t.k = (const T *)kv.k;
+        t.v = (const T *)kv.v;
+        t.in_play = in_play;
+        t.limits = s->limits;
+        t.partial = s->partial;
+        t.n = n;
+        t.m = m;
+        t.n_heads = c->n_heads;
+        t.group = c->n_heads / c->n_kv_heads;
+        t.d = c->head_dim;
+        t.width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+        t.capacity = kv.capacity;
+        t.scale = lazy_cuda_scale(c->head_dim);
+        return attend(t, lazy_cuda_of(stream)->processors, queue);
+    });
+}

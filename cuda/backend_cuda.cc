@@ -1,0 +1,291 @@
+/* backend_cuda.cc — a CUDA device as a backend: memory, weights, streams, and the table of ops. */
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "convert.h"
+#include "cuda.h"
+
+extern "C" {
+#include "../csrc/memory.h"
+}
+
+namespace
+{
+enum { ROW_CHUNK = 4096, LEAST_CAPABILITY = 8 /* bf16 on tensor cores */ };
+
+size_t width_of(lazy_dtype type) { return type == LAZY_F32 ? 4 : 2; }
+
+/* ---- memory ----------------------------------------------------------------------------- */
+
+int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
+{
+    *out = nullptr;
+    int code = lazy_cuda_enter(backend, err);
+    if (code) return code;
+    cudaError_t failed = cudaMalloc(out, bytes ? bytes : 1);
+    if (failed != cudaErrorMemoryAllocation) return lazy_cuda_check(failed, what, err);
+    cudaGetLastError(); /* forgotten: nothing is broken */
+    size_t left = 0, total = 0;
+    cudaMemGetInfo(&left, &total);
+    return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes are asked for; %s has %zu of %zu left", what, bytes, backend->name, left, total);
+}
+
+void release(lazy_backend *backend, void *memory)
+{
+    if (memory && lazy_cuda_enter(backend, nullptr) == LAZY_OK) cudaFree(memory);
+}
+
+int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
+{
+    size_t left = 0, total = 0;
+    int code = lazy_cuda_enter(backend, err);
+    if (!code) code = lazy_cuda_check(cudaMemGetInfo(&left, &total), "asking for free memory", err);
+    if (code || bytes <= left) return code;
+    return lazy_fail(err, LAZY_MEMORY, "%s take %.2f GiB; %s has %.2f of %.2f GiB left", what, (double)bytes / (1 << 30), backend->name,
+                     (double)left / (1 << 30), (double)total / (1 << 30));
+}
+
+/* ---- weights ---------------------------------------------------------------------------- */
+
+int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
+{
+    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * width_of(cuda->type);
+    if (part->dtype == cuda->type) return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
+    void *converted;
+    int code = lazy_alloc(&converted, n, width_of(cuda->type), "converted weights", err);
+    if (code) return code;
+    lazy_cuda_convert(converted, cuda->type, part->data, part->dtype, n);
+    code = lazy_cuda_check(cudaMemcpy(to, converted, bytes, cudaMemcpyHostToDevice), "weights", err);
+    lazy_free(converted);
+    return code;
+}
+
+/* The parts become one block of memory, and one part. */
+int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
+{
+    lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
+    size_t row = (size_t)matrix->cols * width_of(cuda->type);
+    void *memory;
+    int code = allocate(backend, &memory, (size_t)matrix->rows * row, "weights", err);
+    char *to = (char *)memory;
+    for (int i = 0; i < matrix->n_parts && !code; i++) {
+        code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
+        to += (size_t)matrix->part[i].rows * row;
+    }
+    if (code) {
+        release(backend, memory);
+        return code;
+    }
+    matrix->part[0] = { memory, matrix->rows, cuda->type };
+    matrix->n_parts = 1;
+    return LAZY_OK;
+}
+
+void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const_cast<void *>(matrix->part[0].data)); }
+
+/* ---- streams ---------------------------------------------------------------------------- */
+
+void free_scratch(lazy_cuda_stream *s)
+{
+    void *owned[] = { s->limits, s->partial, s->gate_up, s->shares };
+    for (void *memory : owned) release(s->base.backend, memory);
+}
+
+void close_stream(lazy_stream *stream)
+{
+    if (!stream) return;
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
+        if (s->queue) cudaStreamSynchronize(s->queue); /* nothing may still read what is freed */
+        lazy_gemm_close(s->gemm);
+        free_scratch(s);
+        release(stream->backend, s->count);
+        release(stream->backend, s->bad_score);
+        cudaFreeHost(s->host);
+        if (s->queue) cudaStreamDestroy(s->queue);
+    }
+    lazy_free(s);
+}
+
+int forget_bad_score(lazy_cuda_stream *s, lazy_error *err)
+{
+    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, LAZY_NO_POSITION & 0xff, sizeof *s->bad_score, s->queue), "clearing a note", err);
+}
+
+int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
+{
+    lazy_cuda_stream *s;
+    int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "a stream", err);
+    if (code) return code;
+    s->base.backend = backend;
+    s->base.config = config;
+    code = lazy_cuda_enter(backend, err);
+    if (!code) code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
+    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, 2 * sizeof *s->host), "pinned memory", err);
+    if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
+    if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "a note", err);
+    if (!code) code = forget_bad_score(s, err);
+    if (code) close_stream(&s->base);
+    else *out = &s->base;
+    return code;
+}
+
+/* The products' workspace is only taken by streams that compute. */
+int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    lazy_backend *backend = stream->backend;
+    lazy_cuda *cuda = lazy_cuda_of(stream);
+    int code = lazy_cuda_enter(backend, err);
+    if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, cuda->cublas, s->queue, err);
+    if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
+    const lazy_config *c = stream->config;
+    size_t heads = (size_t)c->n_heads, few = (size_t)std::min<int>(n_rows, ATTENTION_FEW_ROWS),
+           chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK);
+    lazy_cuda_stream fresh = *s;
+    fresh.rows = n_rows;
+    fresh.tokens = n_tokens;
+    fresh.limits = nullptr;
+    fresh.partial = nullptr;
+    fresh.gate_up = nullptr;
+    fresh.shares = nullptr;
+    const char *what = "a stream's scratch";
+    code = allocate(backend, (void **)&fresh.limits, (size_t)n_rows * sizeof *fresh.limits, what, err);
+    if (!code)
+        code = allocate(backend, (void **)&fresh.partial,
+                        few * heads * ATTENTION_MOST_CHUNKS * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
+    if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * width_of(cuda->type), what, err);
+    if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
+    free_scratch(code ? &fresh : s);
+    if (!code) *s = fresh;
+    return code;
+}
+
+int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+{
+    int code = lazy_cuda_enter(stream->backend, err);
+    if (code) return code;
+    /* memory that is not pinned is staged before the call returns */
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_queue(stream)), "upload", err);
+}
+
+/* Waits; so this is where selection's complaints are heard. */
+int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int code = lazy_cuda_enter(stream->backend, err);
+    if (!code) code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
+    if (!code)
+        code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
+    if (!code) code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
+    if (code || s->host[0] == LAZY_NO_POSITION) return code;
+    forget_bad_score(s, nullptr);
+    return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is no number; the weights before it are damaged",
+                     s->host[0]);
+}
+
+int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
+{
+    int code = lazy_cuda_enter(stream->backend, err);
+    if (code) return code;
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_queue(stream)), "copy", err);
+}
+
+/* ---- the device ------------------------------------------------------------------------- */
+
+void close_backend(lazy_backend *backend) { lazy_free(backend); }
+
+lazy_ops table_of_ops()
+{
+    lazy_ops ops = {};
+    ops.alloc = allocate;
+    ops.free = release;
+    ops.admit = admit;
+    ops.bind = bind;
+    ops.unbind = unbind;
+    ops.close = close_backend;
+    ops.stream_open = open_stream;
+    ops.stream_close = close_stream;
+    ops.reserve = reserve;
+    ops.upload = upload;
+    ops.download = download;
+    ops.copy = copy;
+    ops.embed = lazy_cuda_embed;
+    ops.rmsnorm = lazy_cuda_rmsnorm;
+    ops.matmul = lazy_cuda_matmul;
+    ops.gated = lazy_cuda_gated;
+    ops.rotate = lazy_cuda_rotate;
+    ops.attention = lazy_cuda_attention;
+    ops.logits = lazy_cuda_logits;
+    ops.note_finite = lazy_cuda_note_finite;
+    ops.scores = lazy_cuda_scores;
+    ops.smooth = lazy_cuda_smooth;
+    ops.mass = lazy_cuda_mass;
+    ops.select = lazy_cuda_select;
+    ops.mark = lazy_cuda_mark;
+    ops.filter = lazy_cuda_filter;
+    ops.regroup = lazy_cuda_regroup;
+    ops.multiply_adds = lazy_cuda_multiply_adds;
+    ops.read = lazy_cuda_read;
+    return ops;
+}
+
+const lazy_ops cuda_ops = table_of_ops();
+
+int describe(lazy_cuda *cuda, lazy_error *err)
+{
+    static const char *const types[] = { "f32", "f16", "bf16" }; /* by lazy_dtype */
+    cudaDeviceProp properties;
+    int code = lazy_cuda_check(cudaGetDeviceProperties(&properties, cuda->device), "asking for the device's properties", err);
+    if (code) return code;
+    if (properties.major < LEAST_CAPABILITY)
+        return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, is of compute capability %d.%d; at least %d.0 is needed", properties.name,
+                         cuda->device, properties.major, properties.minor, LEAST_CAPABILITY);
+    cuda->processors = properties.multiProcessorCount;
+    snprintf(cuda->name, sizeof cuda->name, "cuda:%d", cuda->device);
+    snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
+             types[cuda->type]);
+    return LAZY_OK;
+}
+} // namespace
+
+int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
+{
+    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "taking the device", err);
+}
+
+int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
+{
+    if (code == cudaSuccess) return LAZY_OK;
+    cudaGetLastError(); /* told now, and not once more by the next launch */
+    return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err)
+{
+    *out = nullptr;
+    int n_devices = 0;
+    const lazy_cublas *cublas;
+    int code = lazy_cuda_check(cudaGetDeviceCount(&n_devices), "looking for devices", err);
+    if (!code && options->device >= n_devices)
+        code = lazy_fail(err, LAZY_DEVICE, "there is no cuda:%d: this machine has %d", options->device, n_devices);
+    if (!code) code = lazy_cublas_load(&cublas, options->libraries, options->n_libraries, err);
+    if (code) return code;
+    lazy_cuda *cuda;
+    if ((code = lazy_alloc_zeroed((void **)&cuda, 1, sizeof *cuda, "the CUDA backend", err))) return code;
+    cuda->device = options->device;
+    cuda->type = options->type;
+    cuda->cublas = cublas;
+    cuda->base.ops = &cuda_ops;
+    cuda->base.name = cuda->name;
+    cuda->base.variant = cuda->variant;
+    cuda->base.threads = 1;
+    cuda->base.activation_bytes = width_of(cuda->type);
+    cuda->base.row_chunk = ROW_CHUNK;
+    code = describe(cuda, err);
+    if (!code) code = lazy_cuda_enter(&cuda->base, err);
+    if (code) close_backend(&cuda->base);
+    else *out = &cuda->base;
+    return code;
+}

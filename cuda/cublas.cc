@@ -1,0 +1,139 @@
+#include "cublas.h"
+
+#include <mutex>
+
+#ifdef LAZY_CUDA_ON_CPU
+
+int lazy_cublas_load(const lazy_cublas **out, const char *const *, int, lazy_error *)
+{
+    static const lazy_cublas table = { "cuda_on_cpu", cublasLtGetVersion(),
+#define ADDRESS(name, symbol) symbol,
+                                       LAZY_CUBLAS_FUNCTIONS(ADDRESS)
+#undef ADDRESS
+    };
+    *out = &table;
+    return LAZY_OK;
+}
+
+#else
+
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+extern "C" {
+#include "../csrc/error.h"
+}
+
+static const char *const SONAMES[] = { "libcublasLt.so.13", "libcublasLt.so.12" };
+static constexpr size_t OLDEST = 120000;
+
+/* A sentence that grows until it is full. */
+struct text {
+    char words[280];
+    size_t length;
+};
+
+__attribute__((format(printf, 2, 3))) static void append(text *t, const char *format, ...)
+{
+    if (t->length >= sizeof t->words - 1) return;
+    va_list args;
+    va_start(args, format);
+    int added = vsnprintf(t->words + t->length, sizeof t->words - t->length, format, args);
+    va_end(args);
+    if (added > 0) t->length += (size_t)added;
+}
+
+/* Fills the table from a library that is loaded. Where it cannot, `trouble` says why. */
+static bool fill(lazy_cublas *table, void *library, text *trouble)
+{
+#define LOOK_UP(name, symbol)                                                                                                              \
+    table->name = reinterpret_cast<decltype(&symbol)>(dlsym(library, #symbol));                                                            \
+    if (!table->name) {                                                                                                                    \
+        append(trouble, "it has no %s", #symbol);                                                                                          \
+        return false;                                                                                                                      \
+    }
+    LAZY_CUBLAS_FUNCTIONS(LOOK_UP)
+#undef LOOK_UP
+    table->version = table->get_version();
+    if (table->version < OLDEST) {
+        append(trouble, "it is version %zu.%zu, and 12.0 is the oldest that will do", table->version / 10000, table->version / 100 % 100);
+        return false;
+    }
+    Dl_info found;
+    table->file = dladdr(reinterpret_cast<void *>(table->create), &found) && found.dli_fname ? found.dli_fname : "";
+    return true;
+}
+
+static bool try_file(lazy_cublas *table, const char *file, int flags, text *trouble)
+{
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | flags);
+    if (library) return fill(table, library, trouble);
+    const char *reason = dlerror(); /* taken in any case, so that it does not show up in somebody else's report */
+    append(trouble, "%s", reason ? reason : "no reason given");
+    return false;
+}
+
+/* As try_file, for one of many: a file that is not there is nothing to tell of, the first one that is there but of no use is. */
+static bool try_place(lazy_cublas *table, const char *file, text *useless)
+{
+    text trouble = {};
+    if (try_file(table, file, 0, &trouble)) return true;
+    if (useless->length == 0 && access(file, F_OK) == 0) append(useless, " %s is of no use: %.100s.", file, trouble.words);
+    return false;
+}
+
+static bool find(lazy_cublas *table, const char *const *places, int n_places, lazy_error *err)
+{
+    text trouble = {}, useless = {};
+    const char *asked = getenv("LAZYLLM_CUBLAS");
+    if (asked && *asked) {
+        if (try_file(table, asked, 0, &trouble)) return true;
+        lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUBLAS=%s: %s; set it to the full path of a libcublasLt.so.13 or .12, or unset it", asked,
+                  trouble.words);
+        return false;
+    }
+    for (const char *soname : SONAMES) {
+        if (try_file(table, soname, RTLD_NOLOAD, &trouble)) return true;
+    }
+    for (int i = 0; i < n_places; i++) {
+        if (try_place(table, places[i], &useless)) return true;
+    }
+    for (const char *soname : SONAMES) {
+        if (try_file(table, soname, 0, &trouble)) return true;
+    }
+    const char *home = getenv("CUDA_HOME");
+    if (home && *home) {
+        for (const char *soname : SONAMES) {
+            char file[4096];
+            int length = snprintf(file, sizeof file, "%s/lib64/%s", home, soname);
+            if (length > 0 && (size_t)length < sizeof file && try_place(table, file, &useless)) return true;
+        }
+    }
+
+    text looked = {};
+    for (int i = 0; i < n_places; i++) append(&looked, "%s, ", places[i]);
+    lazy_fail(err, LAZY_DEVICE,
+              "cuBLAS was not found: `pip install nvidia-cublas`, or set LAZYLLM_CUBLAS to the full path of libcublasLt.so.13 or .12.%s "
+              "Looked for one already loaded, %sthe loader's, CUDA_HOME (%s)",
+              useless.words, looked.words, home && *home ? home : "not set");
+    return false;
+}
+
+int lazy_cublas_load(const lazy_cublas **out, const char *const *places, int n_places, lazy_error *err)
+{
+    static std::mutex lock;
+    static lazy_cublas table;
+    static bool loaded;
+    std::lock_guard<std::mutex> hold(lock);
+    *out = nullptr;
+    if (!loaded && !find(&table, places, n_places, err)) return LAZY_DEVICE;
+    loaded = true;
+    *out = &table;
+    return LAZY_OK;
+}
+
+#endif

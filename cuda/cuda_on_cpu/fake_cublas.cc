@@ -1,0 +1,345 @@
+/* fake_cublas.cc — the cuBLASLt functions that ../cublas.h names, by plain loops over host memory.
+ *
+ * Part of the build that runs on the CPU; compiled by itself as a shared library it also stands in for the real one where the loader
+ * is tested. It refuses what the real one refuses, and whatever this package never asks for. Its algorithms differ
+ * in what they need, not in what they compute: so every way of picking one is walked. */
+#include "../cublas.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <functional>
+#include <initializer_list>
+#include <new>
+#include <string.h>
+#include <vector>
+
+#ifdef LAZY_CUDA_ON_CPU
+namespace cuda_on_cpu
+{
+cudaError_t submit(cudaStream_t stream, std::function<void()> work); /* of fake_cudart.cc */
+}
+using cuda_on_cpu::submit;
+#else /* by itself it knows of no streams */
+static cudaError_t submit(cudaStream_t, const std::function<void()> &work)
+{
+    work();
+    return cudaSuccess;
+}
+#endif
+
+struct cublasLtContext {
+    int device;
+};
+
+struct lazy_cublas_layout {
+    uint32_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+struct lazy_cublas_product {
+    int32_t transpose_a, transpose_b;
+};
+
+struct lazy_cublas_preference {
+    uint64_t workspace;
+    uint32_t reduction;
+    uint32_t alignment[4]; /* of a, b, c, d */
+};
+
+enum algorithm_id : uint64_t {
+    FOURS, /* columns of b in fours, operands on 16 bytes */
+    SPLIT, /* sums in parts, which go to the workspace */
+    PLAIN, /* anything */
+    N_ALGORITHMS,
+};
+static constexpr size_t SPLIT_WORKSPACE = 1 << 20, VECTOR = 16 /* bytes */;
+static constexpr uint64_t MARK = 0x6c617a792d676d6d; /* algorithms that heuristics gave out */
+
+/* ---- objects ---------------------------------------------------------------------------- */
+
+template <class T> static cublasStatus_t make(T **out, const T &value)
+{
+    if (!out) return CUBLAS_STATUS_INVALID_VALUE;
+    *out = new (std::nothrow) T(value);
+    return *out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+template <class T> static cublasStatus_t unmake(T *object)
+{
+    delete object;
+    return object ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+template <class T> static cublasStatus_t set(T *attribute, const void *value, size_t bytes)
+{
+    if (!value || bytes != sizeof *attribute) return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(attribute, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) { return make(handle, { 0 }); }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return unmake(handle); }
+size_t cublasLtGetVersion(void) { return 130000; }
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR: return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR: return "CUBLAS_STATUS_LICENSE_ERROR";
+    }
+    return "an unknown status";
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld)
+{
+    return make(layout, { (uint32_t)type, rows, cols, ld });
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return unmake(layout); }
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes)
+{
+    if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE: return set(&layout->type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS: return set(&layout->rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS: return set(&layout->cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD: return set(&layout->ld, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasComputeType_t compute, cudaDataType_t scale_type)
+{
+    if (compute != CUBLAS_COMPUTE_32F || scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return make(product, { CUBLAS_OP_N, CUBLAS_OP_N });
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product) { return unmake(product); }
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes)
+{
+    if (!product) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(&product->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(&product->transpose_b, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference)
+{
+    return make(preference, { 0, 7, { 256, 256, 256, 256 } });
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return unmake(preference); }
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes)
+{
+    if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(&preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set(&preference->reduction, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return set(&preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* ---- what can be asked for -------------------------------------------------------------- */
+
+static bool sound(const lazy_cublas_layout *layout)
+{
+    return layout && layout->rows > 0 && layout->cols > 0 && layout->ld >= 0 && (uint64_t)layout->ld >= layout->rows;
+}
+
+static bool same(const lazy_cublas_layout &a, const lazy_cublas_layout &b)
+{
+    return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld;
+}
+
+/* d (rows, n) = a (cols, rows)^T b (cols, n) + c, in the types that f32 sums allow. */
+static cublasStatus_t judge(cublasLtHandle_t handle, const lazy_cublas_product *product, const lazy_cublas_layout *a,
+                            const lazy_cublas_layout *b, const lazy_cublas_layout *c, const lazy_cublas_layout *d)
+{
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    if (!product || !sound(a) || !sound(b) || !sound(c) || !sound(d) || !same(*c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (product->transpose_a != CUBLAS_OP_T || product->transpose_b != CUBLAS_OP_N) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (a->rows != b->rows || d->rows != a->cols || d->cols != b->cols) return CUBLAS_STATUS_INVALID_VALUE;
+    bool types = (a->type == CUDA_R_32F || a->type == CUDA_R_16F || a->type == CUDA_R_16BF) && b->type == a->type &&
+                 (d->type == a->type || d->type == CUDA_R_32F);
+    return types ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+static size_t workspace_of(uint64_t id) { return id == SPLIT ? SPLIT_WORKSPACE : 0; }
+
+/* Whether `algorithm` was given out for these types and can do this shape. */
+static cublasStatus_t judge(const cublasLtMatmulAlgo_t *algorithm, const lazy_cublas_layout *a, const lazy_cublas_layout *d)
+{
+    if (!algorithm || algorithm->data[0] != MARK || algorithm->data[1] >= N_ALGORITHMS) return CUBLAS_STATUS_INVALID_VALUE;
+    if (algorithm->data[2] != a->type || algorithm->data[3] != d->type) return CUBLAS_STATUS_INVALID_VALUE;
+    return algorithm->data[1] == FOURS && d->cols % 4 != 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int most, cublasLtMatmulHeuristicResult_t *found,
+                                              int *n_found)
+{
+    cublasStatus_t status = judge(handle, product, a, b, c, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!preference || most < 1 || !found || !n_found) return CUBLAS_STATUS_INVALID_VALUE;
+    bool vectors = true;
+    for (uint32_t alignment : preference->alignment) vectors = vectors && alignment % VECTOR == 0;
+    *n_found = 0;
+    for (uint64_t id = 0; id < N_ALGORITHMS && *n_found < most; id++) {
+        cublasLtMatmulAlgo_t algorithm = { { MARK, id, a->type, d->type } };
+        if (judge(&algorithm, a, d) != CUBLAS_STATUS_SUCCESS || workspace_of(id) > preference->workspace) continue;
+        if ((id == FOURS && !vectors) || (id == SPLIT && !(preference->reduction & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))) continue;
+        found[(*n_found)++] = { algorithm, workspace_of(id), CUBLAS_STATUS_SUCCESS, 1, {} };
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
+{
+    cublasStatus_t status = judge(handle, product, a, b, c, d);
+    if (status == CUBLAS_STATUS_SUCCESS && !result) status = CUBLAS_STATUS_INVALID_VALUE;
+    if (status == CUBLAS_STATUS_SUCCESS) status = judge(algorithm, a, d);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    result->workspaceSize = workspace_of(algorithm->data[1]);
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return status;
+}
+
+/* ---- the product ------------------------------------------------------------------------ */
+
+/* Four floats: gcc makes vectors of these whatever the optimisation. */
+typedef float vec __attribute__((vector_size(16)));
+static constexpr int VECS = 4, TILE
+= 4 * VECS; /* rows of d that are summed together */
+
+static size_t width_of(uint32_t type) { return type == CUDA_R_32F ? 4 : 2; }
+
+static float widen(const void *from, uint32_t type)
+{
+    __half f16;
+    __nv_bfloat16 bf16;
+    float f32;
+    switch (type) {
+    case CUDA_R_16F: memcpy(&f16, from, sizeof f16); return __half2float(f16);
+    case CUDA_R_16BF: memcpy(&bf16, from, sizeof bf16); return __bfloat162float(bf16);
+    default: memcpy(&f32, from, sizeof f32); return f32;
+    }
+}
+
+static void narrow(void *to, uint32_t type, float value)
+{
+    __half f16 = __float2half_rn(value);
+    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
+    switch (type) {
+    case CUDA_R_16F: memcpy(to, &f16, sizeof f16); return;
+    case CUDA_R_16BF: memcpy(to, &bf16, sizeof bf16); return;
+    default: memcpy(to, &value, sizeof value);
+    }
+}
+
+/* to[i * stride] = from[i], n of them */
+static void widen_column(float *to, int64_t stride, const void *from, uint32_t type, int64_t n)
+{
+    const char *bytes = static_cast<const char *>(from);
+    for (int64_t i = 0; i < n; i++) to[i * stride] = widen(bytes + (size_t)i * width_of(type), type);
+}
+
+/* sums[i] = column of b (k,) . i-th column of the panel (k, TILE) */
+static void dots(float *sums, const float *b, const float *panel, int64_t k)
+{
+    vec total[VECS] = {};
+    for (int64_t kk = 0; kk < k; kk++) {
+        for (int v = 0; v < VECS; v++) {
+            vec part;
+            memcpy(&part, panel + kk * TILE + 4 * v, sizeof part);
+            total[v] += part * b[kk];
+        }
+    }
+    memcpy(sums, total, sizeof total);
+}
+
+/* All that a product needs, kept by graphs it was captured into. */
+struct job {
+    const void *a, *b, *c;
+    void *d;
+    lazy_cublas_layout a_layout, b_layout, d_layout;
+    float alpha, beta;
+    char *workspace;
+    size_t workspace_bytes; /* 0 where the algorithm needs none */
+};
+
+static void multiply(const job &p)
+{
+    if (p.workspace_bytes > 0) p.workspace[0] = p.workspace[p.workspace_bytes - 1] = 1; /* it had better be there */
+    int64_t rows = (int64_t)p.d_layout.rows, n = (int64_t)p.d_layout.cols, k = (int64_t)p.a_layout.rows;
+    uint32_t in = p.a_layout.type, out = p.d_layout.type;
+    std::vector<float> wide_b((size_t)(n * k)), panel((size_t)(k * TILE));
+    for (int64_t j = 0; j < n; j++)
+        widen_column(&wide_b[(size_t)(j * k)], 1, static_cast<const char *>(p.b) + (size_t)(j * p.b_layout.ld) * width_of(in), in, k);
+
+    for (int64_t first = 0; first < rows; first += TILE) {
+        int64_t tile = rows - first < TILE
+        ? rows - first : TILE;
+        for (int64_t i = 0; i < tile; i++) {
+            const char *column = static_cast<const char *>(p.a) + (size_t)((first + i) * p.a_layout.ld) * width_of(in);
+            widen_column(&panel[(size_t)i], TILE, column, in, k);
+        }
+        for (int64_t j = 0; j < n; j++) {
+            float sums[TILE];
+            dots(sums, &wide_b[(size_t)(j * k)], panel.data(), k);
+            for (int64_t i = 0; i < tile; i++) {
+                size_t place = (size_t)(j * p.d_layout.ld + first + i) * width_of(out);
+                float value = p.alpha * sums[i];
+                if (p.beta != 0) value += p.beta * widen(static_cast<const char *>(p.c) + place, out);
+                narrow(static_cast<char *>(p.d) + place, out, value);
+            }
+        }
+    }
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    cublasStatus_t status = judge(handle, product, a_layout, b_layout, c_layout, d_layout);
+    if (status == CUBLAS_STATUS_SUCCESS) status = judge(algorithm, a_layout, d_layout);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    if (!alpha || !a || !b || !beta || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
+
+    uint64_t id = algorithm->data[1];
+    for (const void *operand : { a, b, c, static_cast<const void *>(d) }) {
+        if ((uintptr_t)operand % (id == FOURS ? VECTOR : 2) != 0) return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (workspace_of(id) > workspace_bytes || (workspace_bytes > 0 && !workspace) || (uintptr_t)workspace % VECTOR != 0)
+        return CUBLAS_STATUS_INVALID_VALUE;
+
+    job p = { a, b, c, d, *a_layout, *b_layout, *d_layout, 0, 0, static_cast<char *>(workspace), id == SPLIT ? workspace_bytes : 0 };
+    memcpy(&p.alpha, alpha, sizeof p.alpha);
+    memcpy(&p.beta, beta, sizeof p.beta);
+    return submit(stream, [p] { multiply(p); }) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}

@@ -1,0 +1,38 @@
+# The CUDA core for machines without a GPU: the same files compiled as C++, each CUDA thread a fiber. Included by the Makefile.
+#   build/on_cpu/liblazyllm_cuda.so        what LAZYLLM_CUDA_LIBRARY may name
+#   build/on_cpu_asan/liblazyllm_cuda.so   the same under ASan and UBSan
+#   build/on_cpu*/test_…                   the C++ tests, plain, under ASan and UBSan, under TSan
+
+CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include) $(CUDA_WHEEL_INCLUDE))
+CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h)
+ON_CPU       := $(basename $(notdir $(wildcard cuda/*.cu cuda/*.cc cuda/cuda_on_cpu/*.cc)))
+ON_CPU_FLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-class-memaccess -Werror -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)
+vpath %.cu cuda tests/cuda
+vpath %.cc cuda cuda/cuda_on_cpu tests/cuda
+
+# $(1) the folder under build, $(2) the sanitizers' flags
+define on_cpu_build
+build/$(1)/%.o: %.cu $(CUDA_HEADERS)
+	@mkdir -p $$(@D)
+	$(CXX) $(ON_CPU_FLAGS) $(2) -x c++ -c $$< -o $$@
+
+build/$(1)/%.o: %.cc $(CUDA_HEADERS)
+	@mkdir -p $$(@D)
+	$(CXX) $(ON_CPU_FLAGS) $(2) -c $$< -o $$@
+
+build/$(1)/core.a: $(CORE_C) $(CUDA_HEADERS)
+	@mkdir -p build/$(1)/core
+	cd build/$(1)/core && $(CC) $(CFLAGS_TEST) -O3 -fPIC $(2) -c $(addprefix $(CURDIR)/,$(CORE_C))
+	$(AR) rcs $$@ build/$(1)/core/*.o
+
+build/$(1)/liblazyllm_cuda.so: $(ON_CPU:%=build/$(1)/%.o) build/$(1)/core.a
+	$(CXX) -shared -pthread $(2) -Wl,--exclude-libs,ALL $$^ -o $$@
+
+build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU:%=build/$(1)/%.o) build/$(1)/core.a
+	$(CXX) -pthread $(2) $$^ -ldl -o $$@
+endef
+
+$(eval $(call on_cpu_build,on_cpu,))
+$(eval $(call on_cpu_build,on_cpu_asan,-fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined))
+$(eval $(call on_cpu_build,on_cpu_tsan,-fsanitize=thread))
+.PRECIOUS: build/on_cpu/%.o build/on_cpu_asan/%.o build/on_cpu_tsan/%.o

@@ -1,0 +1,92 @@
+/* sets.cu — the bookkeeping of positions: sorted lists, searched by halving, filtered in order. */
+#include "scan.h"
+
+namespace
+{
+enum { THREADS = 256 };
+
+__global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32_t *rows, int n, int value)
+{
+    int r = blockIdx.x * THREADS + threadIdx.x;
+    if (r < n) depth[rows[r]] = value;
+}
+
+/* One block, so that the order stays. */
+__global__ void __launch_bounds__(SCAN_THREADS)
+    filter_positions(int32_t *out, int32_t *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high)
+{
+    __shared__ scan_room room;
+    int found = 0;
+    for (int first = 0; first < n; first += SCAN_THREADS) {
+        int i = first + (int)threadIdx.x, position = i < n ? positions[i] : -1;
+        bool wanted = i < n && depth[position] >= low && depth[position] <= high;
+        int total, place = found + rank_in_block(wanted, &total, &room);
+        if (wanted) out[place] = position;
+        found += total;
+    }
+    if (threadIdx.x == 0) *n_out = found;
+}
+
+/* Where in `list` of n, ascending, `value` stands; -1 if it does not. */
+__device__ __forceinline__ int find(const int32_t *list, int n, int32_t value)
+{
+    int low = 0, high = n;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (list[middle] < value) low = middle + 1;
+        else high = middle;
+    }
+    return low < n && list[low] == value ? low : -1;
+}
+
+template <class T> __device__ __forceinline__ void copy_row(T *to, const T *from, int d)
+{
+    for (int i = threadIdx.x; i < d; i += THREADS) to[i] = from[i];
+}
+
+/* Blocks 0 … n_new-1 fetch the new rows, the others put away what ends here: other positions, so that no order is needed. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    move_rows(T *y, const int32_t *new_rows, int n_new, const T *x, const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
+{
+    int i = blockIdx.x;
+    if (i < n_new) {
+        int32_t position = new_rows[i];
+        int r = find(rows, n, position);
+        copy_row(y + (int64_t)i * d, r >= 0 ? x + (int64_t)r * d : aux + (int64_t)position * d, d);
+        if (r < 0 && threadIdx.x == 0) atomicAdd(n_revived, 1);
+        return;
+    }
+    int r = i - n_new;
+    if (find(new_rows, n_new, rows[r]) < 0) copy_row(aux + (int64_t)rows[r] * d, x + (int64_t)r * d, d);
+}
+} // namespace
+
+int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
+{
+    return lazy_cuda_op(stream, "marking depths", err, [&](cudaStream_t queue) {
+        return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n, value);
+    });
+}
+
+int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low,
+                     int high, lazy_error *err)
+{
+    int32_t *count = lazy_cuda_scratch(stream)->count;
+    int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
+        return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth, low, high);
+    });
+    return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
+}
+
+int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n,
+                      void *aux, int d, int32_t *n_revived, lazy_error *err)
+{
+    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        cudaError_t code = cudaMemsetAsync(n_revived, 0, sizeof *n_revived, queue);
+        if (code != cudaSuccess) return code;
+        return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new, (const T *)x, rows, n, (T *)aux,
+                           d, n_revived);
+    });
+}

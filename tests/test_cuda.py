@@ -1,0 +1,193 @@
+"""The CUDA core as Python sees it. Runs where LAZYLLM_TEST_DEVICE is "cuda": on a GPU, or with LAZYLLM_CUDA_LIBRARY naming the
+build whose kernels run on the CPU (`make cuda-on-cpu`), as the other tests of the method then do too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import per_layer
+from folders import model_folder
+from tiny import DEVICE, Shape, Tiny, build, pruning
+from tolerances import HALF_LOGITS, error
+
+import lazyllm
+from lazyllm import _core
+from lazyllm.device import libraries
+
+pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
+
+ON_CPU = "on_cpu" in os.environ.get("LAZYLLM_CUDA_LIBRARY", "")
+fakes_only = pytest.mark.skipif(not ON_CPU, reason="needs devices and memory that can be set")
+LEAST_GAP = 0.2  # between neighbouring scores, as a share of the higher one: far beyond what 16 bits blur
+
+
+def on(tiny: Tiny, device: str) -> _core.Model:
+    return _core.Model(tiny.config, [str(tiny.path)], tiny.tensors, device=device, libraries=libraries())
+
+
+# ---- 16 bits -------------------------------------------------------------------------------------
+
+SHAPES = {
+    "grouped": Shape(seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"),
+    "f16": Shape(seed=41, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="F16"),
+    "head of 128": Shape(seed=42, n_layers=3, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
+    "head of 80": Shape(seed=43, n_layers=3, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
+    "head of 96": Shape(seed=44, n_layers=3, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
+    "plain head": Shape(seed=45, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"),
+}
+
+
+def separated_stages(tiny: Tiny, ids: list[int]) -> list[tuple[int, float]]:
+    """A keep for each layer that has one where the CPU's scores leave a wide gap between the last kept token and the first dropped."""
+    stages: list[tuple[int, float]] = []
+    for layer in range(tiny.shape.n_layers - 1):
+        session = on(tiny, "cpu").session(pruning([*stages, (layer, 1.0)]))
+        session.trace = True
+        session.forward(ids)
+        run = next(run for run in session.last_trace if run["last_layer"] == layer)
+        scores = np.sort(run["scores"][:-1])[::-1]  # without the query token, which stays anyway
+        gaps = 1 - scores[1:] / scores[:-1]
+        wide = [n for n in range(3, len(gaps)) if gaps[n - 1] > LEAST_GAP]
+        if wide:
+            stages.append((layer, (wide[-1] + 1 - 0.5) / len(ids)))
+    return stages
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_16_bits_select_and_answer_as_the_cpu_does(shape: Shape, tmp_path: Path) -> None:
+    tiny = build(shape, tmp_path)
+    ids = tiny.ids(70)
+    stages = separated_stages(tiny, ids)
+    assert len(stages) >= 2
+    seen = {}
+    for device in ("cpu", DEVICE):
+        session = on(tiny, device).session(pruning(stages))
+        session.trace = True
+        logits = session.forward(ids)
+        seen[device] = (logits, per_layer(session.last_trace, shape.n_layers), session.depths.tolist())
+    assert seen[DEVICE][1:] == seen["cpu"][1:]
+    assert len(seen["cpu"][1][-1][0]) < len(ids) / 2
+    assert error(seen[DEVICE][0], seen["cpu"][0]) < HALF_LOGITS[shape.dtype]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
+    """Decode steps and a follow-up revive everything, in rows few and many, over keys in several chunks."""
+    tiny = build(shape, tmp_path)
+    passes: list[tuple[int, bool]] = [(150, False), (1, True), (3, True), (20, False), (1, True)]
+    rules = pruning([(0, 0.4), (1, 0.1)], decode=[])
+    sessions = {device: on(tiny, device).session(pruning() if device == "cpu" else rules) for device in ("cpu", DEVICE)}
+    for number, (count, generated) in enumerate(passes):
+        ids = tiny.ids(count, number)
+        logits = {device: session.forward(ids, generated) for device, session in sessions.items()}
+        if generated:  # everything is in play again, and was computed from what play held then
+            assert sessions[DEVICE].depths.tolist() == [shape.n_layers] * sessions[DEVICE].length
+    assert np.isfinite(logits[DEVICE]).all()
+
+
+def test_weights_of_several_types_become_one(tmp_path: Path) -> None:
+    """The type that most bytes have is computed in; the others are converted."""
+    tiny = build(Shape(seed=46, dtype="BF16"), tmp_path)
+    assert on(tiny, DEVICE).isa.endswith("bf16")
+
+
+# ---- devices, memory -----------------------------------------------------------------------------
+
+
+def test_the_model_says_where_it_is(tmp_path: Path) -> None:
+    llm = lazyllm.load(model_folder(tmp_path), device=DEVICE)
+    assert llm.device == "cuda:0"
+    assert "cuda:0" in repr(llm)
+    assert "cuda:0" in lazyllm.info()["cuda"]
+    answer = llm.generate(list(range(40)), pruning=lazyllm.Pruning({1: 0.5}), max_new_tokens=4)
+    assert len(answer.token_ids) >= 1
+    assert answer.computed < 1
+
+
+def run_python(code: str, **environment: str) -> str:
+    """In a process of its own, since the fakes read the environment once."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@fakes_only
+def test_several_devices_in_one_process(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    code = f"""
+import lazyllm
+llms = [lazyllm.load({str(folder)!r}, device=f"cuda:{{n}}") for n in range(2)]
+sessions = [llm.session() for llm in llms]
+print([llm.device for llm in llms], (sessions[0].forward(range(30)) == sessions[1].forward(range(30))).all())
+try:
+    lazyllm.load({str(folder)!r}, device="cuda:2")
+except lazyllm.DeviceError as error:
+    print(error)
+"""
+    seen = run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2")
+    assert seen == "['cuda:0', 'cuda:1'] True\nthere is no cuda:2: this machine has 2\n"
+
+
+@fakes_only
+def test_what_cannot_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    code = f"""
+import lazyllm
+try:
+    lazyllm.load({str(folder)!r}, device="cuda")
+except MemoryError as error:
+    print(error)
+print(lazyllm.load({str(folder)!r}, device="auto").device)
+"""
+    said, device = run_python(code, LAZYLLM_CUDA_FAKE_MEMORY=str(1 << 16)).splitlines()
+    assert "the weights take" in said
+    assert "cuda:0 has" in said
+    assert device == "cpu"
+
+
+@fakes_only
+def test_a_session_that_cannot_grow_stays_as_it_was(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    code = f"""
+import lazyllm, numpy as np
+llm = lazyllm.load({str(folder)!r}, device="cuda")
+session, calm = llm.session(), llm.session()
+session.forward(range(20)); calm.forward(range(20))
+try:
+    session.core.reserve(10**9 // 4)
+except (MemoryError, ValueError) as error:
+    print(type(error).__name__)
+print((session.forward([5]) == calm.forward([5])).all())
+"""
+    name, same = run_python(code).splitlines()
+    assert same == "True"
+    assert name in ("MemoryError", "ValueError")
+
+
+# ---- threads -------------------------------------------------------------------------------------
+
+
+def test_sessions_on_several_threads_give_the_same_bits(tmp_path: Path) -> None:
+    tiny = build(Shape(seed=47), tmp_path)
+    model, rules = on(tiny, DEVICE), pruning([(0, 0.5), (2, 0.3)])
+    alone = model.session(rules).forward(tiny.ids(30))
+    seen: list[Any] = [None] * 3
+
+    def work(n: int) -> None:
+        seen[n] = model.session(rules).forward(tiny.ids(30))
+
+    workers = [threading.Thread(target=work, args=(n,)) for n in range(len(seen))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for logits in seen:
+        np.testing.assert_array_equal(logits, alone)
