@@ -10,11 +10,11 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 # one place for the demonstration model, so that demo, tests and notebooks fetch it once
 export LAZYLLM_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: help demo test build bench oracle asan tsan notebook lint format clean
+.PHONY: help demo test build bench oracle asan tsan cuda cuda-on-cpu notebook lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-9s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
 
 # ---- environment: each stamp is newer than what it was made from ----
 
@@ -89,8 +89,23 @@ ASAN_BUILD := build/asan
 asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the whole suite under ASan and UBSan
 	build/test_ops_asan
 	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
-	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1 \
-		PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
+	$(SANITIZED) PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
+
+# ---- the CUDA core ----
+
+cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
+	LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
+SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
+
+cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asan/liblazyllm_cuda.so \
+		$(foreach kind,on_cpu on_cpu_asan on_cpu_tsan,build/$(kind)/test_gemm build/$(kind)/test_ops) ## its kernels and the engine on them without a GPU, under sanitizers
+	tests/cuda/test_harness.sh
+	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_gemm && build/$$kind/test_ops || exit 1; done
+	LAZYLLM_CUDA_REVERSE=1 build/on_cpu/test_ops
+	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS)
+	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py tests/test_facts.py
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
 	$(BIN)/ruff check lazyllm tests setup.py

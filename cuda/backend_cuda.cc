@@ -110,7 +110,7 @@ void close_stream(lazy_stream *stream)
 
 int forget_bad_score(lazy_cuda_stream *s, lazy_error *err)
 {
-    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, LAZY_NO_POSITION & 0xff, sizeof *s->bad_score, s->queue), "clearing a note", err);
+    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue), "clearing a note", err);
 }
 
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
@@ -122,7 +122,7 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     s->base.config = config;
     code = lazy_cuda_enter(backend, err);
     if (!code) code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
-    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, 2 * sizeof *s->host), "pinned memory", err);
+    if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
     if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "a note", err);
     if (!code) code = forget_bad_score(s, err);
@@ -179,10 +179,11 @@ int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy
     if (!code)
         code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
-    if (code || s->host[0] == LAZY_NO_POSITION) return code;
+    if (code || *s->host == LAZY_NO_BAD_SCORE) return code;
     forget_bad_score(s, nullptr);
-    return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is no number; the weights before it are damaged",
-                     s->host[0]);
+    return lazy_fail(err, LAZY_CHECKPOINT,
+                     "after layer %d: the score of the token at position %d is no number; the weights before it are damaged",
+                     (int)(*s->host >> 32), (int)(*s->host & INT32_MAX));
 }
 
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)

@@ -17,6 +17,11 @@ enum {
     ATTENTION_FEW_ROWS = 128,   /* up to here keys are cut: the partial results of so many rows have room */
 };
 
+/* The first score that is no number: the layer after which, in the upper half, and the position. */
+typedef unsigned long long lazy_bad_score;
+
+static const lazy_bad_score LAZY_NO_BAD_SCORE = ~0ull;
+
 struct lazy_cuda {
     lazy_backend base;
     int device;
@@ -31,17 +36,15 @@ struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
     lazy_gemm *gemm;
-    int rows, tokens;   /* that the scratch below is for */
-    int32_t *limits;    /* (rows,) how many of the tokens in play each row sees */
-    float *partial;     /* (rows <= ATTENTION_FEW_ROWS, H, ATTENTION_MOST_CHUNKS, D + 2) outputs, maxima, sums of chunks of keys */
-    void *gate_up;      /* (row_chunk, 2 F) */
-    float *shares;      /* (H, tokens) attention of a query row, by head */
-    int32_t *count;     /* a number on its way to the host */
-    int32_t *bad_score; /* the position whose score is no number, or NO_POSITION; written by selection, read by downloads */
-    int32_t *host;      /* (2,) pinned, where the last two land */
+    int rows, tokens;          /* that the scratch below is for */
+    int32_t *limits;           /* (rows,) how many of the tokens in play each row sees */
+    float *partial;            /* (rows <= ATTENTION_FEW_ROWS, H, ATTENTION_MOST_CHUNKS, D + 2) outputs, maxima, sums of chunks of keys */
+    void *gate_up;             /* (row_chunk, 2 F) */
+    float *shares;             /* (H, tokens) attention of a query row, by head */
+    int32_t *count;            /* a number on its way to the host */
+    lazy_bad_score *bad_score; /* written by selection, read by downloads */
+    lazy_bad_score *host;      /* pinned, where the last one lands */
 };
-
-enum { LAZY_NO_POSITION = 0x7f7f7f7f }; /* above all positions, and four equal bytes */
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 

@@ -46,6 +46,12 @@ template <class T> __device__ __forceinline__ void turn_head(T *to, const T *fro
         for (int i = lane; i < d; i += 32) sum += lazy_wide(from[i]) * lazy_wide(from[i]);
         for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
         factor = 1.0f / sqrtf(sum / (float)d + eps);
+        if (factor == 0.0f) { /* the squares overflowed */
+            double wide = 0.0;
+            for (int i = lane; i < d; i += 32) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
+            for (int step = 16; step; step /= 2) wide += __shfl_xor_sync(~0u, wide, step);
+            factor = (float)(1.0 / sqrt(wide / d + eps));
+        }
     }
     for (int i = lane; i < half; i += 32) {
         float a = lazy_wide(from[i]) * factor, b = lazy_wide(from[half + i]) * factor, c = rope[i], s = rope[half + i];

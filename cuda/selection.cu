@@ -32,14 +32,16 @@ struct tokens {
     const float *scores;    /* (m,) */
     const uint8_t *flags;   /* by position */
     int m;
+    int layer;           /* that gave the scores */
+    lazy_bad_score *bad; /* its note of one that is no number */
 };
 
 __device__ __forceinline__ bool is_free(const tokens &t, int j) { return t.flags[t.in_play[j]] == LAZY_PRUNABLE; }
 
-__device__ void note_bad_scores(const tokens &t, int32_t *bad)
+__device__ void note_bad_scores(const tokens &t)
 {
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS)
-        if (!is_number(t.scores[j])) atomicMin(bad, t.in_play[j]);
+        if (!is_number(t.scores[j])) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);
 }
 
 /* Shares of a score of one, as whole numbers, so that no sum depends on its order. Far below f32's own rounding. */
@@ -81,11 +83,11 @@ template <bool BY_SHARES> __device__ uint32_t bar_of(const tokens &t, unsigned l
 }
 
 /* kept: what may not leave, and the n_free highest of the others; of equals those that come first. */
-__global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tokens t, int n_free, int32_t *bad)
+__global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tokens t, int n_free)
 {
     __shared__ histogram h;
     __shared__ scan_room room;
-    note_bad_scores(t, bad);
+    note_bad_scores(t);
     uint32_t bar = UINT32_MAX;
     int ties = 0; /* at the bar, still to be taken */
     if (n_free) {
@@ -108,11 +110,11 @@ __global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tok
 }
 
 /* *n_free = how many of the highest free tokens it takes until they hold `mass` of all prunable ones' scores. */
-__global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, tokens t, double mass, int32_t *bad)
+__global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, tokens t, double mass)
 {
     __shared__ histogram h;
     __shared__ int above_bar, at_bar;
-    note_bad_scores(t, bad);
+    note_bad_scores(t);
     if (threadIdx.x == 0) {
         h.total = 0;
         h.held = 0;
@@ -153,22 +155,26 @@ int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m
     });
 }
 
+static tokens tokens_of(lazy_stream *stream, const int32_t *in_play, const float *scores, int m, const uint8_t *flags)
+{
+    return { in_play, scores, flags, m, stream->layers_done - 1, lazy_cuda_scratch(stream)->bad_score };
+}
+
 int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
                    lazy_error *err)
 {
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    tokens t = { in_play, scores, flags, m };
+    int32_t *count = lazy_cuda_scratch(stream)->count;
     int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
-        return lazy_launch(count_mass, dim3(1), dim3(SCAN_THREADS), 0, queue, s->count, t, mass, s->bad_score);
+        return lazy_launch(count_mass, dim3(1), dim3(SCAN_THREADS), 0, queue, count, tokens_of(stream, in_play, scores, m, flags), mass);
     });
-    return code ? code : stream->backend->ops->download(stream, n_free, s->count, sizeof *n_free, err);
+    return code ? code : stream->backend->ops->download(stream, n_free, count, sizeof *n_free, err);
 }
 
 int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
                      int n_free, lazy_error *err)
 {
-    tokens t = { in_play, scores, flags, m };
     return lazy_cuda_op(stream, "selection", err, [&](cudaStream_t queue) {
-        return lazy_launch(select_tokens, dim3(1), dim3(SCAN_THREADS), 0, queue, kept, t, n_free, lazy_cuda_scratch(stream)->bad_score);
+        return lazy_launch(select_tokens, dim3(1), dim3(SCAN_THREADS), 0, queue, kept, tokens_of(stream, in_play, scores, m, flags),
+                           n_free);
     });
 }

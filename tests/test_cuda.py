@@ -37,10 +37,10 @@ def on(tiny: Tiny, device: str) -> _core.Model:
 SHAPES = {
     "grouped": Shape(seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"),
     "f16": Shape(seed=41, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="F16"),
-    "head of 128": Shape(seed=42, n_layers=3, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
-    "head of 80": Shape(seed=43, n_layers=3, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
-    "head of 96": Shape(seed=44, n_layers=3, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
-    "plain head": Shape(seed=45, n_layers=3, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"),
+    "head of 128": Shape(seed=42, n_layers=5, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
+    "head of 80": Shape(seed=43, n_layers=5, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
+    "head of 96": Shape(seed=44, n_layers=5, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
+    "plain head": Shape(seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"),
 }
 
 
@@ -48,13 +48,14 @@ def separated_stages(tiny: Tiny, ids: list[int]) -> list[tuple[int, float]]:
     """A keep for each layer that has one where the CPU's scores leave a wide gap between the last kept token and the first dropped."""
     stages: list[tuple[int, float]] = []
     for layer in range(tiny.shape.n_layers - 1):
-        session = on(tiny, "cpu").session(pruning([*stages, (layer, 1.0)]))
+        so_far = stages[-1][1] if stages else 1.0
+        session = on(tiny, "cpu").session(pruning([*stages, (layer, so_far)]))
         session.trace = True
         session.forward(ids)
         run = next(run for run in session.last_trace if run["last_layer"] == layer)
         scores = np.sort(run["scores"][:-1])[::-1]  # without the query token, which stays anyway
         gaps = 1 - scores[1:] / scores[:-1]
-        wide = [n for n in range(3, len(gaps)) if gaps[n - 1] > LEAST_GAP]
+        wide = [n for n in range(3, len(gaps) * 3 // 4) if gaps[n - 1] > LEAST_GAP]
         if wide:
             stages.append((layer, (wide[-1] + 1 - 0.5) / len(ids)))
     return stages
@@ -73,7 +74,7 @@ def test_16_bits_select_and_answer_as_the_cpu_does(shape: Shape, tmp_path: Path)
         logits = session.forward(ids)
         seen[device] = (logits, per_layer(session.last_trace, shape.n_layers), session.depths.tolist())
     assert seen[DEVICE][1:] == seen["cpu"][1:]
-    assert len(seen["cpu"][1][-1][0]) < len(ids) / 2
+    assert len(seen["cpu"][1][-1][0]) < 0.8 * len(ids)
     assert error(seen[DEVICE][0], seen["cpu"][0]) < HALF_LOGITS[shape.dtype]
 
 
@@ -82,14 +83,14 @@ def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
     """Decode steps and a follow-up revive everything, in rows few and many, over keys in several chunks."""
     tiny = build(shape, tmp_path)
     passes: list[tuple[int, bool]] = [(150, False), (1, True), (3, True), (20, False), (1, True)]
-    rules = pruning([(0, 0.4), (1, 0.1)], decode=[])
-    sessions = {device: on(tiny, device).session(pruning() if device == "cpu" else rules) for device in ("cpu", DEVICE)}
+    rules = pruning([(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[])  # what stays does not depend on scores
+    sessions = [on(tiny, device).session(rules) for device in ("cpu", DEVICE)]
     for number, (count, generated) in enumerate(passes):
         ids = tiny.ids(count, number)
-        logits = {device: session.forward(ids, generated) for device, session in sessions.items()}
-        if generated:  # everything is in play again, and was computed from what play held then
-            assert sessions[DEVICE].depths.tolist() == [shape.n_layers] * sessions[DEVICE].length
-    assert np.isfinite(logits[DEVICE]).all()
+        want, got = (session.forward(ids, generated) for session in sessions)
+        assert sessions[1].depths.tolist() == sessions[0].depths.tolist()
+        assert error(got, want) < HALF_LOGITS[shape.dtype]
+    assert sessions[1].depths.tolist() == [shape.n_layers] * sessions[1].length
 
 
 def test_weights_of_several_types_become_one(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 #   build/on_cpu_asan/liblazyllm_cuda.so   the same under ASan and UBSan
 #   build/on_cpu*/test_…                   the C++ tests, plain, under ASan and UBSan, under TSan
 
-CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include) $(CUDA_WHEEL_INCLUDE))
+CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include $(VENV)/lib/python*/site-packages/nvidia/cu13/include))
 CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h)
 ON_CPU       := $(basename $(notdir $(wildcard cuda/*.cu cuda/*.cc cuda/cuda_on_cpu/*.cc)))
-ON_CPU_FLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Wno-class-memaccess -Werror -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)
+ON_CPU_FLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Werror -fno-strict-aliasing -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)
 vpath %.cu cuda tests/cuda
 vpath %.cc cuda cuda/cuda_on_cpu tests/cuda
+
+$(if $(CUDA_INCLUDE),,$(eval ON_CPU_FLAGS = $$(error CUDA's headers are not found; set CUDA_INCLUDE to where cuda_runtime.h is)))
 
 # $(1) the folder under build, $(2) the sanitizers' flags
 define on_cpu_build

@@ -1,0 +1,856 @@
+/* cuda_on_cpu.h — runs CUDA kernels that g++ compiled as C++, for tests where there is no GPU.
+ *
+ * Each CUDA thread is a fiber: it runs until it waits for others, then the next one does. The blocks of a launch run one after the
+ * other on an operating system's thread of their own, which makes static shared memory a static or thread-local variable.
+ * fake_cudart.cc stands in for the CUDA runtime.
+ *
+ * What it finds, beyond wrong results:
+ * - Data races, by TSan, even where the result came out right: each fiber is a thread to TSan, and only what orders memory on a GPU
+ *   orders it here: __syncthreads, __syncwarp, and __threadfence together with atomics. Shuffles, votes and ldmatrix order nothing.
+ *   Blocks are ordered with each other only where the sums of their coordinates are both even or both odd.
+ * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of just their size.
+ * - Memory that nobody wrote: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does what cp.async fills, until
+ *   its wait.
+ * - Barriers that not all threads reach, wrong masks, misaligned addresses, threads that wait for each other: a message and abort().
+ *
+ * What it cannot find: weakly ordered memory beyond that, the accuracy of approximate instructions, limits on registers and static
+ * shared memory, races with the host or between streams, and host memory used by a kernel.
+ *
+ * LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
+#ifndef LAZY_CUDA_ON_CPU_H
+#define LAZY_CUDA_ON_CPU_H
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <new>
+#include <thread>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <link.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#undef __shared__
+#ifdef __SANITIZE_ADDRESS__
+#define __shared__ static /* ASan puts no red zones around thread-local variables */
+#else
+#define __shared__ static thread_local
+#endif
+
+/* The fibers' own machinery is no business of TSan's, which would see races in what only one fiber at a time can touch, nor of ASan's,
+ * which would take a switch of stacks for the end of one. */
+#define UNSEEN __attribute__((no_sanitize("thread", "address"), noinline))
+
+namespace cuda_on_cpu
+{
+
+constexpr int WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP;
+constexpr size_t MAX_SHARED_BYTES = 163 * 1024; /* of sm_80, the least that the kernels are built for */
+constexpr size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 64 * 1024;
+#ifdef __SANITIZE_THREAD__
+constexpr int N_EXECUTORS = 2;
+#else
+constexpr int N_EXECUTORS = 1;
+#endif
+
+/* Where in a kernel something was called: the default of a last parameter. */
+struct place {
+    const char *file;
+    int line;
+};
+constexpr place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return { file, line }; }
+
+/* A stack, and how to come back to it. */
+struct context {
+    void *resume[5];           /* of __builtin_setjmp, which unlike setjmp no sanitizer takes for the end of stack frames */
+    const void *bottom = NULL; /* the rest is for sanitizers */
+    size_t size = 0;
+    void *fake_stack = NULL;
+    void *tsan_fiber = NULL;
+};
+
+typedef unsigned __attribute__((vector_size(16), may_alias)) quad; /* 16 bytes of anything */
+
+struct async_copy {
+    quad *to;
+    quad bytes;
+    int group;
+};
+
+struct cuda_thread {
+    context stack;
+    ucontext_t start;
+    bool started = false;
+
+    int number; /* in its block */
+    uint3 index;
+    bool exited;
+
+    const char *waits_in; /* for messages */
+    unsigned waits_mask;  /* 0: waits for the whole block */
+    place waits_at;
+
+    bool fenced;             /* its atomics order memory from now on */
+    const char *last_atomic; /* address; what its next fence acquires */
+    std::vector<async_copy> copies;
+    int open_group;
+
+    int lane() const { return number % WARP; }
+};
+
+/* One meeting of the lanes in `mask`. It is not used again before all who came have left, since others may meet meanwhile. */
+struct exchange {
+    exchange *next;
+    const char *what;
+    place at;
+    unsigned mask, arrived;
+    int to_leave;
+    int token; /* for TSan */
+    alignas(64) unsigned char slot[WARP][64];
+};
+
+struct warp {
+    unsigned live;
+    exchange *open, *unused;
+};
+
+/* A kernel with its arguments. */
+struct call {
+    virtual void operator()() const = 0;
+    virtual ~call() = default;
+};
+
+template <class... P> struct call_of final : call {
+    void (*kernel)(P...);
+    std::tuple<P...> args;
+
+    template <class... A> call_of(void (*kernel)(P...), A &&...args) : kernel(kernel), args(static_cast<P>(args)...) {}
+    template <size_t... I> void with(std::index_sequence<I...>) const { kernel(std::get<I>(args)...); }
+    void operator()() const override { with(std::index_sequence_for<P...>()); }
+};
+
+/* Runs blocks, one at a time. */
+struct executor {
+    dim3 grid, block;
+    uint3 index;
+    const call *kernel;
+    unsigned char *dynamic_shared;
+    bool reversed;
+
+    context scheduler;
+    cuda_thread *threads[MAX_THREADS];
+    warp warps[MAX_WARPS];
+    int n_threads, live;
+    cuda_thread *ready[MAX_THREADS]; /* a ring */
+    int first_ready, n_ready;
+
+    int arrived, generation; /* at the barrier of the block */
+    place arrived_at;
+    int barrier_token[2]; /* of even and odd generations: who leaves one must not learn of who already reached the next */
+    int start_token, end_token;
+};
+
+inline executor executors[N_EXECUTORS];
+inline executor *running; /* one executor runs at a time */
+inline cuda_thread *current;
+inline int turn; /* of which executor it is */
+
+/* ---- what orders memory: TSan sees these, and nothing else of what goes on between fibers ---- */
+
+/* The first one forgets who published before. */
+__attribute__((noinline)) inline void publish(int &token, bool first)
+{
+    if (first) __atomic_store_n(&token, 1, __ATOMIC_RELEASE);
+    else __atomic_fetch_add(&token, 1, __ATOMIC_RELEASE);
+}
+
+__attribute__((noinline)) inline void receive(const int &token) { (void)__atomic_load_n(&token, __ATOMIC_ACQUIRE); }
+
+/* ---- complaints ---- */
+
+UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned mask, place at)
+{
+    if (mask) snprintf(text, sizeof text, "%s of lanes 0x%08x at %s:%d", what, mask, at.file, at.line);
+    else snprintf(text, sizeof text, "%s at %s:%d", what, at.file, at.line);
+    return text;
+}
+
+[[noreturn]] UNSEEN __attribute__((format(printf, 1, 2))) inline void fail(const char *format, ...)
+{
+    const executor &e = *running;
+    fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u), ", e.index.x, e.index.y, e.index.z);
+    if (current) fprintf(stderr, "thread %d (%u, %u, %u): ", current->number, current->index.x, current->index.y, current->index.z);
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    abort();
+}
+
+[[noreturn]] UNSEEN inline void fail_as_all_wait()
+{
+    const executor &e = *running;
+    fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): deadlock; of %d threads, %d have returned, and\n", e.index.x, e.index.y, e.index.z,
+            e.n_threads, e.n_threads - e.live);
+    for (int first = 0, next; first < e.n_threads; first = next) {
+        const cuda_thread &t = *e.threads[first];
+        next = first + 1;
+        if (t.exited) continue;
+        auto waits_alike = [&](const cuda_thread &other) {
+            return !other.exited && other.waits_in == t.waits_in && other.waits_mask == t.waits_mask &&
+                   other.waits_at.line == t.waits_at.line;
+        };
+        while (next < e.n_threads && waits_alike(*e.threads[next])) next++;
+        char text[256];
+        describe(text, t.waits_in, t.waits_mask, t.waits_at);
+        if (next == first + 1) fprintf(stderr, "  thread %d waits in %s\n", first, text);
+        else fprintf(stderr, "  threads %d to %d wait in %s\n", first, next - 1, text);
+    }
+    abort();
+}
+
+/* ---- fibers ---- */
+
+UNSEEN inline void go_to(context &to) { __builtin_longjmp(to.resume, 1); }
+
+/* noipa: whatever a kernel keeps in static variables may have changed on return. */
+UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &to, ucontext_t *start)
+{
+#ifdef __SANITIZE_THREAD__
+    __tsan_switch_to_fiber(to.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+#endif
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&from.fake_stack, to.bottom, to.size);
+#endif
+    if (!__builtin_setjmp(from.resume)) {
+        if (start) setcontext(start);
+        go_to(to);
+    }
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(from.fake_stack, &to.bottom, &to.size);
+#endif
+}
+
+UNSEEN inline void make_ready(cuda_thread &t)
+{
+    executor &e = *running;
+    e.ready[(e.first_ready + e.n_ready++) % MAX_THREADS] = &t;
+}
+
+/* In the order of their numbers, so that a run is the same each time. */
+UNSEEN inline void wake(int warp, unsigned lanes)
+{
+    const executor &e = *running;
+    for (int i = 0; i < WARP; i++) {
+        int lane = e.reversed ? WARP - 1 - i : i;
+        if (lanes >> lane & 1) make_ready(*e.threads[warp * WARP + lane]);
+    }
+}
+
+UNSEEN inline void wake_all()
+{
+    const executor &e = *running;
+    int n_warps = (e.n_threads + WARP - 1) / WARP;
+    for (int i = 0; i < n_warps; i++) {
+        int warp = e.reversed ? n_warps - 1 - i : i;
+        wake(warp, e.warps[warp].live);
+    }
+}
+
+UNSEEN inline void wait_in(const char *what, unsigned mask, place at)
+{
+    cuda_thread &self = *current;
+    self.waits_in = what;
+    self.waits_mask = mask;
+    self.waits_at = at;
+    switch_stack(self.stack, running->scheduler, NULL);
+}
+
+/* ---- the barrier of a block ---- */
+
+UNSEEN inline void open_full_barrier()
+{
+    executor &e = *running;
+    if (e.arrived == 0 || e.arrived < e.live) return;
+    e.arrived = 0;
+    e.generation++;
+    wake_all();
+}
+
+UNSEEN inline void wait_for_block(place at)
+{
+    executor &e = *running;
+    if (e.arrived && (e.arrived_at.line != at.line || strcmp(e.arrived_at.file, at.file)))
+        fail("divergent __syncthreads: reached at %s:%d while others of the block wait at %s:%d", at.file, at.line, e.arrived_at.file,
+             e.arrived_at.line);
+    int &token = e.barrier_token[e.generation % 2];
+    publish(token, e.arrived == 0);
+    e.arrived++;
+    e.arrived_at = at;
+    open_full_barrier();
+    wait_in("__syncthreads", 0, at);
+    receive(token);
+}
+
+/* ---- meetings of lanes ---- */
+
+UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
+{
+    cuda_thread &self = *current;
+    warp &w = running->warps[self.number / WARP];
+    if (!(mask >> self.lane() & 1)) fail("%s with mask 0x%08x, which lacks the calling lane, at %s:%d", what, mask, at.file, at.line);
+    exchange *e = w.open;
+    for (; e && (e->mask != mask || strcmp(e->what, what)); e = e->next) {
+        if (!(e->mask >> self.lane() & 1 && e->arrived & mask)) continue; /* those may finish before, or without us */
+        char mine[256], theirs[256];
+        fail("divergent warp: %s, while lanes that it needs wait for this one in %s", describe(mine, what, mask, at),
+             describe(theirs, e->what, e->mask, e->at));
+    }
+    if (!e) {
+        e = w.unused ? w.unused : new exchange;
+        if (e == w.unused) w.unused = e->next;
+        e->next = w.open;
+        w.open = e;
+        e->what = what;
+        e->at = at;
+        e->mask = mask;
+        e->arrived = 0;
+    }
+    e->arrived |= 1u << self.lane();
+    return *e;
+}
+
+/* Threads that have returned count as arrived. */
+UNSEEN inline void end_full_exchanges(warp &w)
+{
+    for (exchange **link = &w.open; *link;) {
+        exchange *e = *link;
+        if ((e->mask & w.live) != e->arrived) {
+            link = &e->next;
+            continue;
+        }
+        *link = e->next;
+        e->to_leave = __builtin_popcount(e->arrived);
+        wake((int)(&w - running->warps), e->arrived);
+    }
+}
+
+UNSEEN inline void wait_for_others(exchange &e, place at)
+{
+    end_full_exchanges(running->warps[current->number / WARP]);
+    wait_in(e.what, e.mask, at);
+}
+
+UNSEEN inline void leave(exchange &e)
+{
+    if (--e.to_leave) return;
+    warp &w = running->warps[current->number / WARP];
+    e.next = w.unused;
+    w.unused = &e;
+}
+
+/* Shows `value` to the other lanes; leave() follows when theirs are read. */
+template <class T> UNSEEN exchange &meet(unsigned mask, const T &value, const char *what, place at)
+{
+    static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(exchange::slot[0]));
+    exchange &e = arrive(mask, what, at);
+    new (e.slot[current->lane()]) T(value);
+    wait_for_others(e, at);
+    return e;
+}
+
+/* As one instruction of all 32 lanes, which PTX calls .aligned. */
+template <class T> UNSEEN exchange &meet_aligned(const T &value, const char *what, place at)
+{
+    const warp &w = running->warps[current->number / WARP];
+    if (w.live != ~0u) fail("%s needs all 32 lanes, and there are 0x%08x, at %s:%d", what, w.live, at.file, at.line);
+    exchange &e = meet(~0u, value, what, at);
+    if (e.at.line != at.line) fail("divergent warp: %s at %s:%d and at %s:%d", what, at.file, at.line, e.at.file, e.at.line);
+    return e;
+}
+
+/* What a lane showed. What comes from one that is not there is of no use: NaN. */
+template <class T> UNSEEN T shown_by(const exchange &e, int lane)
+{
+    if (e.arrived >> lane & 1) return *std::launder(reinterpret_cast<const T *>(e.slot[lane]));
+    T nothing;
+    memset((void *)&nothing, 0xFF, sizeof nothing);
+    return nothing;
+}
+
+template <class T> UNSEEN T shuffle(unsigned mask, T value, int source, const char *what, place at)
+{
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "no shuffle takes this type");
+    exchange &e = meet(mask, value, what, at);
+    T theirs = shown_by<T>(e, source);
+    leave(e);
+    return theirs;
+}
+
+UNSEEN inline unsigned vote(unsigned mask, bool value, const char *what, place at)
+{
+    exchange &e = meet(mask, value, what, at);
+    unsigned yes = 0;
+    for (int lane = 0; lane < WARP; lane++) yes |= (unsigned)((e.arrived >> lane & 1) && shown_by<bool>(e, lane)) << lane;
+    leave(e);
+    return yes;
+}
+
+template <class T, class Fold> UNSEEN T reduce(unsigned mask, T value, Fold fold, const char *what, place at)
+{
+    static_assert(std::is_integral_v<T> && sizeof(T) == 4, "no reduction takes this type");
+    exchange &e = meet(mask, value, what, at);
+    T total = value;
+    for (int lane = 0; lane < WARP; lane++)
+        if (lane != current->lane() && (e.arrived >> lane & 1)) total = fold(total, shown_by<T>(e, lane));
+    leave(e);
+    return total;
+}
+
+/* ---- blocks and launches ---- */
+
+__attribute__((noinline)) inline void run_thread()
+{
+    receive(running->start_token);
+    current->copies.clear();
+    (*running->kernel)();
+    publish(running->end_token, false);
+}
+
+/* A fiber's main function: one CUDA thread after the other, of one block each. */
+UNSEEN inline void run_threads()
+{
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(NULL, &running->scheduler.bottom, &running->scheduler.size);
+#endif
+    for (;;) {
+        run_thread();
+        cuda_thread &self = *current;
+        warp &w = running->warps[self.number / WARP];
+        self.exited = true;
+        running->live--;
+        w.live &= ~(1u << self.lane());
+        end_full_exchanges(w);
+        open_full_barrier();
+        switch_stack(self.stack, running->scheduler, NULL);
+    }
+}
+
+UNSEEN inline cuda_thread *make_thread(int number)
+{
+    cuda_thread *t = new cuda_thread;
+    void *memory = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE)) fail("no memory for a stack");
+    t->number = number;
+    t->stack.bottom = (char *)memory + GUARD_BYTES;
+    t->stack.size = STACK_BYTES;
+    getcontext(&t->start);
+    t->start.uc_stack.ss_sp = (void *)t->stack.bottom;
+    t->start.uc_stack.ss_size = STACK_BYTES;
+    t->start.uc_link = NULL;
+    makecontext(&t->start, run_threads, 0);
+#ifdef __SANITIZE_THREAD__
+    t->stack.tsan_fiber = __tsan_create_fiber(0);
+    char name[32];
+    snprintf(name, sizeof name, "CUDA thread %d", number);
+    __tsan_set_fiber_name(t->stack.tsan_fiber, name);
+#endif
+    return t;
+}
+
+extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
+
+/* The thread that runs blocks runs nothing else, so all thread-local variables that it has in the kernel's library are shared memory.
+ * Empty under sanitizers, which may have theirs there. */
+struct static_shared {
+    const void *kernel;
+    void *start;
+    size_t bytes;
+};
+
+inline int find_static_shared([[maybe_unused]] dl_phdr_info *module, size_t, [[maybe_unused]] void *out)
+{
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    static_shared &found = *static_cast<static_shared *>(out);
+    size_t tls_bytes = 0;
+    bool is_ours = false;
+    for (int i = 0; i < module->dlpi_phnum; i++) {
+        const ElfW(Phdr) &part = module->dlpi_phdr[i];
+        if (part.p_type == PT_LOAD) is_ours |= (uintptr_t)found.kernel - (module->dlpi_addr + part.p_vaddr) < part.p_memsz;
+        if (part.p_type == PT_TLS) tls_bytes = part.p_memsz;
+    }
+    if (!is_ours) return 0;
+    size_t first[2] = { module->dlpi_tls_modid, 0 };
+    if (tls_bytes) found.start = __tls_get_addr(&first);
+    found.bytes = tls_bytes;
+#endif
+    return 1;
+}
+
+struct launch {
+    const void *address; /* of the kernel */
+    dim3 grid, block;
+    size_t shared_bytes;
+    std::shared_ptr<const call> kernel;
+};
+
+UNSEEN inline void run_block(executor &e, size_t shared_bytes)
+{
+    e.live = e.n_threads = (int)(e.block.x * e.block.y * e.block.z);
+    e.arrived = e.n_ready = 0;
+    for (int w = 0; w * WARP < e.n_threads; w++) e.warps[w].live = ~0u >> std::max(0, (w + 1) * WARP - e.n_threads);
+    for (int i = 0; i < e.n_threads; i++) {
+        if (!e.threads[i]) e.threads[i] = make_thread(i);
+        cuda_thread &t = *e.threads[i];
+        t.index = { i % e.block.x, i / e.block.x % e.block.y, i / (e.block.x * e.block.y) };
+        t.exited = t.fenced = false;
+        t.last_atomic = NULL;
+        t.open_group = 0;
+    }
+    e.dynamic_shared = (unsigned char *)malloc(shared_bytes);
+    if (!e.dynamic_shared) fail("no memory for %zu bytes of shared memory", shared_bytes);
+    memset(e.dynamic_shared, 0xFF, shared_bytes);
+    publish(e.start_token, true);
+    wake_all();
+    while (e.live) {
+        if (!e.n_ready) fail_as_all_wait();
+        current = e.ready[e.first_ready];
+        e.first_ready = (e.first_ready + 1) % MAX_THREADS;
+        e.n_ready--;
+        ucontext_t *start = current->started ? NULL : &current->start;
+        current->started = true;
+        switch_stack(e.scheduler, current->stack, start);
+        current = NULL;
+    }
+    receive(e.end_token);
+    free(e.dynamic_shared);
+}
+
+/* The blocks that are this executor's. Two executors take turns in a way that TSan does not see: to it their blocks run at the same
+ * time. */
+UNSEEN inline void run_blocks(const launch *l, int self)
+{
+    while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != self) usleep(50);
+    executor &e = executors[self];
+    running = &e;
+    e.grid = l->grid;
+    e.block = l->block;
+    e.kernel = l->kernel.get();
+    const char *reverse = getenv("LAZYLLM_CUDA_REVERSE");
+    e.reversed = reverse && !strcmp(reverse, "1");
+#ifdef __SANITIZE_THREAD__
+    e.scheduler.tsan_fiber = __tsan_get_current_fiber();
+#endif
+    static_shared shared = { l->address, NULL, 0 };
+    dl_iterate_phdr(find_static_shared, &shared);
+    unsigned long long n_blocks = (unsigned long long)e.grid.x * e.grid.y * e.grid.z;
+    for (unsigned long long i = 0; i < n_blocks; i++) {
+        unsigned long long at = e.reversed ? n_blocks - 1 - i : i;
+        e.index = { (unsigned)(at % e.grid.x), (unsigned)(at / e.grid.x % e.grid.y), (unsigned)(at / e.grid.x / e.grid.y) };
+        if ((e.index.x + e.index.y + e.index.z) % N_EXECUTORS != (unsigned)self) continue;
+        if (shared.start) memset(shared.start, 0xFF, shared.bytes);
+        run_block(e, l->shared_bytes);
+    }
+    __atomic_store_n(&turn, (self + 1) % N_EXECUTORS, __ATOMIC_RELEASE);
+}
+
+/* Not for two threads at once. */
+inline void run(const launch &l)
+{
+    std::thread threads[N_EXECUTORS];
+    for (int i = 0; i < N_EXECUTORS; i++) threads[i] = std::thread(run_blocks, &l, i);
+    for (std::thread &thread : threads) thread.join();
+}
+
+inline cudaError_t check(const launch &l)
+{
+    const dim3 &g = l.grid, &b = l.block;
+    bool is_grid = g.x && g.y && g.z && g.x <= 0x7fffffff && g.y <= 65535 && g.z <= 65535;
+    bool is_block = b.x && b.y && b.z && b.x <= MAX_THREADS && b.y <= MAX_THREADS && b.z <= 64 && b.x * b.y * b.z <= MAX_THREADS;
+    if (!is_grid || !is_block) return cudaErrorInvalidConfiguration;
+    return l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/* All work on the device goes through here, in fake_cudart.cc: runs `work` before it returns, one at a time, or keeps it for a graph
+ * where the stream is being captured. Only `work` may touch device memory. */
+cudaError_t submit(cudaStream_t stream, std::function<void()> work);
+
+} // namespace cuda_on_cpu
+
+template <class... P, class... A>
+cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
+{
+    static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
+    auto call = std::make_shared<cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
+    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
+    cudaError_t code = cuda_on_cpu::check(l);
+    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
+}
+
+#define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)
+
+/* ---- CUDA's own names, and those of kernel.h ---- */
+
+#define threadIdx (cuda_on_cpu::current->index)
+#define blockIdx  (cuda_on_cpu::running->index)
+#define blockDim  (cuda_on_cpu::running->block)
+#define gridDim   (cuda_on_cpu::running->grid)
+
+namespace cuda_on_cpu
+{
+
+template <class To, class From> To bits_as(From from)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+/* Relaxed, but for fences. */
+template <class T, class Next> T update(T *address, Next next)
+{
+    T old, now;
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    bool done;
+    do {
+        now = next(old);
+        done = current->fenced ? __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)
+                               : __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    } while (!done);
+    current->last_atomic = reinterpret_cast<const char *>(address);
+    return old;
+}
+
+struct alignas(sizeof(exchange::slot[0])) fragments {
+    float a[8], b[4];
+};
+
+inline float half_of(uint32_t pair, int upper, __nv_bfloat16) { return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16); }
+inline float half_of(uint32_t pair, int upper, __half) { return __half2float(__ushort_as_half((uint16_t)(upper ? pair >> 16 : pair))); }
+
+/* Sums in f32 in the order of k; a GPU's tensor cores order and round otherwise. */
+UNSEEN inline void multiply(float (&d)[4], const fragments &mine, place at)
+{
+    exchange &e = meet_aligned(mine, "mma_m16n8k16", at);
+    const fragments *shown = std::launder(reinterpret_cast<const fragments *>(e.slot));
+    int g = current->lane() / 4, t = current->lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int lower = i / 2, col = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int holder = k % 8 / 2, right = k / 8;
+            d[i] += shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
+        }
+    }
+    leave(e);
+}
+
+typedef uint16_t __attribute__((may_alias)) value16;
+struct rows {
+    const value16 *of[WARP];
+};
+
+UNSEEN inline rows share_rows(const void *row, place at)
+{
+    if ((uintptr_t)row % 16) fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
+    exchange &e = meet_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
+    rows all;
+    for (int lane = 0; lane < WARP; lane++) all.of[lane] = shown_by<const value16 *>(e, lane);
+    leave(e);
+    return all;
+}
+
+namespace names
+{
+
+constexpr int warpSize = WARP;
+
+inline void __syncthreads(place at = here()) { wait_for_block(at); }
+
+UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
+{
+    exchange &e = arrive(mask, "__syncwarp", at);
+    publish(e.token, (e.arrived & (e.arrived - 1)) == 0);
+    wait_for_others(e, at);
+    receive(e.token);
+    leave(e);
+}
+
+/* Orders what lies before it with what lies after the fence of a thread that saw, in an atomic, what this one's next atomic wrote. */
+inline void __threadfence()
+{
+    if (current->last_atomic) (void)__atomic_load_n(current->last_atomic, __ATOMIC_ACQUIRE);
+    current->fenced = true;
+}
+
+/* Lets others run. */
+inline void __nanosleep(unsigned, place at = here())
+{
+    make_ready(*current);
+    wait_in("__nanosleep", 0, at);
+}
+
+template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = WARP, place at = here())
+{
+    return shuffle(mask, value, (current->lane() & ~(width - 1)) + (source & (width - 1)), "__shfl_sync", at);
+}
+
+template <class T> T __shfl_up_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
+{
+    int lane = current->lane();
+    return shuffle(mask, value, lane % width >= delta ? lane - delta : lane, "__shfl_up_sync", at);
+}
+
+template <class T> T __shfl_down_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
+{
+    int lane = current->lane();
+    return shuffle(mask, value, lane % width + delta < width ? lane + delta : lane, "__shfl_down_sync", at);
+}
+
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = WARP, place at = here())
+{
+    int lane = current->lane(), other = lane ^ lane_mask;
+    return shuffle(mask, value, other <= (lane | (width - 1)) ? other : lane, "__shfl_xor_sync", at);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__ballot_sync", at); }
+inline int __any_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__any_sync", at) != 0; }
+inline int __all_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate == 0, "__all_sync", at) == 0; }
+
+template <class T> T __reduce_add_sync(unsigned mask, T value, place at = here())
+{
+    return reduce(mask, value, [](T a, T b) { return a + b; }, "__reduce_add_sync", at);
+}
+
+template <class T> T __reduce_min_sync(unsigned mask, T value, place at = here())
+{
+    return reduce(mask, value, [](T a, T b) { return a < b ? a : b; }, "__reduce_min_sync", at);
+}
+
+template <class T> T __reduce_max_sync(unsigned mask, T value, place at = here())
+{
+    return reduce(mask, value, [](T a, T b) { return a > b ? a : b; }, "__reduce_max_sync", at);
+}
+
+template <class T> using same = std::common_type_t<T>; /* converted to what the address is of */
+template <class T> T atomicAdd(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a + b; });
+}
+template <class T> T atomicMin(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a < b ? a : b; });
+}
+template <class T> T atomicMax(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a > b ? a : b; });
+}
+template <class T> T atomicOr(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a | b; });
+}
+template <class T> T atomicExch(T *address, same<T> b)
+{
+    return update(address, [b](T) { return b; });
+}
+template <class T> T atomicCAS(T *address, same<T> old, same<T> b)
+{
+    return update(address, [=](T a) { return a == old ? b : a; });
+}
+
+template <class T> T __ldg(const T *address) { return *address; }
+
+inline int __float_as_int(float x) { return bits_as<int>(x); }
+inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline float __int_as_float(int x) { return bits_as<float>(x); }
+inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
+inline float fast_exp2f(float x) { return exp2f(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1 / x; }
+
+template <class T> T min(T a, T b) { return a < b ? a : b; }
+template <class T> T max(T a, T b) { return a > b ? a : b; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+
+template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
+{
+    fragments mine;
+    for (int i = 0; i < 8; i++) mine.a[i] = half_of(a[i / 2], i % 2, T());
+    for (int i = 0; i < 4; i++) mine.b[i] = half_of(b[i / 2], i % 2, T());
+    multiply(d, mine, at);
+}
+
+/* Each lane reads what it gets itself, so that TSan sees who reads what others wrote. */
+inline void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, place at = here())
+{
+    rows rows = share_rows(shared_row, at);
+    int row = current->lane() / 4, col = current->lane() % 4 * 2;
+    for (int i = 0; i < 4; i++) r[i] = rows.of[8 * i + row][col] | (uint32_t)rows.of[8 * i + row][col + 1] << 16;
+}
+
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at = here())
+{
+    rows rows = share_rows(shared_row, at);
+    int row = current->lane() % 4 * 2, col = current->lane() / 4;
+    for (int i = 0; i < 4; i++) r[i] = rows.of[8 * i + row][col] | (uint32_t)rows.of[8 * i + row + 1][col] << 16;
+}
+
+/* Takes the source at once and gives it at the wait: until then the shared memory holds NaNs, and counts as written for TSan. */
+inline void cp_async_16(void *shared, const void *global, bool valid, place at = here())
+{
+    if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
+        fail("cp.async from %p to %p, not both multiples of 16, at %s:%d", global, shared, at.file, at.line);
+    quad *to = static_cast<quad *>(shared);
+    current->copies.push_back({ to, valid ? *static_cast<const quad *>(global) : quad{ 0, 0, 0, 0 }, current->open_group });
+    *to = quad{ ~0u, ~0u, ~0u, ~0u };
+}
+
+inline void cp_async_commit() { current->open_group++; }
+
+template <int N> void cp_async_wait()
+{
+    std::vector<async_copy> &copies = current->copies;
+    auto under_way = copies.begin();
+    for (; under_way != copies.end() && under_way->group < current->open_group - N; ++under_way) *under_way->to = under_way->bytes;
+    copies.erase(copies.begin(), under_way);
+}
+
+} // namespace names
+} // namespace cuda_on_cpu
+
+using namespace cuda_on_cpu::names;
+
+/* The C library may declare these. */
+inline float rsqrtf(float x) noexcept { return 1 / sqrtf(x); }
+inline float __expf(float x) noexcept { return expf(x); }
+
+#endif

@@ -1,0 +1,316 @@
+/* harness_kernels.cu — small kernels that use all of kernel.h, for test_harness.cc. Valid on a GPU, too.
+ *
+ * Compiled with -DPLANTS, each can have a defect that the CPU harness must find; test_harness.sh knows by what. */
+#include "../../cuda/kernel.h"
+
+/* clang-format off */
+#define DEFECTS(one)                                                                                                                       \
+    one(NONE)                                                                                                                              \
+    one(NO_SYNCTHREADS) one(NO_SYNCTHREADS_BEFORE_REUSE) one(NO_SYNCTHREADS_AFTER_ASYNC_WAIT)                                              \
+    one(NO_SYNCWARP) one(NO_SYNCWARP_AFTER_LDMATRIX) one(NO_ASYNC_WAIT) one(NO_FENCE) one(BLOCKS_RACE)                                     \
+    one(STATIC_OVERRUN) one(DYNAMIC_TOO_SMALL) one(DEVICE_OVERRUN) one(UNWRITTEN_STATIC) one(UNWRITTEN_DYNAMIC)                            \
+    one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_MASKS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
+#define NAME(defect) defect,
+#define TEXT(defect) #defect,
+/* clang-format on */
+enum { DEFECTS(NAME) };
+extern const char *const defect_names[] = { DEFECTS(TEXT) NULL };
+#ifdef PLANTS
+int planted;
+#else
+constexpr int planted = NONE;
+#endif
+
+constexpr unsigned ALL = 0xffffffff;
+
+/* ---- sums ---- */
+
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS) block_sums(const float *__restrict__ x, float *sums, int n, int rounds)
+{
+    __shared__ float part[THREADS / 32];
+    for (int round = 0; round < rounds; round++) {
+        float sum = 0;
+        for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) sum += __ldg(&x[i]);
+#pragma unroll
+        for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(ALL, sum, distance);
+        const int overrun = planted == STATIC_OVERRUN && threadIdx.x == THREADS - 1;
+        if (threadIdx.x % 32 == 0 || overrun)
+            if (planted != UNWRITTEN_STATIC || threadIdx.x) part[threadIdx.x / 32 + overrun] = sum;
+        if (planted != NO_SYNCTHREADS) __syncthreads();
+        if (threadIdx.x == 0) {
+            float total = 0;
+            for (int w = 0; w < THREADS / 32; w++) total += part[w];
+            sums[planted == BLOCKS_RACE ? 0 : blockIdx.x] = total;
+        }
+        if (planted != NO_SYNCTHREADS_BEFORE_REUSE) __syncthreads();
+    }
+}
+
+cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, int rounds, cudaStream_t stream)
+{
+    return lazy_launch(block_sums<128>, dim3(n_blocks), dim3(128), 0, stream, x, sums, n, rounds);
+}
+
+/* The last block to finish adds up what all left: memory ordered by fences and an atomic. */
+static __global__ void sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total)
+{
+    float sum = __reduce_add_sync(ALL, (int)x[blockIdx.x * 32 + threadIdx.x]);
+    unsigned before = 0;
+    if (threadIdx.x == 0) {
+        parts[blockIdx.x] = sum;
+        if (planted != NO_FENCE) __threadfence();
+        before = atomicAdd(n_finished, 1);
+        __threadfence();
+    }
+    if (__shfl_sync(ALL, before, 0) != gridDim.x - 1) return;
+    __syncwarp();
+    sum = 0;
+    for (unsigned i = threadIdx.x; i < gridDim.x; i += 32) sum += parts[i];
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_down_sync(ALL, sum, distance);
+    if (threadIdx.x == 0) *total = sum;
+}
+
+cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total, int n_blocks, cudaStream_t stream)
+{
+    return lazy_launch(sum_of_blocks, dim3(n_blocks), dim3(32), 0, stream, x, parts, n_finished, total);
+}
+
+/* ---- matrix products ---- */
+
+/* c = a b with one warp for each (16, 8) of it; a: (m, k), b: (k, n), all by rows, multiples of 16. While one step is multiplied the
+ * next one is copied: two stages of a's (16, 16) and of b's (16, 8), whose rows lie apart so that ldmatrix finds them in other banks. */
+template <class T> static __global__ void __launch_bounds__(32) product(const T *a, const T *b, float *c, int n, int k)
+{
+    constexpr int A_ROW = 24, B_ROW = 8, STAGE = 16 * A_ROW + 16 * B_ROW;
+    LAZY_DYNAMIC_SHARED(T, shared);
+    const int lane = threadIdx.x, row = blockIdx.y * 16, col = blockIdx.x * 8;
+
+    auto fetch = [&](int step) {
+        T *to = shared + step % 2 * STAGE;
+        if (step * 16 < k) {
+            const int r = lane / 2, half = lane % 2 * 8;
+            cp_async_16(to + r * A_ROW + half, a + (int64_t)(row + r) * k + step * 16 + half, true);
+            if (lane < 16) cp_async_16(to + 16 * A_ROW + lane * B_ROW, b + (int64_t)(step * 16 + lane) * n + col, true);
+        }
+        cp_async_commit();
+    };
+
+    float d[4] = { 0, 0, 0, 0 };
+    fetch(0);
+    for (int step = 0; step * 16 < k; step++) {
+        fetch(step + 1);
+        if (planted != NO_ASYNC_WAIT) cp_async_wait<1>();
+        if (planted != NO_SYNCTHREADS_AFTER_ASYNC_WAIT) __syncthreads();
+        const T *at = shared + step % 2 * STAGE;
+        uint32_t fa[4], fb[4];
+        ldmatrix_x4(fa, at + lane % 16 * A_ROW + lane / 16 * 8 + (planted == MISALIGNED ? 1 : 0));
+        ldmatrix_x4_trans(fb, at + 16 * A_ROW + lane % 16 * B_ROW); /* lanes 16 to 31 name rows whose values go unused */
+        const uint32_t two[2] = { fb[0], fb[1] };
+        mma_m16n8k16(d, fa, two, T());
+        if (planted != NO_SYNCWARP_AFTER_LDMATRIX) __syncwarp();
+    }
+    for (int i = 0; i < 4; i++) c[(int64_t)(row + lane / 4 + i / 2 * 8) * n + col + lane % 4 * 2 + i % 2] = d[i];
+}
+
+template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream)
+{
+    const size_t bytes = 2 * (16 * 24 + 16 * 8) * sizeof(T);
+    return lazy_launch(product<T>, dim3(n / 8, m / 16), dim3(32), planted == DYNAMIC_TOO_SMALL ? bytes - 16 : bytes, stream, a, b, c, n, k);
+}
+template cudaError_t launch_product(const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, int, int, cudaStream_t);
+template cudaError_t launch_product(const __half *, const __half *, float *, int, int, int, cudaStream_t);
+
+/* d[block] = the (16, 8) product of a 1 at position block of a: (16, 16) with b[k][n] = 8 k + n + 1, which needs no more than bf16 has.
+ * Fragments are filled as kernel.h says, so this settles whether it is right. */
+template <class T> static __global__ void one_hot(float *d)
+{
+    const int lane = threadIdx.x, g = lane / 4, t = lane % 4, hot = blockIdx.x;
+    auto pair = [](float low, float high) {
+        const T both[2] = { T(low), T(high) };
+        uint32_t bits;
+        memcpy(&bits, both, sizeof bits);
+        return bits;
+    };
+    uint32_t a[4], b[2];
+    for (int i = 0; i < 4; i++) {
+        const int at = (g + i % 2 * 8) * 16 + 2 * t + i / 2 * 8;
+        a[i] = pair(at == hot, at + 1 == hot);
+    }
+    for (int i = 0; i < 2; i++) {
+        const int at = 2 * t + i * 8;
+        b[i] = pair(8 * at + g + 1, 8 * (at + 1) + g + 1);
+    }
+    float sum[4] = { 0, 0, 0, 0 };
+    mma_m16n8k16(sum, a, b, T());
+    for (int i = 0; i < 4; i++) d[hot * 128 + (g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+}
+
+cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
+{
+    return half ? lazy_launch(one_hot<__half>, dim3(256), dim3(32), 0, stream, d)
+                : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
+}
+
+/* matrix: (32, 8) 16-bit values, four (8, 8); plain and trans: (32 lanes, 4) */
+static __global__ void load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans)
+{
+    __shared__ __align__(16) uint16_t rows[32][8];
+    const int lane = threadIdx.x;
+    for (int i = 0; i < 8; i++) rows[(lane + i) % 32][i] = matrix[(lane + i) % 32 * 8 + i];
+    if (planted != NO_SYNCWARP) __syncwarp();
+    uint32_t r[4];
+    ldmatrix_x4(r, rows[lane]);
+    for (int i = 0; i < 4; i++) plain[lane * 4 + i] = r[i];
+    ldmatrix_x4_trans(r, rows[lane]);
+    for (int i = 0; i < 4; i++) trans[lane * 4 + i] = r[i];
+}
+
+cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans, cudaStream_t stream)
+{
+    return lazy_launch(load_matrices, dim3(1), dim3(32), 0, stream, matrix, plain, trans);
+}
+
+/* ---- copies, early returns, dimensions ---- */
+
+/* y = x reversed in each block of the launch, whose threads past n return early; zeros past n. Shared: one float4 per thread. */
+static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
+{
+    LAZY_DYNAMIC_SHARED(float4, quads);
+    const int self = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x, size = blockDim.x * blockDim.y * blockDim.z;
+    const int i = blockIdx.x * size + self;
+    cp_async_16(&quads[self], &x[i < n ? i : 0], i < n);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    if (i >= n && self % 2) return; /* some of a warp: the barrier below does without them */
+    if (planted == DIVERGENT_BARRIER && self < 32) __syncthreads();
+    else __syncthreads();
+    const bool unwritten = planted == UNWRITTEN_DYNAMIC && i == 5;
+    if (i < n + (planted == DEVICE_OVERRUN)) y[i] = quads[unwritten ? size : size - 1 - self];
+}
+
+cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, int n_blocks, cudaStream_t stream)
+{
+    const size_t n_threads = (size_t)block.x * block.y * block.z + (planted == UNWRITTEN_DYNAMIC);
+    return lazy_launch(reverse_quads, dim3(n_blocks), block, n_threads * sizeof(float4), stream, x, y, n);
+}
+
+/* Takes more shared memory than a kernel has without asking. */
+static __global__ void fill_shared(int *sum, int n)
+{
+    LAZY_DYNAMIC_SHARED(int, values);
+    for (int i = threadIdx.x; i < n; i += blockDim.x) values[i] = i % 7;
+    __syncthreads();
+    int own = 0;
+    for (int i = n - 1 - (int)threadIdx.x; i >= 0; i -= blockDim.x) own += values[i];
+    atomicAdd(sum, own);
+}
+
+cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream)
+{
+    return lazy_launch(fill_shared, dim3(2), dim3(96), n * sizeof(int), stream, sum, n);
+}
+
+/* ---- what lanes tell each other, and atomics ---- */
+
+/* out: (N_ANSWERS, 32) of one warp whose lane l holds 3 l */
+static __global__ void ask_lanes(int *out)
+{
+    const int lane = threadIdx.x, value = 3 * lane;
+    int answer = 0;
+    auto tell = [&](int v) { out[answer++ * 32 + lane] = v; };
+    tell(__shfl_sync(ALL, value, 5));
+    tell(__shfl_sync(ALL, value, lane + 1, 8));
+    tell(__shfl_up_sync(ALL, value, 2));
+    tell(__shfl_up_sync(ALL, value, 3, 16));
+    tell(__shfl_down_sync(ALL, value, 2));
+    tell(__shfl_down_sync(ALL, value, 1, 4));
+    tell(__shfl_xor_sync(ALL, value, 17));
+    tell(__shfl_xor_sync(ALL, value, 4, 4));
+    tell((int)__ballot_sync(ALL, lane % 3 == 0));
+    tell(__any_sync(ALL, lane == 9));
+    tell(__all_sync(ALL, lane != 9));
+    tell((int)__reduce_add_sync(ALL, (unsigned)value));
+    tell(__reduce_min_sync(ALL, 5 - value));
+    tell(__reduce_max_sync(ALL, value - 100));
+    /* both halves of the warp by themselves, one of them oftener */
+    const unsigned mine = lane < 16 ? 0x0000ffff : 0xffff0000;
+    int sum = value;
+    for (int i = 0; i < (lane < 16 ? 4 : 1); i++) sum += __shfl_xor_sync(mine, sum, 1 << i);
+    tell(sum);
+    if (planted == WRONG_MASK) __syncwarp(lane == 3 ? 0xfffffff7 : ALL);
+    if (planted == MIXED_MASKS) tell(__shfl_sync(lane < 20 ? mine : ALL, value, 0));
+    if (planted == MISSING_LANE && lane == 2) __syncthreads();
+    tell(__any_sync(ALL, lane == 8));
+}
+
+cudaError_t launch_ask_lanes(int *out, cudaStream_t stream) { return lazy_launch(ask_lanes, dim3(1), dim3(32), 0, stream, out); }
+
+struct counts {
+    int sum, least, most, bits, taken;
+    unsigned n;
+    unsigned long long long_sum;
+    float float_sum;
+};
+
+static __global__ void count(counts *c)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    atomicAdd(&c->sum, i);
+    atomicMin(&c->least, 50 - i);
+    atomicMax(&c->most, i);
+    atomicOr(&c->bits, 1 << i % 20);
+    atomicAdd(&c->n, 1);
+    atomicAdd(&c->long_sum, 1ull << 33);
+    atomicAdd(&c->float_sum, 0.5f);
+    if (atomicCAS(&c->taken, 0, i + 1) == 0) atomicExch(&c->taken, -1);
+}
+
+cudaError_t launch_count(counts *c, int n_blocks, int n_threads, cudaStream_t stream)
+{
+    return lazy_launch(count, dim3(n_blocks), dim3(n_threads), 0, stream, c);
+}
+
+/* ---- arithmetic ---- */
+
+/* out: (32, n); every lane computes the same functions of another x */
+static __global__ void compute(const float *x, float *out, int n)
+{
+    const int lane = threadIdx.x;
+    const float v = x[lane];
+    int i = 0;
+    auto tell = [&](float y) {
+        if (i < n) out[lane * n + i++] = y;
+    };
+    tell(fast_exp2f(v));
+    tell(__expf(v));
+    tell(rsqrtf(v * v + 1));
+    tell(__fdividef(v, 3));
+    tell(__frcp_rn(v * v + 2));
+    tell(max(min(v, 1.5f), -1.5f));
+    tell(__uint_as_float(__float_as_uint(v) ^ 0x80000000u));
+    tell(__int_as_float(__float_as_int(v) & 0x7fffffff));
+    tell((float)(__popc(lane) + __clz(lane) + __ffs(lane)));
+    const float2 b = __bfloat1622float2(__floats2bfloat162_rn(v, -v)), h = __half22float2(__floats2half2_rn(v, -v));
+    tell(b.x + b.y + h.x + h.y);
+    tell(__bfloat162float(__float2bfloat16(v)) - __half2float(__float2half(v)));
+}
+
+cudaError_t launch_compute(const float *x, float *out, int n, cudaStream_t stream)
+{
+    return lazy_launch(compute, dim3(1), dim3(32), 0, stream, x, out, n);
+}
+
+/* ---- one thing after the other, for graphs: x[i] = 2 x[i] + add ---- */
+
+static __global__ void twice_and(int *x, int n, int add)
+{
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = 2 * x[i] + add;
+}
+
+cudaError_t launch_twice_and(int *x, int n, int add, int n_threads, cudaStream_t stream)
+{
+    return lazy_launch(twice_and, dim3((n + 63) / 64), dim3(n_threads), 0, stream, x, n, add);
+}

@@ -1,0 +1,574 @@
+/* test_gemm.cc — matrix products against plain loops, how their algorithms are chosen, and how cuBLASLt is found.
+ *
+ * Runs on a GPU, and without one on the stand-ins of cuda/cuda_on_cpu. The path of a libcublasLt, real or not, may be given as the
+ * argument; then it is also looked for at each place that is searched. Prints what failed, then "N passed, N failed". */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <string>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include "../../cuda/gemm.h"
+
+static int passed, failed;
+
+__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
+{
+    if (good) {
+        passed++;
+        return;
+    }
+    failed++;
+    va_list args;
+    va_start(args, format);
+    printf("FAILED ");
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+}
+
+static uint64_t seed = 1;
+
+static uint32_t random_bits()
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 32);
+}
+
+/* ---- numbers of three types ------------------------------------------------------------- */
+
+static size_t width_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+
+static const char *name_of(cudaDataType_t type) { return type == CUDA_R_32F ? "f32" : type == CUDA_R_16F ? "f16" : "bf16"; }
+
+static void put(char *at, cudaDataType_t type, float value)
+{
+    __half f16 = __float2half_rn(value);
+    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
+    const void *from = type == CUDA_R_16F ? (const void *)&f16 : type == CUDA_R_16BF ? (const void *)&bf16 : (const void *)&value;
+    memcpy(at, from, width_of(type));
+}
+
+static float get(const char *at, cudaDataType_t type)
+{
+    __half f16;
+    __nv_bfloat16 bf16;
+    float f32;
+    switch (type) {
+    case CUDA_R_16F: memcpy(&f16, at, sizeof f16); return __half2float(f16);
+    case CUDA_R_16BF: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
+    default: memcpy(&f32, at, sizeof f32); return f32;
+    }
+}
+
+/* A matrix of the host, as bytes. */
+typedef std::vector<char> bytes;
+
+/* Sixteenths within -4 … 4: exact in every type, and so are sums of some thousand products of them in f32, in whatever order. A
+ * result is then right to the last bit or wrong. */
+static bytes sixteenths(cudaDataType_t type, size_t n)
+{
+    bytes data(n * width_of(type));
+    for (size_t i = 0; i < n; i++) put(&data[i * width_of(type)], type, (float)((int)(random_bits() % 129) - 64) / 16);
+    return data;
+}
+
+static bytes any_floats(size_t n)
+{
+    bytes data(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) put(&data[i * sizeof(float)], CUDA_R_32F, (float)random_bits() / 2147483648.0f - 1.0f);
+    return data;
+}
+
+/* ---- one product ------------------------------------------------------------------------ */
+
+static void must(cudaError_t status)
+{
+    if (status == cudaSuccess) return;
+    printf("CUDA: %s\n", cudaGetErrorString(status));
+    exit(2);
+}
+
+static cudaStream_t stream;
+
+static void transfer(void *to, const void *from, size_t size, cudaMemcpyKind direction)
+{
+    must(cudaMemcpyAsync(to, from, size, direction, stream));
+    must(cudaStreamSynchronize(stream));
+}
+
+/* A copy on the device, `skip` bytes behind an address that suits everything, between guards. */
+struct copy {
+    enum { GUARD = 256 };
+    char *memory;
+    size_t skip, size;
+
+    copy(const bytes &from, size_t skip_bytes) : skip(skip_bytes), size(from.size())
+    {
+        bytes all(size + skip + 2 * GUARD, 0x7f);
+        memcpy(&all[GUARD + skip], from.data(), size);
+        must(cudaMalloc((void **)&memory, all.size()));
+        transfer(memory, all.data(), all.size(), cudaMemcpyHostToDevice);
+    }
+    ~copy() { cudaFree(memory); }
+    copy(const copy &) = delete;
+    void *at() const { return memory + GUARD + skip; }
+
+    /* Brings it back; whole: nothing around it was written. */
+    bytes back(bool *whole) const
+    {
+        bytes all(size + skip + 2 * GUARD);
+        transfer(all.data(), memory, all.size(), cudaMemcpyDeviceToHost);
+        *whole = true;
+        for (size_t i = 0; i < all.size(); i++) {
+            bool inside = i >= GUARD + skip && i < GUARD + skip + size;
+            *whole = *whole && (inside || all[i] == 0x7f);
+        }
+        return bytes(all.begin() + GUARD + (long)skip, all.begin() + GUARD + (long)(skip + size));
+    }
+};
+
+struct kind {
+    cudaDataType_t in, out;
+    bool accumulate;
+    size_t skip; /* elements by which the operands are off */
+};
+
+static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, bool exact)
+{
+    size_t k = (size_t)cols, r = (size_t)rows;
+    bytes x = exact ? sixteenths(t.in, (size_t)n * k) : any_floats((size_t)n * k);
+    bytes w = exact ? sixteenths(t.in, r * k) : any_floats(r * k);
+    bytes y = sixteenths(t.out, (size_t)n * r);
+    bytes start = y;
+    if (!t.accumulate) start.assign(y.size(), (char)0xff); /* NaN in every type */
+    copy on_x(x, t.skip * width_of(t.in)), on_w(w, t.skip * width_of(t.in)), on_y(start, t.skip * width_of(t.out));
+
+    lazy_error err = {};
+    int code = lazy_gemm_run(gemm, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out, &err);
+    bool whole, whole_x, whole_w;
+    bytes got = on_y.back(&whole);
+    bool untouched = on_x.back(&whole_x) == x && on_w.back(&whole_w) == w;
+
+    double worst = 0;
+    for (size_t j = 0; j < (size_t)n; j++) {
+        for (size_t i = 0; i < r; i++) {
+            double sum = 0, size = 1;
+            for (size_t kk = 0; kk < k; kk++) {
+                double part = (double)get(&x[(j * k + kk) * width_of(t.in)], t.in) * get(&w[(i * k + kk) * width_of(t.in)], t.in);
+                sum += part;
+                size += fabs(part);
+            }
+            if (t.accumulate) sum += get(&y[(j * r + i) * width_of(t.out)], t.out);
+            char rounded[4] = {};
+            put(rounded, t.out, (float)sum);
+            double off = fabs(get(&got[(j * r + i) * width_of(t.out)], t.out) - (exact ? get(rounded, t.out) : sum));
+            worst = fmax(worst, isnan(off) ? INFINITY : off / size);
+        }
+    }
+    double allowed = exact ? 0 : 1e-6;
+    check(code == LAZY_OK && whole && whole_x && whole_w && untouched && worst <= allowed,
+          "%s to %s, %d x (%d, %d)%s, %zu off: code %d (%s), error %g%s", name_of(t.in), name_of(t.out), n, rows, cols,
+          t.accumulate ? ", accumulated" : "", t.skip, code, err.message, worst, whole ? "" : ", wrote outside");
+}
+
+static const cudaDataType_t TYPES[][2] = {
+    { CUDA_R_32F, CUDA_R_32F },   { CUDA_R_16F, CUDA_R_16F },  { CUDA_R_16F, CUDA_R_32F },
+    { CUDA_R_16BF, CUDA_R_16BF }, { CUDA_R_16BF, CUDA_R_32F },
+};
+
+static void test_products(lazy_gemm *gemm)
+{
+    const int shapes[][3] = { { 1, 1, 1 },    { 1, 64, 32 },   { 2, 3, 5 },       { 4, 17, 33 },  { 7, 96, 80 },
+                              { 16, 40, 64 }, { 31, 65, 129 }, { 100, 48, 1000 }, { 300, 33, 7 }, { 513, 24, 40 } };
+    for (const auto &types : TYPES) {
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            for (const auto &s : shapes) test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, s[0], s[1], s[2], true);
+            /* the same shape again: known by now; and where vectors cannot be loaded */
+            test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, 16, 40, 64, true);
+            test_product(gemm, { types[0], types[1], accumulate != 0, 1 }, 16, 40, 64, true);
+            test_product(gemm, { types[0], types[1], accumulate != 0, 8 }, 16, 40, 64, true);
+        }
+    }
+    /* f32 stays f32: no shorter floats on the way */
+    test_product(gemm, { CUDA_R_32F, CUDA_R_32F, false, 0 }, 33, 70, 500, false);
+    test_product(gemm, { CUDA_R_32F, CUDA_R_32F, true, 0 }, 128, 128, 256, false);
+}
+
+static void test_arguments(lazy_gemm *gemm)
+{
+    copy m(bytes(1024, 0), 0);
+    lazy_error err = {};
+    check(lazy_gemm_run(gemm, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &err) == LAZY_OK, "no rows: %s",
+          err.message);
+    const struct {
+        void *y;
+        int n, rows, cols;
+        cudaDataType_t in, out;
+        const char *says;
+    } bad[] = {
+        { nullptr, 2, 2, 2, CUDA_R_32F, CUDA_R_32F, "address" },    { m.at(), -1, 2, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
+        { m.at(), 2, 0, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },     { m.at(), 2, 2, -3, CUDA_R_32F, CUDA_R_32F, "below 1" },
+        { m.at(), 2, 2, 2, CUDA_R_64F, CUDA_R_64F, "type 1" },      { m.at(), 2, 2, 2, CUDA_R_32F, CUDA_R_16F, "type 2" },
+        { m.at(), 2, 2, 2, CUDA_R_16F, CUDA_R_16BF, "to type 14" },
+    };
+    for (const auto &b : bad) {
+        err = {};
+        int code = lazy_gemm_run(gemm, b.y, m.at(), m.at(), b.n, b.rows, b.cols, false, b.in, b.out, &err);
+        check(code == LAZY_INVALID && strstr(err.message, b.says), "%s: code %d, %s", b.says, code, err.message);
+    }
+}
+
+/* ---- how algorithms are chosen: a table that counts ------------------------------------- */
+
+static const lazy_cublas *real_table;
+static lazy_cublas counting;
+static int n_guesses, n_checks, n_products;
+static bool refuse_checks, refuse_first, slow_first, refuse_products;
+static cublasLtMatmulAlgo_t first_guess;
+static bool first_ran_last; /* the last product was run by the first guess of all */
+static void *workspace_seen;
+static bool workspace_moved;
+static uint32_t reduction_seen;
+
+static cublasStatus_t count_guess(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                  cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int most,
+                                  cublasLtMatmulHeuristicResult_t *found, int *n_found)
+{
+    n_guesses++;
+    cublasStatus_t status = real_table->heuristic(handle, product, a, b, c, d, preference, most, found, n_found);
+    first_guess = found[0].algo;
+    return status;
+}
+
+static cublasStatus_t count_check(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                  cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algorithm,
+                                  cublasLtMatmulHeuristicResult_t *result)
+{
+    n_checks++;
+    if (refuse_checks) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return real_table->check(handle, product, a, b, c, d, algorithm, result);
+}
+
+static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
+                                    cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
+                                    const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                                    const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t queue)
+{
+    n_products++;
+    if (workspace_seen && workspace != workspace_seen) workspace_moved = true;
+    if (workspace_bytes != 32u << 20) workspace_moved = true;
+    workspace_seen = workspace;
+    first_ran_last = memcmp(algorithm, &first_guess, sizeof first_guess) == 0;
+    if (refuse_products || (refuse_first && first_ran_last)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (slow_first && first_ran_last) usleep(5000);
+    return real_table->matmul(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm, workspace,
+                              workspace_bytes, queue);
+}
+
+static cublasStatus_t see_preference(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                     const void *value, size_t size)
+{
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) memcpy(&reduction_seen, value, sizeof reduction_seen);
+    return real_table->preference_set(preference, attribute, value, size);
+}
+
+static cublasStatus_t refuse_handle(cublasLtHandle_t *) { return CUBLAS_STATUS_NOT_INITIALIZED; }
+
+static lazy_gemm *open_gemm(const lazy_cublas *cublas)
+{
+    lazy_gemm *gemm = nullptr;
+    lazy_error err = {};
+    if (lazy_gemm_open(&gemm, cublas, stream, &err) != LAZY_OK) {
+        printf("open: %s\n", err.message);
+        exit(2);
+    }
+    return gemm;
+}
+
+static const kind ADDED = { CUDA_R_16BF, CUDA_R_16BF, true, 0 };
+
+/* Runs a product and checks its result and what was asked of cuBLASLt for it; -1: any number. */
+static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int guesses, int checks, int products, kind t = ADDED)
+{
+    n_guesses = n_checks = n_products = 0;
+    test_product(gemm, t, n, rows, 64, true);
+    check((guesses < 0 || n_guesses == guesses) && (checks < 0 || n_checks == checks) && (products < 0 || n_products == products),
+          "%s: %d guesses, %d checks and %d products instead of %d, %d and %d", what, n_guesses, n_checks, n_products, guesses, checks,
+          products);
+}
+
+static void test_choices()
+{
+    counting = *real_table;
+    counting.heuristic = count_guess;
+    counting.check = count_check;
+    counting.matmul = count_product;
+    counting.preference_set = see_preference;
+    lazy_gemm *gemm = open_gemm(&counting);
+    check(reduction_seen == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, "sums may be split as %u", reduction_seen);
+
+    test_asked(gemm, "a new shape", 20, 200, 1, 0, -1);
+    check(n_products > 2, "a new shape was tried %d times", n_products - 1);
+    test_asked(gemm, "a known shape", 20, 200, 0, 0, 1);
+    test_asked(gemm, "another n of a bucket", 24, 200, -1, 1, 1);
+    test_asked(gemm, "the last n of a bucket", 32, 200, -1, 1, 1);
+    test_asked(gemm, "the next bucket", 33, 200, 1, 0, -1);
+    test_asked(gemm, "the last n of the next", 64, 200, -1, 1, 1);
+    test_asked(gemm, "a small n", 15, 200, 1, 0, -1);
+    test_asked(gemm, "the next small n", 16, 200, 1, 0, -1);
+    test_asked(gemm, "the first of 256", 260, 200, 1, 0, -1);
+    test_asked(gemm, "the last of 256", 512, 200, -1, 1, 1);
+    test_asked(gemm, "the next 256", 513, 200, 1, 0, -1);
+    test_asked(gemm, "more rows", 20, 201, 1, 0, -1);
+
+    test_asked(gemm, "not added", 20, 200, 1, 0, -1, { CUDA_R_16BF, CUDA_R_16BF, false, 0 });
+    test_asked(gemm, "another output", 20, 200, 1, 0, -1, { CUDA_R_16BF, CUDA_R_32F, true, 0 });
+    test_asked(gemm, "another input", 20, 200, 1, 0, -1, { CUDA_R_16F, CUDA_R_16F, true, 0 });
+    test_asked(gemm, "off by an element", 20, 200, 1, 0, -1, { CUDA_R_16BF, CUDA_R_16BF, true, 1 });
+    test_asked(gemm, "off by 16 bytes", 20, 200, 1, 0, -1, { CUDA_R_16BF, CUDA_R_16BF, true, 8 });
+
+    lazy_gemm *other = open_gemm(&counting);
+    workspace_seen = nullptr;
+    test_asked(other, "a shape known from another stream", 20, 200, 0, 0, 1);
+    lazy_gemm_close(other);
+    workspace_seen = nullptr;
+
+    refuse_checks = true;
+    test_asked(gemm, "an n that the choice cannot do", 28, 200, 1, 1, 1);
+    test_asked(gemm, "the same once more", 28, 200, 1, 1, 1);
+    refuse_checks = false;
+    refuse_first = true;
+    test_asked(gemm, "an algorithm that fails", 20, 300, 1, 0, -1);
+    refuse_first = false;
+    slow_first = true;
+    test_asked(gemm, "an algorithm that is slow", 20, 400, 1, 0, -1);
+    check(!first_ran_last, "the slowest algorithm was chosen");
+    slow_first = false;
+    check(workspace_seen && !workspace_moved, "the workspace moved or shrank");
+
+    refuse_products = true;
+    copy m(bytes(1024, 0), 0);
+    lazy_error err = {};
+    int code = lazy_gemm_run(gemm, m.at(), m.at(), m.at(), 3, 5, 7, false, CUDA_R_32F, CUDA_R_32F, &err);
+    check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (5, 7)^T") && strstr(err.message, "CUBLAS_STATUS_NOT_SUPPORTED"),
+          "nothing works: code %d, %s", code, err.message);
+    refuse_products = false;
+    lazy_gemm_close(gemm);
+
+    setenv("LAZYLLM_CUDA_TUNE", "0", 1);
+    gemm = open_gemm(&counting);
+    workspace_seen = nullptr;
+    test_asked(gemm, "untuned", 20, 200, 1, 0, 1);
+    test_asked(gemm, "untuned, known", 20, 200, 0, 0, 1);
+    test_asked(gemm, "untuned, another n", 21, 200, 1, 0, 1);
+    lazy_gemm_close(gemm);
+    unsetenv("LAZYLLM_CUDA_TUNE");
+
+    lazy_cublas broken = counting;
+    broken.create = refuse_handle;
+    err = {};
+    code = lazy_gemm_open(&gemm, &broken, stream, &err);
+    check(code == LAZY_DEVICE && !gemm && strstr(err.message, "CUBLAS_STATUS_NOT_INITIALIZED"), "no handle: code %d, %s", code,
+          err.message);
+    lazy_gemm_close(nullptr);
+}
+
+/* A known shape is captured as one product; an unknown one too, on a guess that is forgotten, unless cuBLASLt cannot guess then. */
+static void test_capture()
+{
+    lazy_gemm *gemm = open_gemm(&counting);
+    workspace_seen = nullptr;
+    test_asked(gemm, "before a capture", 20, 200, 0, 0, 1);
+    copy m(bytes(1 << 20, 0), 0);
+    for (int rows : { 200, 500 }) {
+        n_guesses = n_products = 0;
+        lazy_error err = {};
+        cudaGraph_t graph = nullptr;
+        must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        int code = lazy_gemm_run(gemm, m.at(), m.at(), m.at(), 20, rows, 64, true, CUDA_R_16BF, CUDA_R_16BF, &err);
+        cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        if (rows == 200) {
+            check(code == LAZY_OK && ended == cudaSuccess && n_guesses == 0 && n_products == 1,
+                  "capture of a known shape: code %d (%s), %d guesses, %d products", code, err.message, n_guesses, n_products);
+        } else {
+            bool refused = code == LAZY_DEVICE && strstr(err.message, "captured before it ever ran");
+            check(refused || (code == LAZY_OK && ended == cudaSuccess && n_guesses == 1 && n_products == 1),
+                  "capture of an unknown shape: code %d (%s), %d guesses, %d products", code, err.message, n_guesses, n_products);
+        }
+        if (graph) cudaGraphDestroy(graph);
+        cudaGetLastError();
+    }
+    test_asked(gemm, "after a capture", 20, 500, 1, 0, -1);
+    lazy_gemm_close(gemm);
+}
+
+/* Two threads, each with a stream of its own, choose for the same shapes at the same time. */
+static void test_threads()
+{
+    enum { MOST = 70, ROWS = 26, COLS = 64 };
+    copy x(sixteenths(CUDA_R_32F, MOST * COLS), 0), w(sixteenths(CUDA_R_32F, ROWS * COLS), 0);
+    std::vector<float> results[2];
+    lazy_error errors[2] = {};
+    auto work = [&](int which) {
+        cudaStream_t own;
+        float *y;
+        lazy_gemm *gemm = nullptr;
+        must(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+        must(cudaMalloc((void **)&y, MOST * ROWS * sizeof *y));
+        results[which].resize(MOST * ROWS);
+        int code = lazy_gemm_open(&gemm, real_table, own, &errors[which]);
+        for (int n = 1; n <= MOST && code == LAZY_OK; n++)
+            code = lazy_gemm_run(gemm, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &errors[which]);
+        must(cudaMemcpyAsync(results[which].data(), y, MOST * ROWS * sizeof *y, cudaMemcpyDeviceToHost, own));
+        must(cudaStreamSynchronize(own));
+        lazy_gemm_close(gemm);
+        must(cudaFree(y));
+        must(cudaStreamDestroy(own));
+    };
+    std::thread other(work, 1);
+    work(0);
+    other.join();
+    check(!errors[0].code && !errors[1].code && results[0] == results[1], "two threads: %s %s", errors[0].message, errors[1].message);
+}
+
+/* ---- how the library is found ----------------------------------------------------------- */
+
+#ifndef LAZY_CUDA_ON_CPU
+
+static bool load_fails(const char *const *places, int n_places, std::vector<const char *> says)
+{
+    const lazy_cublas *table = nullptr;
+    lazy_error err = {};
+    int code = lazy_cublas_load(&table, places, n_places, &err);
+    bool good = code == LAZY_DEVICE && !table && err.code == LAZY_DEVICE;
+    for (const char *word : says) good = good && strstr(err.message, word);
+    if (!good) printf("code %d, %s\n", code, err.message);
+    return good;
+}
+
+static bool load_takes(const char *const *places, int n_places, const char *file)
+{
+    const lazy_cublas *table = nullptr;
+    lazy_error err = {};
+    int code = lazy_cublas_load(&table, places, n_places, &err);
+    bool good = code == LAZY_OK && table && strcmp(table->file, file) == 0 && table->version >= 120000;
+    if (!good) printf("code %d, %s, took %s\n", code, err.message, table ? table->file : "nothing");
+    return good;
+}
+
+/* Whether `test` is true in a process of its own: what is loaded stays loaded. */
+template <class F> static bool alone(F test)
+{
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        bool good = test();
+        fflush(stdout);
+        _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void test_loading(const char *library)
+{
+    unsetenv("LAZYLLM_CUBLAS");
+    unsetenv("CUDA_HOME");
+    const char *missing[] = { "/nowhere/one/libcublasLt.so.13", "/nowhere/two/libcublasLt.so.12" };
+    const char *useless[] = { "/etc/passwd" };
+
+    check(alone([] {
+              setenv("LAZYLLM_CUBLAS", "/nowhere/libcublasLt.so.13", 1);
+              return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=/nowhere/libcublasLt.so.13", "No such file" });
+          }),
+          "a variable that names no file");
+    check(alone([] {
+              setenv("LAZYLLM_CUBLAS", "libm.so.6", 1);
+              return load_fails(nullptr, 0, { "LAZYLLM_CUBLAS=libm.so.6", "it has no cublasLtCreate" });
+          }),
+          "a variable that names another library");
+
+    if (alone([] {
+            const lazy_cublas *table;
+            return lazy_cublas_load(&table, nullptr, 0, nullptr) != LAZY_OK;
+        })) { /* this machine has none where the loader looks */
+        check(alone([&] {
+                  return load_fails(missing, 2, { missing[0], missing[1], "pip install nvidia-cublas", "LAZYLLM_CUBLAS", "not set" });
+              }),
+              "places without a library");
+        check(alone([&] {
+                  setenv("CUDA_HOME", "/nowhere/cuda", 1);
+                  return load_fails(useless, 1, { "/etc/passwd is of no use", "/nowhere/cuda" });
+              }),
+              "a place with something else");
+    }
+    if (!library) return;
+
+    check(alone([&] {
+              setenv("LAZYLLM_CUBLAS", library, 1);
+              bool good = load_takes(missing, 2, library);
+              setenv("LAZYLLM_CUBLAS", "/nowhere/libcublasLt.so.13", 1);
+              return good && load_takes(missing, 2, library); /* once loaded, it stays */
+          }),
+          "the variable");
+    check(alone([&] { return dlopen(library, RTLD_NOW | RTLD_LOCAL) && load_takes(missing, 2, library); }), "one already loaded");
+    check(alone([&] {
+              const char *places[] = { missing[0], useless[0], library };
+              return load_takes(places, 3, library);
+          }),
+          "a place");
+    check(alone([&] {
+              char home[] = "/tmp/test_gemm_XXXXXX";
+              if (!mkdtemp(home)) return false;
+              std::string folder = std::string(home) + "/lib64", link = folder + "/libcublasLt.so.12";
+              setenv("CUDA_HOME", home, 1);
+              bool good = mkdir(folder.c_str(), 0700) == 0 && symlink(library, link.c_str()) == 0;
+              good = good && load_takes(missing, 2, link.c_str());
+              unlink(link.c_str());
+              rmdir(folder.c_str());
+              rmdir(home);
+              return good;
+          }),
+          "CUDA_HOME");
+    setenv("LAZYLLM_CUBLAS", library, 1);
+}
+
+#endif
+
+int main(int argc, char **argv)
+{
+    const char *library = argc > 1 ? argv[1] : nullptr;
+#ifdef LAZY_CUDA_ON_CPU
+    (void)library;
+#else
+    test_loading(library);
+#endif
+    lazy_error err = {};
+    if (lazy_cublas_load(&real_table, nullptr, 0, &err) != LAZY_OK) {
+        printf("%s\n", err.message);
+        return 2;
+    }
+    printf("%s, version %zu\n", real_table->file, real_table->version);
+    must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    lazy_gemm *gemm = open_gemm(real_table);
+    test_products(gemm);
+    test_arguments(gemm);
+    lazy_gemm_close(gemm);
+    test_choices();
+    test_capture();
+    test_threads();
+    must(cudaStreamDestroy(stream));
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}

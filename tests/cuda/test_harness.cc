@@ -1,0 +1,426 @@
+/* test_harness.cc — whether kernels do on the CPU what they do on a GPU, and the stand-in for the CUDA runtime what the runtime does.
+ *
+ * Also runs on a GPU, which shows that the harness is right about it:
+ *   nvcc -std=c++17 -arch=native tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness && ./test_harness */
+#include <cuda_runtime.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+struct counts {
+    int sum, least, most, bits, taken;
+    unsigned n;
+    unsigned long long long_sum;
+    float float_sum;
+};
+
+cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, int rounds, cudaStream_t stream);
+cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total, int n_blocks, cudaStream_t stream);
+template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream);
+cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream);
+cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans, cudaStream_t stream);
+cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, int n_blocks, cudaStream_t stream);
+cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream);
+cudaError_t launch_ask_lanes(int *out, cudaStream_t stream);
+cudaError_t launch_count(counts *c, int n_blocks, int n_threads, cudaStream_t stream);
+cudaError_t launch_compute(const float *x, float *out, int n, cudaStream_t stream);
+cudaError_t launch_twice_and(int *x, int n, int add, int n_threads, cudaStream_t stream);
+
+#ifdef PLANTS
+extern const char *const defect_names[];
+extern int planted;
+#endif
+
+static int n_failed;
+
+#define CHECK(condition)                                                                                                                   \
+    do {                                                                                                                                   \
+        if (!(condition)) {                                                                                                                \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                                         \
+            n_failed++;                                                                                                                    \
+            return;                                                                                                                        \
+        }                                                                                                                                  \
+    } while (0)
+#define CHECK_OK(call) CHECK((call) == cudaSuccess)
+
+/* n values on the device, random bits of NaN at first */
+template <class T> struct on_device {
+    T *at = NULL;
+    size_t n;
+
+    explicit on_device(size_t n) : n(n)
+    {
+        if (cudaMalloc((void **)&at, n * sizeof(T)) || cudaMemset(at, 0xFF, n * sizeof(T))) abort();
+    }
+    explicit on_device(const std::vector<T> &values) : on_device(values.size())
+    {
+        if (cudaMemcpy(at, values.data(), n * sizeof(T), cudaMemcpyHostToDevice)) abort();
+    }
+    on_device(const on_device &) = delete;
+    ~on_device() { cudaFree(at); }
+
+    std::vector<T> values() const
+    {
+        std::vector<T> values(n);
+        if (cudaMemcpy(values.data(), at, n * sizeof(T), cudaMemcpyDeviceToHost)) abort();
+        return values;
+    }
+};
+
+/* multiples of 1/8 within -2 ... 2: sums of their products are exact in any order */
+static std::vector<float> eighths(size_t n)
+{
+    std::vector<float> values(n);
+    for (float &v : values) v = (float)(rand() % 33 - 16) / 8;
+    return values;
+}
+
+static void test_sums()
+{
+    const int n = 1000, n_blocks = 3;
+    std::vector<float> x = eighths(n), expected(n_blocks);
+    for (int i = 0; i < n; i++) expected[i / 128 % n_blocks] += x[i];
+    on_device<float> x_device(x), sums(n_blocks);
+    CHECK_OK(launch_block_sums(x_device.at, sums.at, n, n_blocks, 2, NULL));
+    CHECK(sums.values() == expected);
+}
+
+static void test_sum_of_blocks()
+{
+    const int n_blocks = 40;
+    std::vector<float> x(n_blocks * 32);
+    float expected = 0;
+    for (float &v : x) expected += v = (float)(rand() % 100);
+    on_device<float> x_device(x), parts(n_blocks), total(1);
+    on_device<unsigned> n_finished(std::vector<unsigned>{ 0 });
+    CHECK_OK(launch_sum_of_blocks(x_device.at, parts.at, n_finished.at, total.at, n_blocks, NULL));
+    CHECK(total.values()[0] == expected);
+}
+
+template <class T> static void test_product()
+{
+    const int m = 32, n = 24, k = 80;
+    std::vector<float> a = eighths(m * k), b = eighths(k * n), expected(m * n);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < n; j++)
+            for (int kk = 0; kk < k; kk++) expected[i * n + j] += a[i * k + kk] * b[kk * n + j];
+    on_device<T> a_device(std::vector<T>(a.begin(), a.end())), b_device(std::vector<T>(b.begin(), b.end()));
+    on_device<float> c(m * n);
+    CHECK_OK(launch_product(a_device.at, b_device.at, c.at, m, n, k, NULL));
+    CHECK(c.values() == expected);
+}
+
+static void test_one_hot()
+{
+    for (bool half : { false, true }) {
+        on_device<float> d(256 * 128);
+        CHECK_OK(launch_one_hot(d.at, half, NULL));
+        std::vector<float> got = d.values();
+        for (int hot = 0; hot < 256; hot++)
+            for (int i = 0; i < 128; i++) CHECK(got[hot * 128 + i] == (i / 8 == hot / 16 ? hot % 16 * 8 + i % 8 + 1 : 0));
+    }
+}
+
+static void test_load_matrices()
+{
+    std::vector<uint16_t> matrix(32 * 8);
+    for (int i = 0; i < 32 * 8; i++) matrix[i] = (uint16_t)(i * 257);
+    on_device<uint16_t> matrix_device(matrix);
+    on_device<uint32_t> plain(128), trans(128);
+    CHECK_OK(launch_load_matrices(matrix_device.at, plain.at, trans.at, NULL));
+    std::vector<uint32_t> got_plain = plain.values(), got_trans = trans.values();
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            const uint16_t *own = &matrix[i * 64];
+            int row = lane / 4, col = lane % 4 * 2;
+            CHECK(got_plain[lane * 4 + i] == (own[row * 8 + col] | (uint32_t)own[row * 8 + col + 1] << 16));
+            CHECK(got_trans[lane * 4 + i] == (own[col * 8 + row] | (uint32_t)own[(col + 1) * 8 + row] << 16));
+        }
+}
+
+static void test_reverse_quads()
+{
+    const int n = 150, size = 4 * 3 * 6, n_blocks = 3;
+    std::vector<float> x = eighths(n * 4);
+    on_device<float> x_device(x), y(n * 4);
+    CHECK_OK(launch_reverse_quads((const float4 *)x_device.at, (float4 *)y.at, n, dim3(4, 3, 6), n_blocks, NULL));
+    std::vector<float> got = y.values();
+    for (int i = 0; i < n; i++) {
+        int from = i / size * size + size - 1 - i % size;
+        for (int c = 0; c < 4; c++) CHECK(got[i * 4 + c] == (from < n ? x[from * 4 + c] : 0));
+    }
+}
+
+static void test_much_shared_memory()
+{
+    const int n = 80 * 1024 / 4;
+    int expected = 0;
+    for (int i = 0; i < n; i++) expected += i % 7;
+    on_device<int> sum(std::vector<int>{ 0 });
+    CHECK_OK(launch_fill_shared(sum.at, n, NULL));
+    CHECK(sum.values()[0] == 2 * expected);
+    CHECK(launch_fill_shared(sum.at, 1 << 20, NULL) == cudaErrorInvalidValue);
+    CHECK_OK(cudaGetLastError());
+}
+
+static void test_lanes()
+{
+    on_device<int> out(16 * 32);
+    CHECK_OK(launch_ask_lanes(out.at, NULL));
+    std::vector<int> got = out.values();
+    int answer = 0;
+    auto all_are = [&](auto expected) {
+        bool same = true;
+        for (int lane = 0; lane < 32; lane++) same &= got[answer * 32 + lane] == expected(lane);
+        if (!same) printf("answer %d of ask_lanes is wrong\n", answer);
+        answer++;
+        return same;
+    };
+    CHECK(all_are([](int) { return 15; }));
+    CHECK(all_are([](int l) { return 3 * (l / 8 * 8 + (l + 1) % 8); }));
+    CHECK(all_are([](int l) { return 3 * (l < 2 ? l : l - 2); }));
+    CHECK(all_are([](int l) { return 3 * (l % 16 < 3 ? l : l - 3); }));
+    CHECK(all_are([](int l) { return 3 * (l > 29 ? l : l + 2); }));
+    CHECK(all_are([](int l) { return 3 * (l % 4 == 3 ? l : l + 1); }));
+    CHECK(all_are([](int l) { return 3 * (l ^ 17); }));
+    CHECK(all_are([](int l) { return 3 * (l & 4 ? l ^ 4 : l); }));
+    CHECK(all_are([](int) { return 0x49249249; }));
+    CHECK(all_are([](int) { return 1; }));
+    CHECK(all_are([](int) { return 0; }));
+    CHECK(all_are([](int) { return 3 * 31 * 16; }));
+    CHECK(all_are([](int) { return 5 - 3 * 31; }));
+    CHECK(all_are([](int) { return 3 * 31 - 100; }));
+    CHECK(all_are([](int l) { return l < 16 ? 3 * 15 * 8 : 3 * (2 * (l & ~1) + 1); }));
+    CHECK(all_are([](int) { return 1; }));
+}
+
+static void test_atomics()
+{
+    const int n_blocks = 5, n_threads = 100, n = n_blocks * n_threads;
+    on_device<counts> c(std::vector<counts>{ counts{} });
+    CHECK_OK(launch_count(c.at, n_blocks, n_threads, NULL));
+    counts got = c.values()[0];
+    CHECK(got.sum == n * (n - 1) / 2 && got.n == n && got.float_sum == n / 2 && got.long_sum == (unsigned long long)n << 33);
+    CHECK(got.least == 51 - n && got.most == n - 1 && got.bits == (1 << 20) - 1 && got.taken == -1);
+}
+
+static void test_arithmetic()
+{
+    const int n = 11;
+    std::vector<float> x = eighths(32);
+    on_device<float> x_device(x), out(32 * n);
+    CHECK_OK(launch_compute(x_device.at, out.at, n, NULL));
+    std::vector<float> got = out.values();
+    for (int lane = 0; lane < 32; lane++) {
+        float v = x[lane];
+        int leading = lane ? __builtin_clz(lane) : 32;
+        double expected[n] = { exp2(v),
+                               exp(v),
+                               1 / sqrt(v * v + 1),
+                               v / 3.,
+                               1 / (v * v + 2.),
+                               fmax(fmin(v, 1.5), -1.5),
+                               -v,
+                               fabs(v),
+                               (double)(__builtin_popcount(lane) + leading + __builtin_ffs(lane)),
+                               0,
+                               0 };
+        for (int i = 0; i < n; i++) CHECK(fabs(got[lane * n + i] - expected[i]) <= 2e-6 * (1 + fabs(expected[i])));
+    }
+}
+
+/* memset, copies and launches on two streams in one graph, which runs three times */
+static void test_graph()
+{
+    const int n = 100;
+    cudaStream_t stream, other;
+    cudaEvent_t fork, join;
+    CHECK_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK_OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    CHECK_OK(cudaEventCreateWithFlags(&fork, cudaEventDisableTiming));
+    CHECK_OK(cudaEventCreateWithFlags(&join, cudaEventDisableTiming));
+    on_device<int> x(std::vector<int>(n, 1)), y(std::vector<int>(n, 1));
+    cudaGraph_t graph;
+    cudaGraphExec_t runs;
+
+    CHECK_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK_OK(launch_twice_and(x.at, n, 3, 64, stream));
+    CHECK_OK(cudaEventRecord(fork, stream));
+    CHECK_OK(cudaStreamWaitEvent(other, fork, 0));
+    CHECK_OK(cudaMemsetAsync(y.at, 0, n / 2 * sizeof(int), other));
+    CHECK_OK(launch_twice_and(y.at, n, 1, 64, other));
+    CHECK_OK(cudaEventRecord(join, other));
+    CHECK_OK(cudaStreamWaitEvent(stream, join, 0));
+    CHECK_OK(cudaMemcpyAsync(x.at, y.at, sizeof(int), cudaMemcpyDeviceToDevice, stream));
+    CHECK_OK(cudaStreamEndCapture(stream, &graph));
+    CHECK(x.values() == std::vector<int>(n, 1) && y.values() == std::vector<int>(n, 1));
+
+    CHECK_OK(cudaGraphInstantiate(&runs, graph, 0));
+    CHECK_OK(cudaGraphDestroy(graph));
+    for (int i = 0; i < 3; i++) CHECK_OK(cudaGraphLaunch(runs, stream));
+    CHECK_OK(cudaStreamSynchronize(stream));
+    std::vector<int> got_x = x.values(), got_y = y.values();
+    CHECK(got_x[0] == 1 && got_x[1] == 29 && got_y[0] == 1 && got_y[n - 1] == 15);
+    CHECK_OK(cudaGraphExecDestroy(runs));
+
+    /* what must not happen in a capture spoils it */
+    CHECK_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(cudaStreamSynchronize(stream) == cudaErrorStreamCaptureUnsupported);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated);
+    cudaGetLastError();
+    CHECK_OK(cudaEventDestroy(fork));
+    CHECK_OK(cudaEventDestroy(join));
+    CHECK_OK(cudaStreamDestroy(other));
+    CHECK_OK(cudaStreamDestroy(stream));
+}
+
+static void test_host_threads()
+{
+    const int n = 64, n_threads = 4;
+    std::vector<std::thread> threads;
+    std::vector<int> right(n_threads);
+    for (int t = 0; t < n_threads; t++)
+        threads.emplace_back([&right, t] {
+            cudaStream_t stream;
+            on_device<int> x(std::vector<int>(n, t));
+            bool ok = !cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+            for (int i = 0; i < 5; i++) ok &= !launch_twice_and(x.at, n, 0, 64, stream);
+            ok &= !cudaStreamSynchronize(stream) && !cudaStreamDestroy(stream);
+            right[t] = ok && x.values() == std::vector<int>(n, 32 * t);
+        });
+    for (std::thread &thread : threads) thread.join();
+    for (int t = 0; t < n_threads; t++) CHECK(right[t]);
+}
+
+static void test_runtime()
+{
+    int n_devices, device, value;
+    CHECK_OK(cudaGetDeviceCount(&n_devices));
+    CHECK_OK(cudaGetDevice(&device));
+    CHECK(cudaSetDevice(n_devices) == cudaErrorInvalidDevice);
+    CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaErrorInvalidDevice);
+    CHECK_OK(cudaGetLastError());
+    CHECK(!strcmp(cudaGetErrorName(cudaErrorInvalidDevice), "cudaErrorInvalidDevice"));
+    CHECK(!strcmp(cudaGetErrorString(cudaErrorInvalidDevice), "invalid device ordinal"));
+    CHECK_OK(cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, device));
+    CHECK(value == 32);
+
+    on_device<int> x(std::vector<int>(10, 0));
+    CHECK(launch_twice_and(x.at, 10, 0, 2000, NULL) == cudaErrorInvalidConfiguration);
+    CHECK_OK(cudaGetLastError());
+
+    cudaEvent_t start, end;
+    float milliseconds;
+    int *pinned;
+    CHECK_OK(cudaEventCreate(&start));
+    CHECK_OK(cudaEventCreate(&end));
+    CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
+    CHECK_OK(cudaEventRecord(start, NULL));
+    CHECK_OK(cudaMallocHost((void **)&pinned, 10 * sizeof(int)));
+    CHECK_OK(launch_twice_and(x.at, 10, 4, 32, NULL));
+    CHECK_OK(cudaMemcpyAsync(pinned, x.at, 10 * sizeof(int), cudaMemcpyDeviceToHost, NULL));
+    CHECK_OK(cudaEventRecord(end, NULL));
+    CHECK_OK(cudaEventSynchronize(end));
+    CHECK(pinned[9] == 4);
+    CHECK_OK(cudaEventElapsedTime(&milliseconds, start, end));
+    CHECK(milliseconds > 0 && milliseconds < 60000);
+    CHECK_OK(cudaFreeHost(pinned));
+    CHECK_OK(cudaEventDestroy(start));
+    CHECK_OK(cudaEventDestroy(end));
+}
+
+/* A defect, for test_harness.sh. */
+static void plant_host_access()
+{
+    on_device<int> x(std::vector<int>{ 1, 2 });
+    CHECK(x.at[1] == 2);
+}
+
+/* What a GPU cannot be told to be. */
+static void test_stand_in()
+{
+    cudaDeviceProp prop;
+    CHECK_OK(cudaGetDeviceProperties(&prop, 0));
+    if (strcmp(prop.name, "CUDA on the CPU")) return;
+
+    size_t free_before, free_bytes, total;
+    char *memory;
+    CHECK_OK(cudaMemGetInfo(&free_before, &total));
+    setenv("LAZYLLM_CUDA_FAKE_MEMORY", "1000000", 1);
+    CHECK_OK(cudaMalloc((void **)&memory, 600000));
+    CHECK_OK(cudaMemGetInfo(&free_bytes, &total));
+    CHECK(free_bytes == 400000 && total == 1000000);
+    void *more = memory;
+    CHECK(cudaMalloc(&more, 400001) == cudaErrorMemoryAllocation);
+
+    char own[16] = { 0 };
+    CHECK(cudaMemcpy(memory + 599990, own, 16, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpy(memory, own, 16, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+    CHECK(cudaMemset(own, 0, 16) == cudaErrorInvalidValue);
+    CHECK(cudaFree(memory + 16) == cudaErrorInvalidValue);
+    CHECK_OK(cudaFree(memory));
+    unsetenv("LAZYLLM_CUDA_FAKE_MEMORY");
+    CHECK_OK(cudaMemGetInfo(&free_bytes, &total));
+    CHECK(free_bytes == free_before);
+
+    setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2", 1);
+    int device;
+    CHECK_OK(cudaSetDevice(1));
+    CHECK_OK(cudaGetDevice(&device));
+    CHECK(device == 1);
+    CHECK_OK(cudaSetDevice(0));
+    setenv("LAZYLLM_CUDA_FAKE_DEVICES", "0", 1);
+    CHECK(cudaGetDeviceCount(&device) == cudaErrorNoDevice && device == 0);
+    CHECK(cudaMalloc(&more, 1) == cudaErrorNoDevice);
+    unsetenv("LAZYLLM_CUDA_FAKE_DEVICES");
+    cudaGetLastError();
+}
+
+/* test_harness [test [defect]] */
+int main(int argc, char **argv)
+{
+#ifdef PLANTS
+    while (argc > 2 && strcmp(defect_names[planted], argv[2]))
+        if (!defect_names[++planted]) return printf("there is no defect %s\n", argv[2]), 2;
+#endif
+    const struct {
+        const char *name;
+        void (*run)();
+    } tests[] = {
+        { "sums", test_sums },
+        { "sum_of_blocks", test_sum_of_blocks },
+        { "product_bf16", test_product<__nv_bfloat16> },
+        { "product_f16", test_product<__half> },
+        { "one_hot", test_one_hot },
+        { "load_matrices", test_load_matrices },
+        { "reverse_quads", test_reverse_quads },
+        { "much_shared_memory", test_much_shared_memory },
+        { "lanes", test_lanes },
+        { "atomics", test_atomics },
+        { "arithmetic", test_arithmetic },
+        { "graph", test_graph },
+        { "host_threads", test_host_threads },
+        { "runtime", test_runtime },
+        { "stand_in", test_stand_in },
+        { "host_access", plant_host_access },
+    };
+    int n_run = 0;
+    for (auto &test : tests) {
+        if (argc > 1 ? strcmp(argv[1], test.name) : test.run == plant_host_access) continue;
+        int before = n_failed;
+        test.run();
+        if (n_failed > before) printf("%s FAILED\n", test.name);
+        n_run++;
+    }
+    printf("%d of %d tests hold\n", n_run - n_failed, n_run);
+    return n_failed || !n_run;
+}

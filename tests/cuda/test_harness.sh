@@ -1,0 +1,98 @@
+#!/bin/sh
+# Whether the harness that runs kernels on the CPU is right (test_harness.cc), and finds every defect that harness_kernels.cu can plant:
+#   tests/cuda/test_harness.sh
+# Looks for CUDA's headers in $CUDA_INCLUDE, then where nvcc is from. Compiles for a GPU, too, where there is an nvcc.
+set -eu
+cd "$(dirname "$0")/../.."
+
+CXX=${CXX:-g++}
+if [ -z "${CUDA_INCLUDE:-}" ]; then
+    home=$(nvcc --dryrun -c any.cu 2>&1 | sed -n 's/^#\$ TOP=//p') || true
+    CUDA_INCLUDE=${home:-${CUDA_HOME:-/usr/local/cuda}}/include
+fi
+[ -e "$CUDA_INCLUDE/cuda_runtime.h" ] || { echo "no cuda_runtime.h in $CUDA_INCLUDE; set CUDA_INCLUDE to where CUDA's headers are"; exit 1; }
+
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+export CUDA_INCLUDE CXX build
+
+# kind, defect of harness_kernels.cu, test of test_harness.cc, what its output must have
+PLANTED='
+tsan  NO_SYNCTHREADS                  sums          data race
+tsan  NO_SYNCTHREADS_BEFORE_REUSE     sums          data race
+tsan  NO_SYNCWARP                     load_matrices data race
+tsan  NO_SYNCWARP_AFTER_LDMATRIX      product_bf16  data race
+plain NO_ASYNC_WAIT                   product_f16   product_f16 FAILED
+tsan  NO_SYNCTHREADS_AFTER_ASYNC_WAIT product_f16   data race
+asan  STATIC_OVERRUN                  sums          global-buffer-overflow
+asan  DYNAMIC_TOO_SMALL               product_bf16  heap-buffer-overflow
+asan  DEVICE_OVERRUN                  reverse_quads heap-buffer-overflow
+plain UNWRITTEN_STATIC                sums          sums FAILED
+plain UNWRITTEN_DYNAMIC               reverse_quads reverse_quads FAILED
+plain DIVERGENT_BARRIER               reverse_quads divergent __syncthreads: reached at
+plain WRONG_MASK                      lanes         lacks the calling lane
+plain MIXED_MASKS                     lanes         divergent warp: __shfl_sync
+plain MISSING_LANE                    lanes         thread 2 waits in __syncthreads
+tsan  BLOCKS_RACE                     sums          data race
+tsan  NO_FENCE                        sum_of_blocks data race
+plain MISALIGNED                      product_bf16  no multiple of 16
+asan  HOST_ACCESS                     host_access   use-after-poison
+'
+
+# compile KIND SOURCE OBJECT
+cat >"$build/compile" <<'END'
+case $1 in
+plain) sanitize= ;;
+asan) sanitize=-fsanitize=address ;;
+tsan) sanitize=-fsanitize=thread ;;
+esac
+exec $CXX -std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
+END
+for kind in plain asan tsan; do
+    # kernels come last: else libbacktrace, which sanitizers ask for lines, does not find theirs
+    for source in cuda/cuda_on_cpu/fake_cudart.cc tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu; do
+        echo "$kind $source $build/$kind.$(basename $source).o"
+    done
+done | xargs -P "$(nproc)" -L 1 sh "$build/compile"
+for kind in plain asan tsan; do
+    case $kind in plain) sanitize= ;; asan) sanitize=-fsanitize=address ;; tsan) sanitize=-fsanitize=thread ;; esac
+    $CXX -pthread $sanitize "$build/$kind.fake_cudart.cc.o" "$build/$kind.test_harness.cc.o" "$build/$kind.harness_kernels.cu.o" -o "$build/$kind"
+done
+
+n_failed=0
+report() { # HOLDS WHAT
+    if [ "$1" = yes ]; then
+        echo "ok      $2"
+    else
+        echo "FAILED  $2"
+        sed 's/^/        /' "$build/output" | head -30
+        n_failed=$((n_failed + 1))
+    fi
+}
+
+for kind in plain asan tsan; do
+    for reverse in 0 1; do
+        holds=yes
+        LAZYLLM_CUDA_REVERSE=$reverse timeout 60 "$build/$kind" >"$build/output" 2>&1 || holds=no
+        report $holds "$kind$([ $reverse = 0 ] || echo ', threads and blocks in reverse'): $(tail -1 "$build/output")"
+    done
+done
+
+echo "$PLANTED" >"$build/planted"
+while read -r kind defect test message; do
+    [ "$kind" ] || continue
+    holds=no
+    timeout 60 "$build/$kind" "$test" "$defect" >"$build/output" 2>&1 || { grep -qF "$message" "$build/output" && holds=yes; }
+    report $holds "$kind finds $defect: $message"
+done <"$build/planted"
+
+if command -v nvcc >/dev/null; then
+    holds=yes
+    nvcc -std=c++17 -Werror all-warnings -Xptxas -warn-spills -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+        -c tests/cuda/harness_kernels.cu -o "$build/nvcc.o" >"$build/output" 2>&1 || holds=no
+    report $holds 'nvcc compiles it for sm_80 and sm_90 without a warning'
+else
+    echo 'SKIPPED nvcc: not found'
+fi
+
+[ $n_failed = 0 ] || { echo "$n_failed checks failed"; exit 1; }

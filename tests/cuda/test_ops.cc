@@ -1,0 +1,1122 @@
+/* test_ops.cc — every op of the CUDA backend against the CPU's plain reference, in each of its three types.
+ *
+ * Runs on a GPU, and without one on the stand-ins of cuda/cuda_on_cpu. Fresh random data, outputs poisoned with NaN, guards before and
+ * after each of them, odd shapes. Inputs are rounded to the type; the reference gets the same values as f32. Prints what failed, then
+ * "N passed, N failed".
+ *
+ *   test_ops [quick] [SEED]    quick: fewer shapes, for slow sanitizers; SEED: that of an earlier run, to repeat it */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../cuda/cuda.h"
+
+typedef std::vector<unsigned char> bytes;
+typedef std::vector<float> floats;
+typedef std::vector<int32_t> ints;
+
+static std::atomic<int> passed, failed;
+static bool quick;
+
+/* What is tested now: it begins the line of whatever fails. */
+static thread_local std::string subject;
+
+__attribute__((format(printf, 1, 2))) static void now(const char *format, ...)
+{
+    char text[300];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    subject = text;
+}
+
+__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
+{
+    if (good) {
+        passed++;
+        return;
+    }
+    failed++;
+    char text[600];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    printf("FAILED %s: %s\n", subject.c_str(), text);
+}
+
+/* ---- types ------------------------------------------------------------------------------ */
+
+/* Largest errors, as shares of the largest value. */
+static const struct precision {
+    const char *name;
+    size_t width;
+    double of_activations, of_f32;
+} precisions[] = {
+    /* by lazy_dtype */
+    { "f32", 4, 1e-5, 1e-5 }, /* f32 sums of up to some thousand terms, in any order */
+    { "f16", 2, 2e-3, 1e-5 }, /* a rounding is up to 5e-4; four of them, as where gate and up are stored on the way, or a sum is added to */
+    { "bf16", 2, 1.5e-2, 1e-5 }, /* the same with roundings of up to 4e-3 */
+};
+
+static size_t width_of(lazy_dtype type) { return precisions[type].width; }
+
+static void put(unsigned char *at, lazy_dtype type, float value)
+{
+    __half f16 = __float2half_rn(value);
+    __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
+    const void *from = type == LAZY_F16 ? (const void *)&f16 : type == LAZY_BF16 ? (const void *)&bf16 : (const void *)&value;
+    memcpy(at, from, width_of(type));
+}
+
+static float get(const unsigned char *at, lazy_dtype type)
+{
+    __half f16;
+    __nv_bfloat16 bf16;
+    float f32;
+    switch (type) {
+    case LAZY_F16: memcpy(&f16, at, sizeof f16); return __half2float(f16);
+    case LAZY_BF16: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
+    case LAZY_F32: break;
+    }
+    memcpy(&f32, at, sizeof f32);
+    return f32;
+}
+
+static bytes narrowed(lazy_dtype type, const floats &values)
+{
+    bytes data(values.size() * width_of(type));
+    for (size_t i = 0; i < values.size(); i++) put(&data[i * width_of(type)], type, values[i]);
+    return data;
+}
+
+static floats widened(lazy_dtype type, const bytes &data)
+{
+    floats values(data.size() / width_of(type));
+    for (size_t i = 0; i < values.size(); i++) values[i] = get(&data[i * width_of(type)], type);
+    return values;
+}
+
+template <class T> static bytes bytes_of(const std::vector<T> &values)
+{
+    const unsigned char *data = reinterpret_cast<const unsigned char *>(values.data());
+    return bytes(data, data + values.size() * sizeof(T));
+}
+
+static ints ints_of(const bytes &data)
+{
+    ints values(data.size() / sizeof(int32_t));
+    if (!values.empty()) memcpy(values.data(), data.data(), data.size());
+    return values;
+}
+
+/* ---- random data ------------------------------------------------------------------------ */
+
+static uint64_t seed;
+
+static uint32_t random_bits()
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(seed >> 32);
+}
+
+static int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
+
+/* -most … most, exact in the type. */
+static floats random_values(lazy_dtype type, size_t n, float most = 1)
+{
+    floats values(n);
+    for (float &value : values) value = (float)((double)random_bits() / 2147483648.0 - 1.0) * most;
+    return type == LAZY_F32 ? values : widened(type, narrowed(type, values));
+}
+
+/* n of 0 … length-1, ascending, the last one among them. */
+static ints random_positions(int n, int length)
+{
+    ints positions;
+    for (int i = 0; i < length - 1; i++)
+        if (random_int(1, length - 1 - i) < n - (int)positions.size()) positions.push_back(i);
+    positions.push_back(length - 1);
+    return positions;
+}
+
+/* n of those in play, the last one among them. */
+static ints random_rows(int n, const ints &in_play)
+{
+    ints rows = random_positions(n, (int)in_play.size());
+    for (int32_t &row : rows) row = in_play[(size_t)row];
+    return rows;
+}
+
+/* Its square is no finite f32, where the type reaches that far; a norm of such values is finite all the same. */
+static float huge(lazy_dtype type) { return type == LAZY_F16 ? 60000.0f : 1e25f; }
+
+static int pick(const ints &list) { return list[(size_t)random_int(0, (int)list.size() - 1)]; }
+
+/* ---- the two sides ---------------------------------------------------------------------- */
+
+struct side {
+    lazy_backend *backend;
+    const lazy_ops *ops;
+    lazy_stream *stream;
+    mutable lazy_error err;
+};
+
+static void must(int code, const lazy_error &err)
+{
+    if (code == LAZY_OK) return;
+    printf("%s\n", err.message);
+    exit(2);
+}
+
+static void did(const side &s, const char *op, int code)
+{
+    if (code == LAZY_OK) return;
+    check(false, "%s: code %d, %s", op, code, s.err.message);
+    s.err = {};
+}
+
+static side stream_of(lazy_backend *backend, const lazy_config *config, int rows, int tokens)
+{
+    side s = { backend, backend->ops, nullptr, {} };
+    must(s.ops->stream_open(backend, config, &s.stream, &s.err), s.err);
+    must(s.ops->reserve(s.stream, rows, tokens, &s.err), s.err);
+    return s;
+}
+
+static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
+{
+    lazy_config config = {};
+    config.n_layers = 1;
+    config.n_heads = n_heads;
+    config.n_kv_heads = n_kv_heads;
+    config.head_dim = head_dim;
+    config.hidden = 24;
+    config.ffn = 45;
+    return config;
+}
+
+struct rig {
+    lazy_dtype type;
+    lazy_config config;
+    side gpu, plain;
+
+    rig(lazy_dtype of_type, const lazy_config &of_config, int rows, int tokens) : type(of_type), config(of_config)
+    {
+        lazy_error err = {};
+        lazy_backend *cuda, *cpu;
+        lazy_cuda_options options = {};
+        options.type = type;
+        must(lazy_cuda_open(&cuda, &options, &err), err);
+        must(lazy_cpu_open(&cpu, 1, &err), err);
+        gpu = stream_of(cuda, &config, rows, tokens);
+        plain = stream_of(cpu, &config, rows, tokens);
+    }
+    ~rig()
+    {
+        for (const side &s : { gpu, plain }) {
+            s.ops->stream_close(s.stream);
+            s.ops->close(s.backend);
+        }
+    }
+    rig(const rig &) = delete;
+
+    const char *name() const { return precisions[type].name; }
+    size_t width() const { return width_of(type); }
+};
+
+/* ---- memory of the device --------------------------------------------------------------- */
+
+/* What an op reads: not a byte more, so that ASan and compute-sanitizer see who reads on. */
+class input
+{
+  public:
+    input(const side &owner, const bytes &data) : s(owner)
+    {
+        did(s, "alloc", s.ops->alloc(s.backend, &memory, data.size(), "an input", &s.err));
+        did(s, "upload", s.ops->upload(s.stream, memory, data.data(), data.size(), &s.err));
+    }
+    template <class T> input(const side &owner, const std::vector<T> &data) : input(owner, bytes_of(data)) {}
+    ~input() { s.ops->free(s.backend, memory); }
+    input(const input &) = delete;
+
+    template <class T> const T *as() const { return static_cast<const T *>(memory); }
+    const void *at(size_t byte = 0) const { return static_cast<char *>(memory) + byte; }
+
+  private:
+    side s;
+    void *memory;
+};
+
+/* What an op writes: full of NaN unless it begins as something, and between guards. */
+class output
+{
+  public:
+    output(const side &owner, const bytes &begins_as) : s(owner), size(begins_as.size())
+    {
+        bytes all(size + 2 * MARGIN, GUARD);
+        std::copy(begins_as.begin(), begins_as.end(), all.begin() + MARGIN);
+        did(s, "alloc", s.ops->alloc(s.backend, &memory, all.size(), "an output", &s.err));
+        did(s, "upload", s.ops->upload(s.stream, memory, all.data(), all.size(), &s.err));
+    }
+    output(const side &owner, size_t bytes_of_it) : output(owner, bytes(bytes_of_it, 0xff)) {}
+    ~output() { s.ops->free(s.backend, memory); }
+    output(const output &) = delete;
+
+    template <class T = void> T *as() const { return static_cast<T *>(at()); }
+    void *at(size_t byte = 0) const { return static_cast<char *>(memory) + MARGIN + byte; }
+
+    bytes read() const
+    {
+        bytes all(size + 2 * MARGIN);
+        did(s, "download", s.ops->download(s.stream, all.data(), memory, all.size(), &s.err));
+        auto begin = all.begin() + MARGIN, end = begin + (long)size;
+        auto is_guard = [](unsigned char byte) { return byte == GUARD; };
+        check(std::all_of(all.begin(), begin, is_guard) && std::all_of(end, all.end(), is_guard), "wrote outside its output");
+        return bytes(begin, end);
+    }
+
+  private:
+#ifdef __SANITIZE_ADDRESS__ /* knows the ends of what was allocated, for reads too */
+    static constexpr long MARGIN = 0;
+#else
+    static constexpr long MARGIN = 256; /* keeps the device's alignment */
+#endif
+    static constexpr unsigned char GUARD = 0xdb;
+    side s;
+    void *memory;
+    size_t size;
+};
+
+/* Largest difference as a share of the largest value, at least of `least`; NaN anywhere gives infinity. */
+static double error_of(const floats &got, const floats &want, double least = 1e-30)
+{
+    double worst = 0, largest = least;
+    for (size_t i = 0; i < want.size(); i++) {
+        if (isnan(got[i]) || isnan(want[i])) return INFINITY;
+        worst = fmax(worst, fabs((double)got[i] - want[i]));
+        largest = fmax(largest, fabs(want[i]));
+    }
+    return worst / largest;
+}
+
+static void compare(const floats &got, const floats &want, double tolerance, double least = 1e-30)
+{
+    double error = error_of(got, want, least);
+    check(error < tolerance, "error %.2g", error);
+}
+
+/* ---- memory and streams ----------------------------------------------------------------- */
+
+static void test_copies(const rig &r)
+{
+    const side &gpu = r.gpu;
+    for (int i = 0; i < 5; i++) {
+        size_t n = (size_t)random_int(1, 1000), from = (size_t)random_int(0, 9), to = (size_t)random_int(0, 9);
+        now("%s copies of %zu bytes from %zu to %zu", r.name(), n, from, to);
+        bytes data(from + n), want(to + n + 5, 0xff);
+        for (unsigned char &byte : data) byte = (unsigned char)random_bits();
+        input source(gpu, data);
+        output copied(gpu, want.size());
+        did(gpu, "copy", gpu.ops->copy(gpu.stream, copied.at(to), source.at(from), n, &gpu.err));
+        std::copy(data.begin() + (long)from, data.end(), want.begin() + (long)to);
+        check(copied.read() == want, "other bytes arrived");
+    }
+}
+
+/* Told with the numbers; and what there is goes on working. */
+static void test_refusals(const rig &r)
+{
+    now("%s refusals", r.name());
+    const side &gpu = r.gpu;
+    bytes data = narrowed(r.type, random_values(r.type, 100));
+    output kept(gpu, data);
+    auto refused = [&](const char *what, int code, lazy_code wanted, const char *words) {
+        check(code == wanted && strstr(gpu.err.message, words), "%s: code %d, \"%s\"", what, code, gpu.err.message);
+        gpu.err = {};
+    };
+
+    const size_t HUGE_BYTES = (size_t)1 << 50;
+    void *memory = &memory;
+    int code = gpu.ops->alloc(gpu.backend, &memory, HUGE_BYTES, "a test's memory", &gpu.err);
+    check(!memory, "alloc left an address");
+    check(strstr(gpu.err.message, "a test's memory"), "alloc names nothing: \"%s\"", gpu.err.message);
+    refused("alloc", code, LAZY_MEMORY, std::to_string(HUGE_BYTES).c_str());
+    refused("admit", gpu.ops->admit(gpu.backend, HUGE_BYTES, "the test's weights", &gpu.err), LAZY_MEMORY,
+            "the test's weights take 1048576.00 GiB");
+    did(gpu, "admit", gpu.ops->admit(gpu.backend, 1, "a byte", &gpu.err));
+
+    char weight = 0;
+    lazy_matrix w = {};
+    w.part[0] = { &weight, 1 << 30, r.type };
+    w.n_parts = 1;
+    w.rows = 1 << 30;
+    w.cols = 1 << 20;
+    refused("bind", gpu.ops->bind(gpu.backend, &w, &gpu.err), LAZY_MEMORY, "weights");
+    check(w.part[0].data == &weight && w.part[0].rows == 1 << 30, "a refused matrix was changed");
+
+    lazy_config many_heads = config_of(512, 1, 16);
+    side s = stream_of(gpu.backend, &many_heads, 1, 7);
+    lazy_cuda_stream before = *lazy_cuda_scratch(s.stream);
+    code = s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err);
+    refused("reserve", code, LAZY_MEMORY, "scratch");
+    lazy_cuda_stream after = *lazy_cuda_scratch(s.stream);
+    check(after.tokens == before.tokens && after.shares == before.shares && after.limits == before.limits, "a refused reserve left traces");
+    s.ops->stream_close(s.stream);
+
+    lazy_backend *none;
+    lazy_cuda_options options = {};
+    options.device = 999;
+    refused("a device that is not there", lazy_cuda_open(&none, &options, &gpu.err), LAZY_DEVICE, "cuda:999");
+    check(kept.read() == data, "what was there before has changed");
+}
+
+static size_t free_memory()
+{
+    size_t left = 0, total;
+    cudaMemGetInfo(&left, &total);
+    return left;
+}
+
+static void test_streams(const rig &r)
+{
+    now("%s streams opened and closed", r.name());
+#ifdef LAZY_CUDA_ON_CPU
+    const size_t OTHERS = 0;
+#else
+    const size_t OTHERS = 16 << 20; /* may come and go: the device is not ours alone */
+#endif
+    size_t left = 0;
+    for (int i = 0; i < 40; i++) {
+        side s = { r.gpu.backend, r.gpu.ops, nullptr, {} };
+        did(s, "stream_open", s.ops->stream_open(s.backend, &r.config, &s.stream, &s.err));
+        for (int tokens = 10; i % 8 == 0 && tokens <= 30; tokens += 10)
+            did(s, "reserve", s.ops->reserve(s.stream, tokens / 10, tokens, &s.err));
+        s.ops->stream_close(s.stream);
+        if (i == 0) left = free_memory(); /* what a first stream brings along may stay */
+    }
+    r.gpu.ops->stream_close(nullptr);
+    check(free_memory() + OTHERS >= left, "%zu bytes of memory are missing", left - free_memory());
+}
+
+/* ---- products --------------------------------------------------------------------------- */
+
+/* A matrix in parts for the device; for the reference the values that the device's type makes of them. */
+class weights
+{
+  public:
+    lazy_matrix gpu = {}, plain = {};
+
+    weights(const rig &r, int n_parts, int rows, int cols, bool mixed, bool biased) : s(r.gpu)
+    {
+        gpu.cols = cols;
+        gpu.n_parts = n_parts;
+        for (int i = 0; i < n_parts; i++) {
+            lazy_dtype type = mixed ? (lazy_dtype)((r.type + 1 + i) % 3) : r.type;
+            int part_rows = rows + i;
+            floats part = random_values(type, (size_t)part_rows * (size_t)cols), exact = widened(r.type, narrowed(r.type, part));
+            values.insert(values.end(), exact.begin(), exact.end());
+            parts[i] = narrowed(type, part);
+            gpu.part[i] = { parts[i].data(), part_rows, type };
+            gpu.rows += part_rows;
+        }
+        plain = gpu;
+        plain.part[0] = { values.data(), gpu.rows, LAZY_F32 };
+        plain.n_parts = 1;
+        if (biased) {
+            bias = random_values(LAZY_F32, (size_t)gpu.rows);
+            on_gpu = std::make_unique<input>(s, bias);
+            gpu.bias = on_gpu->as<float>();
+            plain.bias = bias.data();
+        }
+        did(s, "bind", s.ops->bind(s.backend, &gpu, &s.err));
+    }
+    ~weights() { s.ops->unbind(s.backend, &gpu); }
+    weights(const weights &) = delete;
+
+  private:
+    side s;
+    bytes parts[LAZY_MAX_PARTS];
+    floats values, bias;
+    std::unique_ptr<input> on_gpu;
+};
+
+/* The least that errors of products are shares of: a sum that cancels out has those of its terms. */
+static const double TERM = 1;
+
+struct product {
+    int n, parts, rows, cols;
+    bool mixed, biased, accumulate;
+    int skipped; /* rows before those of x and of y: they begin in the midst of memory */
+};
+
+static void test_matmul(const rig &r, const product &p)
+{
+    now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols, p.mixed ? ", mixed" : "",
+        p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
+    weights w(r, p.parts, p.rows, p.cols, p.mixed, p.biased);
+    size_t n = (size_t)p.n, cols = (size_t)p.cols, rows = (size_t)w.gpu.rows, skipped = (size_t)p.skipped;
+    floats x = random_values(r.type, (skipped + n) * cols), want = random_values(r.type, n * rows);
+    bytes start(skipped * rows * r.width(), 0xff), before = narrowed(r.type, want);
+    if (!p.accumulate) before.assign(before.size(), 0xff);
+    start.insert(start.end(), before.begin(), before.end());
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output y(r.gpu, start);
+
+    did(r.gpu, "matmul",
+        r.gpu.ops->matmul(r.gpu.stream, y.at(skipped * rows * r.width()), on_gpu.at(skipped * cols * r.width()), p.n, &w.gpu, p.accumulate,
+                          &r.gpu.err));
+    r.plain.ops->matmul(r.plain.stream, want.data(), x.data() + skipped * cols, p.n, &w.plain, p.accumulate, nullptr);
+    bytes got = y.read();
+    bytes::iterator first = got.begin() + (long)(skipped * rows * r.width());
+    check(std::all_of(got.begin(), first, [](unsigned char byte) { return byte == 0xff; }), "wrote before its output");
+    compare(widened(r.type, bytes(first, got.end())), want, precisions[r.type].of_activations, TERM);
+}
+
+static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
+{
+    now("%s logits n %d, rows %d, cols %d%s", r.name(), n, rows, cols, mixed ? ", mixed" : "");
+    weights w(r, 1, rows, cols, mixed, false);
+    floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * rows));
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output y(r.gpu, want.size() * sizeof(float));
+    did(r.gpu, "logits", r.gpu.ops->logits(r.gpu.stream, y.as<float>(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
+    r.plain.ops->logits(r.plain.stream, want.data(), x.data(), n, &w.plain, nullptr);
+    compare(widened(LAZY_F32, y.read()), want, precisions[r.type].of_f32, TERM);
+}
+
+static void test_gated(const rig &r, int n, int ffn, int cols, bool mixed)
+{
+    now("%s gated n %d, ffn %d, cols %d%s", r.name(), n, ffn, cols, mixed ? ", mixed" : "");
+    weights w(r, 1, 2 * ffn, cols, mixed, false);
+    floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * ffn));
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output y(r.gpu, want.size() * r.width());
+    did(r.gpu, "gated", r.gpu.ops->gated(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
+    r.plain.ops->gated(r.plain.stream, want.data(), x.data(), n, &w.plain, nullptr);
+    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations, TERM);
+}
+
+/* Columns that packs of 16 bytes divide, or do not. */
+static int random_cols(int round) { return round % 2 ? 8 * random_int(1, 16) : 2 * random_int(0, 64) + 1; }
+
+static void test_products(const rig &r)
+{
+    const ints rows = quick ? ints{ 1, 3, 5, 17 } : ints{ 1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17, 33, 70 };
+    int round = random_int(0, 11);
+    for (int n : rows)
+        for (int i = 0; i < (quick ? 1 : 3); i++, round++)
+            test_matmul(r, { n, random_int(1, 3), random_int(1, quick ? 15 : 60), random_cols(round), round % 3 == 0, round % 4 < 2,
+                             round % 5 < 2, random_int(0, 2) });
+    for (int n : { 1, 2, 4, 5 }) test_matmul(r, { n, 1, 3, 1200, false, false, true, 0 });
+    for (int n : rows) {
+        round++;
+        test_logits(r, n, random_int(1, quick ? 20 : 90), random_cols(round), round % 3 == 0);
+        test_gated(r, n, random_int(1, quick ? 9 : r.config.ffn), random_cols(round), round % 3 == 1);
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------- */
+
+static void test_embed(const rig &r, int n, int cols, bool mixed)
+{
+    const int VOCAB = 50;
+    now("%s embed n %d, cols %d%s", r.name(), n, cols, mixed ? ", mixed" : "");
+    weights table(r, 1, VOCAB, cols, mixed, false);
+    ints ids((size_t)n);
+    for (int32_t &id : ids) id = random_int(0, VOCAB - 1);
+    ids[0] = VOCAB - 1;
+    floats want((size_t)(n * cols));
+    input on_gpu(r.gpu, ids);
+    output x(r.gpu, want.size() * r.width());
+    did(r.gpu, "embed", r.gpu.ops->embed(r.gpu.stream, x.at(), on_gpu.as<int32_t>(), n, &table.gpu, &r.gpu.err));
+    r.plain.ops->embed(r.plain.stream, want.data(), ids.data(), n, &table.plain, nullptr);
+    check(widened(r.type, x.read()) == want, "other values than the table's");
+}
+
+static void test_rmsnorm(const rig &r, int n, int d, float most)
+{
+    now("%s rmsnorm n %d, d %d, of values up to %g", r.name(), n, d, most);
+    floats x = random_values(r.type, (size_t)(n * d), most), weight = random_values(LAZY_F32, (size_t)d), want(x.size());
+    input on_gpu(r.gpu, narrowed(r.type, x)), factors(r.gpu, weight);
+    output y(r.gpu, x.size() * r.width());
+    did(r.gpu, "rmsnorm", r.gpu.ops->rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, &r.gpu.err));
+    r.plain.ops->rmsnorm(r.plain.stream, want.data(), x.data(), n, d, weight.data(), 1e-5f, nullptr);
+    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
+}
+
+static void test_rotate(const rig &r, int n, bool q_normed, bool k_normed, float most)
+{
+    const lazy_config &c = r.config;
+    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads, c.n_kv_heads,
+        q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", most);
+    int length = 2 * n + 3, capacity = length + 4;
+    size_t d = (size_t)c.head_dim, width = (size_t)(c.n_heads + 2 * c.n_kv_heads) * d, q_width = (size_t)c.n_heads * d;
+    size_t cache_size = (size_t)(c.n_kv_heads * capacity) * d;
+    ints rows = random_positions(n, length);
+    floats qkv = random_values(r.type, (size_t)n * width, most), k = random_values(r.type, cache_size),
+           v = random_values(r.type, cache_size);
+    floats rope = random_values(LAZY_F32, (size_t)length * d), q_norm = random_values(LAZY_F32, d), k_norm = random_values(LAZY_F32, d);
+    input positions(r.gpu, rows), angles(r.gpu, rope), of_q(r.gpu, q_norm), of_k(r.gpu, k_norm);
+    output got_qkv(r.gpu, narrowed(r.type, qkv)), got_k(r.gpu, narrowed(r.type, k)), got_v(r.gpu, narrowed(r.type, v));
+    did(r.gpu, "rotate",
+        r.gpu.ops->rotate(r.gpu.stream, got_qkv.at(), positions.as<int32_t>(), n, { got_k.at(), got_v.at(), capacity }, angles.as<float>(),
+                          q_normed ? of_q.as<float>() : nullptr, k_normed ? of_k.as<float>() : nullptr, 1e-6f, &r.gpu.err));
+    floats before = k;
+    r.plain.ops->rotate(r.plain.stream, qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, rope.data(),
+                        q_normed ? q_norm.data() : nullptr, k_normed ? k_norm.data() : nullptr, 1e-6f, nullptr);
+
+    floats all = widened(r.type, got_qkv.read()), q, want_q, new_k = widened(r.type, got_k.read());
+    for (size_t row = 0; row < (size_t)n; row++) {
+        q.insert(q.end(), all.begin() + (long)(row * width), all.begin() + (long)(row * width + q_width));
+        want_q.insert(want_q.end(), qkv.begin() + (long)(row * width), qkv.begin() + (long)(row * width + q_width));
+    }
+    compare(q, want_q, precisions[r.type].of_activations);
+    compare(new_k, k, precisions[r.type].of_activations);
+    check(widened(r.type, got_v.read()) == v, "v: other values than those given, or in other slots");
+    bool untouched = true;
+    for (size_t i = 0; i < cache_size; i++) {
+        int slot = (int)(i / d) % capacity;
+        untouched = untouched && (std::binary_search(rows.begin(), rows.end(), slot) || new_k[i] == before[i]);
+    }
+    check(untouched, "a slot of k that was not meant has changed");
+}
+
+static void test_note_finite(const rig &r, int d, float value, int noted, int layer)
+{
+    now("%s note_finite d %d, %g, %d noted, layer %d", r.name(), d, value, noted, layer);
+    floats x = random_values(r.type, (size_t)d);
+    x[(size_t)random_int(0, d - 1)] = value;
+    bool bad = !isfinite(value);
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output first_bad(r.gpu, bytes_of(ints{ noted }));
+    did(r.gpu, "note_finite", r.gpu.ops->note_finite(r.gpu.stream, on_gpu.at(), d, layer, first_bad.as<int32_t>(), &r.gpu.err));
+    int32_t got = ints_of(first_bad.read())[0], want = bad ? std::min(noted, layer) : noted;
+    check(got == want, "%d instead of %d", got, want);
+}
+
+static void test_rows(const rig &r)
+{
+    for (int n : { 1, 5, 33 }) test_embed(r, n, random_cols(n / 4), n == 5);
+    for (int d : { 1, 2, 31, 129, 257, 2 * random_int(100, 300) + 1 }) {
+        test_rmsnorm(r, random_int(1, 4), d, 1);
+        test_rmsnorm(r, 2, d, huge(r.type));
+    }
+    for (int d : { 1, random_int(2, 255), 256, 701 }) {
+        for (float value : { NAN, INFINITY, -INFINITY, r.type == LAZY_F16 ? 65504.0f : 1e38f }) {
+            test_note_finite(r, d, value, 1000, 7);
+            test_note_finite(r, d, value, 3, 7);
+        }
+    }
+}
+
+/* ---- attention -------------------------------------------------------------------------- */
+
+enum { MOST_ROWS = 130, MOST_TOKENS = 300 };
+
+/* Rows that attend to tokens in play, out of a longer context. Slots of tokens not in play hold NaN. */
+struct scene {
+    int n, m, length, capacity;
+    ints in_play, rows;
+    floats qkv, k, v;
+
+    scene(const rig &r, int of_n, int of_m, int of_length) : n(of_n), m(of_m), length(of_length), capacity(of_length + 3)
+    {
+        const lazy_config &c = r.config;
+        size_t d = (size_t)c.head_dim, slots = (size_t)(c.n_kv_heads * capacity);
+        in_play = random_positions(m, length);
+        rows = random_rows(n, in_play);
+        qkv = random_values(r.type, (size_t)(n * (c.n_heads + 2 * c.n_kv_heads)) * d, 4); /* peaked rows */
+        k = random_values(r.type, slots * d);
+        v = random_values(r.type, slots * d);
+        for (size_t slot = 0; slot < slots; slot++) {
+            if (std::binary_search(in_play.begin(), in_play.end(), (int)slot % capacity)) continue;
+            std::fill_n(k.begin() + (long)(slot * d), d, NAN);
+            std::fill_n(v.begin() + (long)(slot * d), d, NAN);
+        }
+    }
+    lazy_kv kv() { return { k.data(), v.data(), capacity }; }
+};
+
+/* The same in the device's memory. */
+struct staged_scene {
+    input qkv, k, v, rows, in_play;
+    int capacity;
+
+    staged_scene(const rig &r, const scene &t)
+        : qkv(r.gpu, narrowed(r.type, t.qkv)), k(r.gpu, narrowed(r.type, t.k)), v(r.gpu, narrowed(r.type, t.v)), rows(r.gpu, t.rows),
+          in_play(r.gpu, t.in_play), capacity(t.capacity)
+    {
+    }
+    lazy_kv kv() const { return { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity }; }
+};
+
+/* How many chunks keys are cut into follows from the device's processors. */
+class pretended_processors
+{
+  public:
+    pretended_processors(const rig &r, int processors) : cuda(reinterpret_cast<lazy_cuda *>(r.gpu.backend)), own(cuda->processors)
+    {
+        cuda->processors = processors;
+    }
+    ~pretended_processors() { cuda->processors = own; }
+    pretended_processors(const pretended_processors &) = delete;
+
+  private:
+    lazy_cuda *cuda;
+    int own;
+};
+
+static floats attention_of(const rig &r, const scene &t, const staged_scene &staged, int processors)
+{
+    pretended_processors pretended(r, processors);
+    output y(r.gpu, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
+    did(r.gpu, "attention",
+        r.gpu.ops->attention(r.gpu.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(),
+                             staged.in_play.as<int32_t>(), t.m, &r.gpu.err));
+    return widened(r.type, y.read());
+}
+
+static floats plain_attention_of(const rig &r, scene &t)
+{
+    floats y((size_t)(t.n * r.config.n_heads * r.config.head_dim));
+    r.plain.ops->attention(r.plain.stream, y.data(), t.qkv.data(), t.rows.data(), t.n, t.kv(), t.in_play.data(), t.m, nullptr);
+    return y;
+}
+
+static void test_scores(const rig &r, scene &t, const staged_scene &staged, int queries)
+{
+    int first_new = pick(t.rows);
+    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, queries %d, new from %d", r.name(), t.n, t.m, t.length, r.config.head_dim,
+        r.config.n_heads, r.config.n_kv_heads, queries, first_new);
+    floats want((size_t)t.m);
+    output scores(r.gpu, want.size() * sizeof(float));
+    did(r.gpu, "scores",
+        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries, first_new,
+                          staged.kv(), staged.in_play.as<int32_t>(), t.m, &r.gpu.err));
+    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, first_new, t.kv(), t.in_play.data(), t.m,
+                        nullptr);
+    floats got = widened(LAZY_F32, scores.read());
+    double sum = 0;
+    for (float score : got) sum += score;
+    compare(got, want, precisions[r.type].of_f32);
+    check(fabs(sum - 1) < 1e-5, "the sum is %.8g, not 1", sum);
+}
+
+static void test_attention(const rig &r, int n, int m, int length)
+{
+    scene t(r, n, m, length);
+    staged_scene staged(r, t);
+    floats want = plain_attention_of(r, t);
+    ints devices = n <= ATTENTION_FEW_ROWS && m > 128 ? ints{ 1, 132 } : ints{ 132 };
+    for (int processors : devices) {
+        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, on %d processors", r.name(), n, m, length, r.config.head_dim,
+            r.config.n_heads, r.config.n_kv_heads, processors);
+        compare(attention_of(r, t, staged, processors), want, precisions[r.type].of_activations);
+    }
+    test_scores(r, t, staged, random_int(1, 5));
+}
+
+/* A key that is no number reaches the rows that see it, in the heads that share it, and nothing else. */
+static void test_bad_key(const rig &r, int n, int m)
+{
+    const lazy_config &c = r.config;
+    scene t(r, n, m, m + 40);
+    size_t d = (size_t)c.head_dim;
+    int bad = t.in_play[(size_t)random_int(m / 4, 3 * m / 4)], g = random_int(0, c.n_kv_heads - 1), group = c.n_heads / c.n_kv_heads;
+    t.k[(size_t)(g * t.capacity + bad) * d + (size_t)random_int(0, c.head_dim - 1)] = NAN;
+    staged_scene staged(r, t);
+    floats want = plain_attention_of(r, t);
+    for (int processors : { 1, 132 }) {
+        now("%s attention to a NaN n %d, m %d, head_dim %d, heads %d to %d, on %d processors", r.name(), n, m, c.head_dim, c.n_heads,
+            c.n_kv_heads, processors);
+        floats got = attention_of(r, t, staged, processors), others, wanted;
+        bool spread = true;
+        for (size_t i = 0; i < got.size(); i++) {
+            int row = (int)(i / d) / c.n_heads, head = (int)(i / d) % c.n_heads;
+            if (t.rows[(size_t)row] >= bad && head / group == g) {
+                spread = spread && isnan(got[i]);
+                continue;
+            }
+            others.push_back(got[i]);
+            wanted.push_back(want[i]);
+        }
+        check(spread, "the NaN was lost");
+        compare(others, wanted, precisions[r.type].of_activations);
+    }
+}
+
+/* `thorough`: also as many rows as prefill has, which only the kernel's outer loops tell from few. */
+static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
+{
+    int n_kv_heads = group == 8 ? 1 : 2;
+    rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), MOST_ROWS, MOST_TOKENS);
+    ints rows = quick ? ints{ 1, 5, thorough ? 17 : 2 } : thorough ? ints{ 1, 2, 5, 17, 64, 65, 130 } : ints{ 1, 2, 5, 17 };
+    for (int n : rows) {
+        int m = std::max(n, random_int(1, quick ? 150 : MOST_TOKENS));
+        test_attention(r, n, m, m + random_int(0, 60));
+    }
+    test_attention(r, 3, thorough ? 64 : 65, 100);
+    test_attention(r, 4, thorough ? 256 : 129, 300);
+    test_bad_key(r, 9, quick ? 130 : 180);
+    test_rotate(r, 1, false, false, 1);
+    test_rotate(r, 3, true, true, 1);
+    test_rotate(r, random_int(2, 9), thorough, !thorough, 1);
+    if (thorough) test_rotate(r, 2, true, true, huge(type));
+}
+
+static void test_all_heads(lazy_dtype type)
+{
+    const ints dims = quick ? ints{ 16, 64, 128 } : ints{ 16, 40, 64, 80, 96, 128, 512 }, groups = { 1, 3, 8 };
+    int turn = random_int(0, 2);
+    for (int head_dim : dims) {
+        for (size_t i = 0; i < groups.size(); i++)
+            if (!quick || (int)i == turn) test_heads(type, head_dim, groups[i], (int)i == turn);
+        turn = (turn + 1) % 3;
+    }
+}
+
+/* Chunks of several key blocks, and nearly as many as there may be. */
+static void test_long_context(lazy_dtype type, int head_dim, int m)
+{
+    rig r(type, config_of(1, 1, head_dim), 2, m);
+    test_attention(r, 1, m, m + 5);
+    test_attention(r, 2, m - 40, m);
+}
+
+/* ---- selection -------------------------------------------------------------------------- */
+
+static void test_smooth(const rig &r, int m, int width)
+{
+    now("%s smooth m %d, width %d", r.name(), m, width);
+    floats scores = random_values(LAZY_F32, (size_t)m), want(scores.size());
+    input on_gpu(r.gpu, scores);
+    output out(r.gpu, scores.size() * sizeof(float));
+    did(r.gpu, "smooth", r.gpu.ops->smooth(r.gpu.stream, out.as<float>(), on_gpu.as<float>(), m, width, &r.gpu.err));
+    r.plain.ops->smooth(r.plain.stream, want.data(), scores.data(), m, width, nullptr);
+    check(widened(LAZY_F32, out.read()) == want, "other means than the reference's");
+}
+
+enum flagging { ALL_FREE, SOME_FORCED, SOME_UNPRUNABLE, ANY_FLAGS, NONE_FREE, FLAGGINGS };
+
+static std::vector<uint8_t> random_flags(flagging how, int length)
+{
+    std::vector<uint8_t> flags((size_t)length, LAZY_PRUNABLE);
+    for (uint8_t &flag : flags) {
+        bool special = random_int(0, 3) == 0;
+        if (how == SOME_FORCED && special) flag = LAZY_PRUNABLE | LAZY_FORCED;
+        if (how == SOME_UNPRUNABLE && special) flag = 0;
+        if (how == ANY_FLAGS) flag = (uint8_t)random_int(0, LAZY_PRUNABLE | LAZY_FORCED);
+        if (how == NONE_FREE) flag = LAZY_FORCED;
+    }
+    return flags;
+}
+
+/* levels > 0: so many different scores, on a grid so coarse that every sum of them is exact, and 1 at most. */
+static floats random_scores(int m, int levels)
+{
+    floats scores((size_t)m);
+    for (float &score : scores)
+        score = levels ? (float)random_int(0, levels) * 0x1p-15f : fabsf((float)random_bits()) * 0x1p-32f / (float)m;
+    if (!levels) scores[(size_t)random_int(0, m - 1)] = -0.0f;
+    return scores;
+}
+
+static void test_choice(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags, int budget)
+{
+    const side &gpu = r.gpu;
+    int m = (int)in_play.size(), n_kept = 0;
+    for (int32_t position : in_play) n_kept += flags[(size_t)position] != LAZY_PRUNABLE;
+    ints want((size_t)(n_kept + budget));
+    r.plain.ops->select(r.plain.stream, want.data(), in_play.data(), scores.data(), m, flags.data(), budget, nullptr);
+    input positions(gpu, in_play), on_gpu(gpu, scores), allowed(gpu, flags);
+    output kept(gpu, want.size() * sizeof(int32_t));
+    did(gpu, "select",
+        gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(), budget,
+                        &gpu.err));
+    check(ints_of(kept.read()) == want, "other tokens than the reference's");
+}
+
+static void test_select(const rig &r, int m, flagging how, int levels)
+{
+    int length = m + random_int(0, m), n_free = 0;
+    ints in_play = random_positions(m, length);
+    std::vector<uint8_t> flags = random_flags(how, length);
+    floats scores = random_scores(m, levels);
+    for (int32_t position : in_play) n_free += flags[(size_t)position] == LAZY_PRUNABLE;
+    for (int budget : { 0, random_int(0, n_free), n_free }) {
+        now("%s select m %d, flags %d, levels %d, %d of %d free", r.name(), m, how, levels, budget, n_free);
+        test_choice(r, in_play, scores, flags, budget);
+    }
+    if (!levels) return;
+    input positions(r.gpu, in_play), on_gpu(r.gpu, scores), allowed(r.gpu, flags);
+    for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {
+        now("%s mass %g of m %d, flags %d, levels %d", r.name(), mass, m, how, levels);
+        int got = -1, want = -1;
+        did(r.gpu, "mass",
+            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(), mass, &r.gpu.err));
+        r.plain.ops->mass(r.plain.stream, &want, in_play.data(), scores.data(), m, flags.data(), mass, nullptr);
+        check(got == want, "%d tokens, not %d", got, want);
+    }
+}
+
+/* Scores that are no numbers: whatever next waits for the device tells of the first one, once. */
+static void test_bad_scores(const rig &r, int m)
+{
+    const side &gpu = r.gpu;
+    ints in_play = random_positions(m, 2 * m);
+    floats scores = random_scores(m, 5), later = scores;
+    int first = random_int(0, m - 1), layer = random_int(0, 90);
+    scores[(size_t)first] = scores.back() = later.front() = NAN;
+    now("%s NaN among the scores of %d after layer %d", r.name(), m, layer);
+    input positions(gpu, in_play), bad(gpu, scores), also_bad(gpu, later), free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
+    output kept(gpu, (size_t)m * sizeof(int32_t));
+    auto select = [&](const input &chosen_by, int after) {
+        gpu.stream->layers_done = after + 1;
+        did(gpu, "select",
+            gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), chosen_by.as<float>(), m, free.as<uint8_t>(), m / 2,
+                            &gpu.err));
+    };
+    std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
+                        std::to_string(in_play[(size_t)first]) + " is no number";
+    auto complained = [&](const char *op, int code) {
+        check(code == LAZY_CHECKPOINT && strstr(gpu.err.message, words.c_str()), "%s: code %d, \"%s\"", op, code, gpu.err.message);
+        gpu.err = {};
+    };
+    int32_t any;
+    select(bad, layer);
+    select(also_bad, layer + 1);
+    complained("download", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
+    did(gpu, "the download after that", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
+    gpu.stream->layers_done = layer + 1;
+    complained("mass", gpu.ops->mass(gpu.stream, &any, positions.as<int32_t>(), bad.as<float>(), m, free.as<uint8_t>(), 0.5, &gpu.err));
+    gpu.stream->layers_done = 0;
+    kept.read();
+}
+
+static void test_selection(const rig &r)
+{
+    for (int m : { 1, 7, 300 })
+        for (int width : { 1, 3, 9, 2 * m + 1, 2 * random_int(0, 40) + 1 }) test_smooth(r, m, width);
+    const ints sizes = quick ? ints{ 1, 33, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
+    for (int m : sizes)
+        for (int how = 0; how < FLAGGINGS; how++)
+            for (int levels : { 0, random_int(1, 24) }) test_select(r, m, (flagging)how, levels);
+    for (int m : { 1, 40, 600 }) test_bad_scores(r, m);
+}
+
+/* ---- bookkeeping ------------------------------------------------------------------------ */
+
+static void test_depths(const rig &r, int n)
+{
+    const side &gpu = r.gpu;
+    int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9);
+    now("%s mark and filter n %d of %d, depths %d to %d", r.name(), n, length, low, high);
+    ints rows = random_positions(n, length), positions = random_positions(random_int(1, length), length), depth((size_t)length);
+    for (int32_t &layers : depth) layers = random_int(0, 9);
+    input on_gpu(gpu, rows), candidates(gpu, positions);
+    output marked(gpu, bytes_of(depth));
+    did(gpu, "mark", gpu.ops->mark(gpu.stream, marked.as<int32_t>(), on_gpu.as<int32_t>(), n, value, &gpu.err));
+    r.plain.ops->mark(r.plain.stream, depth.data(), rows.data(), n, value, nullptr);
+    check(ints_of(marked.read()) == depth, "other depths than the reference's");
+
+    ints want(positions.size());
+    int n_want = -1, n_got = -1;
+    r.plain.ops->filter(r.plain.stream, want.data(), &n_want, positions.data(), (int)positions.size(), depth.data(), low, high, nullptr);
+    want.resize((size_t)n_want);
+    output found(gpu, want.size() * sizeof(int32_t));
+    did(gpu, "filter",
+        gpu.ops->filter(gpu.stream, found.as<int32_t>(), &n_got, candidates.as<int32_t>(), (int)positions.size(), marked.as<int32_t>(), low,
+                        high, &gpu.err));
+    check(n_got == n_want, "%d found, not %d", n_got, n_want);
+    check(ints_of(found.read()) == want, "other positions than the reference's");
+}
+
+static void test_regroup(const rig &r, int n, int n_new, int length, int d)
+{
+    const side &gpu = r.gpu;
+    now("%s regroup %d to %d of %d, d %d", r.name(), n, n_new, length, d);
+    ints rows = random_positions(n, length), new_rows = random_positions(n_new, length + 1);
+    new_rows.back() = random_int(n_new > 1 ? new_rows[(size_t)n_new - 2] + 1 : 0, length); /* hence ends and begins anywhere */
+    floats x = random_values(r.type, (size_t)(n * d)), aux = random_values(r.type, (size_t)((length + 1) * d)), want((size_t)(n_new * d));
+    input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
+    output y(gpu, want.size() * r.width()), of_aux(gpu, narrowed(r.type, aux)), n_revived(gpu, sizeof(int32_t));
+    did(gpu, "regroup",
+        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, of_aux.at(), d,
+                         n_revived.as<int32_t>(), &gpu.err));
+    int32_t revived = -1;
+    r.plain.ops->regroup(r.plain.stream, want.data(), new_rows.data(), n_new, x.data(), rows.data(), n, aux.data(), d, &revived, nullptr);
+    check(widened(r.type, y.read()) == want, "a row holds another token's values");
+    check(widened(r.type, of_aux.read()) == aux, "other rows in Aux than the reference's");
+    check(ints_of(n_revived.read())[0] == revived, "%d revived, not %d", ints_of(n_revived.read())[0], revived);
+}
+
+static void test_sets(const rig &r)
+{
+    const ints sizes = quick ? ints{ 1, 40, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 512, 513, 1100 };
+    for (int n : sizes) test_depths(r, n);
+    test_regroup(r, 1, 1, 1, 5);
+    test_regroup(r, 20, 20, 20, 3);
+    for (int i = 0; i < (quick ? 4 : 12); i++) {
+        int length = random_int(1, quick ? 30 : 90);
+        test_regroup(r, random_int(1, length), random_int(1, length), length, random_int(1, 600));
+    }
+}
+
+/* ---- ceilings --------------------------------------------------------------------------- */
+
+static void test_ceilings(const rig &r)
+{
+    now("%s ceilings", r.name());
+    double flops = -1;
+    did(r.gpu, "multiply_adds", r.gpu.ops->multiply_adds(r.gpu.stream, &flops, &r.gpu.err));
+    check(flops >= 2.0 * 64 * 64 * 64 && isfinite(flops), "%g operations", flops);
+    for (size_t size : { (size_t)1, (size_t)16, (size_t)4099, (size_t)100000 }) {
+        input memory(r.gpu, bytes(size));
+        did(r.gpu, "read", r.gpu.ops->read(r.gpu.stream, memory.at(), size, &r.gpu.err));
+    }
+}
+
+/* ---- the same again --------------------------------------------------------------------- */
+
+/* A layer on its way through all ops, of which every bit that comes out is looked at. */
+struct layer_weights {
+    weights table, qkv, o, gate_up, down;
+
+    explicit layer_weights(const rig &r)
+        : table(r, 1, 50, r.config.hidden, false, false),
+          qkv(r, 1, (r.config.n_heads + 2 * r.config.n_kv_heads) * r.config.head_dim, r.config.hidden, false, true),
+          o(r, 1, r.config.hidden, r.config.n_heads * r.config.head_dim, false, false),
+          gate_up(r, 1, 2 * r.config.ffn, r.config.hidden, true, false), down(r, 1, r.config.hidden, r.config.ffn, false, false)
+    {
+    }
+};
+
+struct pass_inputs {
+    scene tokens;
+    ints ids;
+    floats norm, rope;
+
+    pass_inputs(const rig &r, int n, int m) : tokens(r, n, m, m + 30), ids((size_t)n)
+    {
+        for (int32_t &id : ids) id = random_int(0, 49);
+        norm = random_values(LAZY_F32, (size_t)r.config.hidden);
+        rope = random_values(LAZY_F32, (size_t)(tokens.length * r.config.head_dim));
+    }
+};
+
+/* All that the pass leaves behind. */
+static bytes pass(const side &s, const rig &r, const layer_weights &w, const pass_inputs &given)
+{
+    const lazy_config &c = r.config;
+    const scene &t = given.tokens;
+    const lazy_ops *ops = s.ops;
+    int n = t.n, m = t.m, d = c.hidden;
+    size_t rows = (size_t)n, width = r.width(), head = (size_t)c.head_dim;
+    input ids(s, given.ids), norm(s, given.norm), rope(s, given.rope), positions(s, t.rows), in_play(s, t.in_play);
+    input flags(s, std::vector<uint8_t>((size_t)t.length, LAZY_PRUNABLE));
+    output x(s, rows * (size_t)d * width), h(s, rows * (size_t)d * width), heads(s, rows * (size_t)c.n_heads * head * width);
+    output qkv(s, rows * (size_t)(c.n_heads + 2 * c.n_kv_heads) * head * width), gated(s, rows * (size_t)c.ffn * width);
+    output k(s, narrowed(r.type, t.k)), v(s, narrowed(r.type, t.v)), logits(s, 50 * sizeof(float)), bad(s, bytes_of(ints{ 9 }));
+    output scores(s, (size_t)m * sizeof(float)), smooth(s, (size_t)m * sizeof(float)), kept(s, (size_t)m * sizeof(int32_t));
+    lazy_kv kv = { k.at(), v.at(), t.capacity };
+    const int32_t *at = positions.as<int32_t>(), *play = in_play.as<int32_t>();
+    int n_free = -1;
+
+    did(s, "embed", ops->embed(s.stream, x.at(), ids.as<int32_t>(), n, &w.table.gpu, &s.err));
+    did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, &s.err));
+    did(s, "matmul", ops->matmul(s.stream, qkv.at(), h.at(), n, &w.qkv.gpu, false, &s.err));
+    did(s, "rotate", ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), nullptr, nullptr, 1e-5f, &s.err));
+    did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, &s.err));
+    did(s, "matmul", ops->matmul(s.stream, x.at(), heads.at(), n, &w.o.gpu, true, &s.err));
+    did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, &s.err));
+    did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
+    did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
+    did(s, "note_finite", ops->note_finite(s.stream, x.at(), d, 1, bad.as<int32_t>(), &s.err));
+    did(s, "scores", ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, 0, kv, play, m, &s.err));
+    did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
+    did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
+    did(s, "select", ops->select(s.stream, kept.as<int32_t>(), play, smooth.as<float>(), m, flags.as<uint8_t>(), n_free, &s.err));
+    did(s, "logits", ops->logits(s.stream, logits.as<float>(), x.at(), 1, &w.table.gpu, &s.err));
+
+    check(n_free > 0 && n_free <= m, "%d of %d tokens hold most of the scores", n_free, m);
+    check(ints_of(bad.read())[0] == 9, "a pass over numbers gave none");
+    bytes all;
+    for (const output *left : { &x, &heads, &k, &v, &scores, &kept, &logits }) {
+        bytes part = left->read();
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+/* Alone, again, and beside another stream: the same bits. */
+static void test_repetition(lazy_dtype type)
+{
+    const int STREAMS = 2, ROUNDS = quick ? 1 : 3;
+    rig r(type, config_of(4, 2, 64), 20, 300);
+    layer_weights w(r);
+    std::vector<std::unique_ptr<pass_inputs>> inputs;
+    std::vector<side> sides;
+    std::vector<bytes> alone;
+    for (int i = 0; i < STREAMS; i++) {
+        inputs.push_back(std::make_unique<pass_inputs>(r, i ? 3 : 7, random_int(180, 260)));
+        sides.push_back(stream_of(r.gpu.backend, &r.config, 20, 300));
+        now("%s pass of %d rows over %d, alone", r.name(), inputs.back()->tokens.n, inputs.back()->tokens.m);
+        alone.push_back(pass(sides.back(), r, w, *inputs.back()));
+        check(pass(sides.back(), r, w, *inputs.back()) == alone.back(), "other bits the second time");
+    }
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < (size_t)STREAMS; i++)
+        threads.emplace_back([&, i] {
+            now("%s pass of %d rows over %d, beside another", r.name(), inputs[i]->tokens.n, inputs[i]->tokens.m);
+            for (int round = 0; round < ROUNDS; round++) check(pass(sides[i], r, w, *inputs[i]) == alone[i], "other bits than alone");
+        });
+    for (std::thread &thread : threads) thread.join();
+    for (const side &s : sides) s.ops->stream_close(s.stream);
+}
+
+/* ---- all -------------------------------------------------------------------------------- */
+
+int main(int argc, char **argv)
+{
+    seed = (uint64_t)time(nullptr);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "quick") == 0) quick = true;
+        else seed = strtoull(argv[i], nullptr, 10);
+    }
+    setenv("LAZYLLM_CPU", "reference", 1);
+    printf("seed %llu\n", (unsigned long long)seed);
+    for (lazy_dtype type : { LAZY_F32, LAZY_F16, LAZY_BF16 }) {
+        {
+            rig r(type, config_of(3, 1, 16), 80, 2200);
+            if (type == LAZY_F32) printf("%s\n", r.gpu.backend->variant);
+            test_copies(r);
+            test_refusals(r);
+            test_streams(r);
+            test_products(r);
+            test_rows(r);
+            test_selection(r);
+            test_sets(r);
+            test_ceilings(r);
+        }
+        test_all_heads(type);
+        test_long_context(type, 16, quick ? 1000 : 8200);
+        test_long_context(type, 64, quick ? 400 : 4200);
+        test_repetition(type);
+    }
+    printf("%d passed, %d failed\n", passed.load(), failed.load());
+    return failed != 0;
+}
