@@ -102,8 +102,12 @@ SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asan/liblazyllm_cuda.so \
 		$(foreach kind,on_cpu on_cpu_asan on_cpu_tsan,build/$(kind)/test_gemm build/$(kind)/test_ops) ## its kernels and the engine on them without a GPU, under sanitizers
 	tests/cuda/test_harness.sh
-	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_gemm && build/$$kind/test_ops || exit 1; done
+	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_gemm || exit 1; done
+	build/on_cpu/test_ops
 	LAZYLLM_CUDA_REVERSE=1 build/on_cpu/test_ops
+	build/on_cpu_asan/test_ops quick
+	build/on_cpu_tsan/test_ops quick
+	LAZYLLM_CUDA_REVERSE=1 build/on_cpu_tsan/test_ops quick
 	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS)
 	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py tests/test_facts.py
 

@@ -52,6 +52,7 @@ template <class T> __device__ __forceinline__ void turn_head(T *to, const T *fro
             for (int step = 16; step; step /= 2) wide += __shfl_xor_sync(~0u, wide, step);
             factor = (float)(1.0 / sqrt(wide / d + eps));
         }
+        __syncwarp(); /* the whole head was read; what follows may write over it */
     }
     for (int i = lane; i < half; i += 32) {
         float a = lazy_wide(from[i]) * factor, b = lazy_wide(from[half + i]) * factor, c = rope[i], s = rope[half + i];

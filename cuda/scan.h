@@ -20,6 +20,7 @@ __device__ __forceinline__ int rank_in_block(bool yes, int *total, scan_room *ro
     __syncthreads();
     int before = __popc(votes & ((1u << lane) - 1));
     *total = 0;
+#pragma unroll 4 /* all at once would take more registers than there are */
     for (int w = 0; w < SCAN_WARPS; w++) {
         if (w < warp) before += room->of_warp[w];
         *total += room->of_warp[w];

@@ -16,6 +16,7 @@
  * What it cannot find: weakly ordered memory beyond that, the accuracy of approximate instructions, limits on registers and static
  * shared memory, races with the host or between streams, and host memory used by a kernel.
  *
+ * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link with -pthread.
  * LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
 #ifndef LAZY_CUDA_ON_CPU_H
 #define LAZY_CUDA_ON_CPU_H

@@ -5,7 +5,8 @@
 
 CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include $(VENV)/lib/python*/site-packages/nvidia/cu13/include))
 CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h)
-ON_CPU       := $(basename $(notdir $(wildcard cuda/*.cu cuda/*.cc cuda/cuda_on_cpu/*.cc)))
+ON_CPU_HOST  := $(basename $(notdir $(wildcard cuda/*.cc cuda/cuda_on_cpu/*.cc)))
+ON_CPU_GPU   := $(basename $(notdir $(wildcard cuda/*.cu))) # linked last: sanitizers find the lines of what comes last
 ON_CPU_FLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Werror -fno-strict-aliasing -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)
 vpath %.cu cuda tests/cuda
 vpath %.cc cuda cuda/cuda_on_cpu tests/cuda
@@ -24,13 +25,13 @@ build/$(1)/%.o: %.cc $(CUDA_HEADERS)
 
 build/$(1)/core.a: $(CORE_C) $(CUDA_HEADERS)
 	@mkdir -p build/$(1)/core
-	cd build/$(1)/core && $(CC) $(CFLAGS_TEST) -O3 -fPIC $(2) -c $(addprefix $(CURDIR)/,$(CORE_C))
-	$(AR) rcs $$@ build/$(1)/core/*.o
+	rm -f build/$(1)/core/*.o && cd build/$(1)/core && $(CC) $(CFLAGS_TEST) -O3 -fPIC $(2) -c $(addprefix $(CURDIR)/,$(CORE_C))
+	rm -f $$@ && $(AR) rcs $$@ build/$(1)/core/*.o
 
-build/$(1)/liblazyllm_cuda.so: $(ON_CPU:%=build/$(1)/%.o) build/$(1)/core.a
+build/$(1)/liblazyllm_cuda.so: $(ON_CPU_HOST:%=build/$(1)/%.o) build/$(1)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
 	$(CXX) -shared -pthread $(2) -Wl,--exclude-libs,ALL $$^ -o $$@
 
-build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU:%=build/$(1)/%.o) build/$(1)/core.a
+build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU_HOST:%=build/$(1)/%.o) build/$(1)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
 	$(CXX) -pthread $(2) $$^ -ldl -o $$@
 endef
 
