@@ -1,0 +1,181 @@
+#!/usr/bin/env bash
+# All that can only be seen on a GPU, from a checkout, in under eight minutes: builds the CUDA core, tests its ops, its products and the
+# engine on the device, with compute-sanitizer too, and measures. A short table comes last. Nothing is fetched if python3 has what the
+# package needs; what is missing is said and left out.
+#
+#   benchmarks/gpu_check.sh [FOLDER]     FOLDER: for the results; benchmarks/results/DATE-GPU
+#
+# LAZYLLM_CHECK_SECONDS (450) is the time for everything. The exit code is 1 if something failed, 2 if nothing could be tried.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+BUDGET=${LAZYLLM_CHECK_SECONDS:-450}
+FOR_BENCHMARKS=180 # of it, kept from whatever comes before
+NEEDED='numpy safetensors tokenizers jinja2 tqdm setuptools'
+out=build/gpu_check
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+unset LAZYLLM_CUDA_LIBRARY
+
+stop() { echo "gpu_check: $*" >&2; exit 2; }
+
+# ---- what is here --------------------------------------------------------------------------------------------------------------
+
+command -v python3 >/dev/null || stop 'there is no python3'
+gpu=$(python3 - <<'END'
+import ctypes
+import sys
+
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError as reason:
+    sys.exit(f"no driver: {reason}")
+count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    sys.exit(f"the driver says error {code}")
+if count.value == 0:
+    sys.exit("the driver knows no device")
+driver.cuDeviceGet(ctypes.byref(device), 0)
+driver.cuDeviceGetName(name, len(name), device)
+print(name.value.decode())
+END
+) || stop 'this machine has no GPU that CUDA can use, so there is nothing to check'
+nvcc=$(python3 -c 'import sys; sys.path.insert(0, "cuda"); import build_cuda; print(build_cuda.find_nvcc() or "")')
+[ "$nvcc" ] || stop 'there is no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda'
+
+slug=$(echo "$gpu" | tr -cs '[:alnum:]' - | tr '[:upper:]' '[:lower:]' | sed 's/-*$//')
+results=${1:-benchmarks/results/$(date -u +%F)-$slug}
+rm -rf "$out"
+mkdir -p "$out/core" "$results" || stop "cannot write to $out and $results"
+summary=$results/check.md
+n_failed=0
+rows=()
+
+# ---- steps ---------------------------------------------------------------------------------------------------------------------
+
+row() { # WHAT RESULT SECONDS DETAIL
+    rows+=("$(printf '| %-34s | %-9s | %4s | %s |' "$1" "$2" "$3" "$(echo "$4" | tr '|' '/' | cut -c 1-110)")")
+}
+
+skip() { row "$1" skipped '' "$2" && echo "---- $1: skipped, $2"; }
+
+# step WHAT LOG LIMIT DEADLINE COMMAND…: runs it for as many seconds, but not past the deadline
+step() {
+    local what=$1 log=$out/$2.log limit=$3 left=$(($4 - SECONDS)) begun=$SECONDS code result=ok
+    shift 4
+    ((left < limit)) && limit=$left
+    if ((limit < 5)); then
+        skip "$what" 'no time is left'
+        return 1
+    fi
+    echo "---- $what (at most $limit s)"
+    timeout --signal=INT --kill-after=10 "$limit" "$@" >"$log" 2>&1
+    code=$?
+    if ((code == 124 || code == 137)); then
+        result=unfinished
+    elif ((code)); then
+        result=FAILED
+        n_failed=$((n_failed + 1))
+        tail -25 "$log" | sed 's/^/    /'
+    fi
+    row "$what" "$result" $((SECONDS - begun)) "$(grep -v '^[[:space:]]*$' "$log" | tail -1)"
+    echo "     $result"
+    return $code
+}
+
+has() { "$1" -c 'import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))' "${@:2}" 2>/dev/null; }
+
+finish() {
+    local goals report
+    {
+        echo "# A check on $gpu, $(date -u '+%Y-%m-%d %H:%M UTC')"
+        echo
+        echo "| what                               | result    |    s | last words |"
+        echo "| ---------------------------------- | --------- | ---- | ---------- |"
+        printf '%s\n' "${rows[@]}"
+        for report in shapes ops; do
+            goals=$(sed -n '/^## Goals/,/^## [^G]/p' "$results/$report/bench.md" 2>/dev/null | grep '^|')
+            [ "$goals" ] && printf '\n%s\n' "$goals"
+        done
+        echo
+        ((n_failed)) && echo "$n_failed failed, after $SECONDS s" || echo "nothing failed, after $SECONDS s"
+    } >"$summary"
+    echo
+    cat "$summary"
+    echo "wrote $results"
+    exit $((n_failed > 0))
+}
+
+# ---- an environment, and the build ---------------------------------------------------------------------------------------------
+
+python=.venv/bin/python
+# shellcheck disable=SC2086
+if [ ! -e .venv ] && ! { echo '---- making .venv'; LAZYLLM_CUDA=0 PIP_RETRIES=0 PIP_DEFAULT_TIMEOUT=5 timeout 120 make .venv/test.stamp >$out/venv.log 2>&1; }; then
+    rm -rf .venv
+    skip '.venv' "it cannot be made: $(tail -1 $out/venv.log)"
+fi
+# shellcheck disable=SC2086
+has $python $NEEDED || python=python3
+# shellcheck disable=SC2086
+has $python $NEEDED || stop "neither .venv nor $(command -v python3) has all of $NEEDED"
+echo "python is $(command -v $python)"
+
+tests_end=$((BUDGET - FOR_BENCHMARKS))
+step 'build with nvcc' build 200 "$BUDGET" env LAZYLLM_CUDA=1 $python setup.py --quiet build_ext --inplace || finish
+step 'what lazyllm sees' info 30 "$BUDGET" $python -c '
+from lazyllm.device import cuda_facts
+facts = cuda_facts()
+print(facts)
+raise SystemExit(facts.startswith("off"))' || finish
+cublas=$($python -c 'from lazyllm.device import libraries; print(*libraries()[:1])')
+
+cat >$out/programs.sh <<'END'
+set -e
+find csrc -name '*.c' -not -path 'csrc/python/*' | xargs -P "$(nproc)" -I {} \
+    sh -c 'gcc -std=gnu11 -O3 -g1 -pthread -c {} -o "$1/core/$(echo {} | tr / _).o"' _ "$out"
+objects=$(for source in cuda/*.cu cuda/*.cc; do name=${source##*/}; echo "build/cuda/${name%.*}.o"; done)
+{
+    echo "-o $out/test_harness tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu"
+    for name in test_ops test_gemm; do echo "-o $out/$name tests/cuda/$name.cc $(echo $objects) $out/core/*.o -ldl"; done
+} | xargs -P 3 -I {} sh -c '"$nvcc" -std=c++17 -O2 -arch=native {} -lpthread'
+END
+step 'build the tests' programs 90 "$BUDGET" env out=$out nvcc="$nvcc" sh $out/programs.sh
+
+# ---- tests on the device -------------------------------------------------------------------------------------------------------
+
+if [ -x $out/test_ops ] && [ -x $out/test_gemm ] && [ -x $out/test_harness ]; then
+    with_cublas=(env ${cublas:+"LAZYLLM_CUBLAS=$cublas"})
+    step 'fragments of mma, one by one' one_hot 20 $tests_end $out/test_harness one_hot
+    step 'what the harness takes for CUDA' harness 30 $tests_end $out/test_harness
+    step 'every op beside the reference' test_ops 60 $tests_end "${with_cublas[@]}" $out/test_ops
+    # shellcheck disable=SC2086
+    step 'matrix products' test_gemm 40 $tests_end $out/test_gemm $cublas
+fi
+
+if has $python pytest hypothesis; then
+    on_device=(env LAZYLLM_TEST_DEVICE=cuda $python -m pytest -q -p no:cacheprovider)
+    step 'the engine' engine 90 $tests_end "${on_device[@]}" tests/test_cuda.py tests/test_facts.py tests/test_damage.py tests/test_method.py
+    step 'the benchmark command' bench_tests 40 $tests_end "${on_device[@]}" tests/test_bench.py -k on_cuda
+else
+    skip 'the engine' "$python has no pytest and hypothesis"
+fi
+
+sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$nvcc")/compute-sanitizer" 2>/dev/null)
+if [ ! "$sanitizer" ]; then
+    skip 'compute-sanitizer' 'it is not installed'
+elif [ ! -x $out/test_ops ] || ! timeout 30 "$sanitizer" $out/test_harness one_hot >$out/sanitizer.log 2>&1; then
+    skip 'compute-sanitizer' "it does not work here: $(tail -1 $out/sanitizer.log 2>/dev/null)"
+else
+    for tool in memcheck racecheck; do
+        step "compute-sanitizer, $tool" $tool 60 $tests_end "${with_cublas[@]}" "$sanitizer" --tool $tool --error-exitcode 9 $out/test_ops quick
+    done
+fi
+
+# ---- benchmarks ----------------------------------------------------------------------------------------------------------------
+
+measure() { # SUITE LIMIT ROUNDS
+    step "benchmark: $1" "bench_$1" "$2" "$BUDGET" $python -m lazyllm bench "$1" --device cuda --rounds "$3" --out "$results/$1"
+    grep -v '^$' "$out/bench_$1.log" 2>/dev/null | grep -a 'left out' | sed 's/^/     /' | sort -u
+}
+measure shapes 130 3
+measure ops 130 2
+finish
