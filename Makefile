@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CORE   := $(shell find csrc -name '*.[ch]' 2>/dev/null)
+CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 # one place for the demonstration model, so that demo, tests and notebooks fetch it once
 export LAZYLLM_CACHE ?= $(CURDIR)/.cache
@@ -112,15 +113,15 @@ cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asa
 	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py tests/test_facts.py
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
-	$(BIN)/ruff check lazyllm tests setup.py
-	$(BIN)/ruff format --check lazyllm tests setup.py
+	$(BIN)/ruff check lazyllm tests setup.py cuda
+	$(BIN)/ruff format --check lazyllm tests setup.py cuda
 	$(BIN)/mypy --python-executable $(BIN)/python
-	$(BIN)/clang-format --dry-run --Werror $(CORE) tests/c/*.c
+	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
 
 format: $(VENV)/lint.stamp ## put all sources in form
-	$(BIN)/ruff check --fix lazyllm tests setup.py
-	$(BIN)/ruff format lazyllm tests setup.py
-	$(BIN)/clang-format -i $(CORE) tests/c/*.c
+	$(BIN)/ruff check --fix lazyllm tests setup.py cuda
+	$(BIN)/ruff format lazyllm tests setup.py cuda
+	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
 
 clean: ## remove what was built (not .venv, nor the model in .cache)
 	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output

@@ -1,7 +1,8 @@
-"""Builds lazyllm._core and, where wanted, liblazyllm_cuda. Everything else about the package stands in pyproject.toml.
+"""Builds lazyllm._core and, where wanted, liblazyllm_cuda. All else about the package is in pyproject.toml.
 
 LAZYLLM_SANITIZE=address,undefined compiles the core with those sanitizers.
-LAZYLLM_CUDA=1 builds the CUDA core and fails without nvcc, 0 does not, auto (the default) does where nvcc and a GPU are.
+LAZYLLM_CUDA=1 builds the CUDA core and fails without nvcc, 0 leaves it out, auto (the default) builds it
+where nvcc and a GPU are.
 """
 
 import os

@@ -15,7 +15,16 @@ FOLDER = Path("cuda")
 SOURCES = sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cc"), Path("csrc/error.c"), Path("csrc/memory.c")])
 HEADERS = sorted([*FOLDER.glob("*.h"), *Path("csrc").glob("*.h")])
 FLAGS = [
-    *("-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "-warn-spills", "-Xcompiler", "-fPIC,-fvisibility=hidden"),
+    *(
+        "-std=c++17",
+        "-O3",
+        "-Werror",
+        "all-warnings",
+        "-Xptxas",
+        "-warn-spills",
+        "-Xcompiler",
+        "-fPIC,-fvisibility=hidden",
+    ),
     *(flag for c in CAPABILITIES for flag in ("-gencode", f"arch=compute_{c},code=sm_{c}")),
     *("-gencode", f"arch=compute_{CAPABILITIES[-1]},code=compute_{CAPABILITIES[-1]}"),  # for devices to come
     f'-DLAZY_CUDA_ARCHITECTURES="{ARCHITECTURES} and later"',
@@ -25,8 +34,14 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 def find_nvcc() -> str | None:
     """On the PATH, in CUDA_HOME, or from the wheel nvidia-cuda-nvcc."""
-    homes = [os.environ.get("CUDA_HOME", ""), "/usr/local/cuda", *(f"{entry}/nvidia/cu13" for entry in sys.path)]
-    return shutil.which("nvcc") or next((found for home in homes if (found := shutil.which(f"{home}/bin/nvcc"))), None)
+    homes = [
+        os.environ.get("CUDA_HOME", ""),
+        "/usr/local/cuda",
+        *(f"{entry}/nvidia/cu13" for entry in sys.path),
+    ]
+    return shutil.which("nvcc") or next(
+        (found for home in homes if (found := shutil.which(f"{home}/bin/nvcc"))), None
+    )
 
 
 def wanted(wish: str) -> tuple[str | None, str]:
@@ -38,7 +53,9 @@ def wanted(wish: str) -> tuple[str | None, str]:
         return None, "LAZYLLM_CUDA=0"
     if wish == "1":
         if nvcc is None:
-            raise SystemExit("LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME")
+            raise SystemExit(
+                "LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME"
+            )
         return nvcc, "LAZYLLM_CUDA=1"
     if nvcc is None:
         return None, "there is no nvcc on PATH or in CUDA_HOME"
@@ -65,4 +82,6 @@ def build(nvcc: str, library: Path, objects: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         parts = list(pool.map(compiled, SOURCES))
     library.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([nvcc, "-shared", "-cudart", "static", *map(str, parts), "-ldl", "-o", str(library)], check=True)
+    subprocess.run(
+        [nvcc, "-shared", "-cudart", "static", *map(str, parts), "-ldl", "-o", str(library)], check=True
+    )

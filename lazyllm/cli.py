@@ -99,6 +99,55 @@ def parser() -> argparse.ArgumentParser:
         "--out", default="demo-output", metavar="DIR", help="for demo.html and demo.png; default demo-output"
     )
 
+    longbench = command(
+        "longbench",
+        run_longbench,
+        "run LongBench under one setting or several, time it, score it; run again, it resumes",
+        """longbench --model DIR --data LongBench --pruning dense --pruning '{"10": 0.7}' --out run""",
+    )
+    longbench.add_argument("--model", required=True, help="folder in Hugging Face layout, or a hub id")
+    longbench.add_argument(
+        "--data",
+        required=True,
+        metavar="DIR",
+        help="folder, zip or parquet of the benchmark, or hub:OWNER/NAME",
+    )
+    longbench.add_argument(
+        "--datasets", type=names, metavar="NAME,…", help="default: the 16 English ones that are there"
+    )
+    longbench.add_argument(
+        "--pruning",
+        action="append",
+        metavar="SETTING",
+        help="dense, stages such as {"
+        '"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, compress:ratio=0.5 (repeatable)',
+    )
+    longbench.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="manifest.json, items.jsonl, report.md, …"
+    )
+    longbench.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
+    longbench.add_argument(
+        "--sample", type=int, metavar="N", help="N items of each data set, drawn with a fixed seed"
+    )
+    longbench.add_argument(
+        "--max-length", type=int, default=3500, metavar="N", help="tokens of a prompt, default 3500"
+    )
+    longbench.add_argument(
+        "--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits"
+    )
+    longbench.add_argument("--chat", default="auto", help="auto (default), none, llama-2, xgen or template")
+    longbench.add_argument(
+        "--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data"
+    )
+    longbench.add_argument(
+        "--edit-sim", default="levenshtein", help="of code: levenshtein (default) or difflib"
+    )
+    longbench.add_argument(
+        "--warm-ups", type=int, default=5, metavar="N", help="runs before the first timed one, default 5"
+    )
+    longbench.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
+    longbench.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
     bench = command(
         "bench",
         run_bench,
@@ -116,6 +165,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--tokens", type=whole_numbers, metavar="N,…", help="default 1024,2048,4096,8192")
     bench.add_argument("--context", type=int, metavar="N", help="tokens before decoding, default 4096")
     bench.add_argument("--rounds", type=int, metavar="N", help="after one to warm up, default 7")
+    bench.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N; default cpu")
     bench.add_argument("--threads", type=whole_numbers, metavar="N,…", help="default: 1 and all cores")
     bench.add_argument("--quick", action="store_true", help="a small run that shows that all works")
     bench.add_argument(
@@ -203,17 +253,43 @@ def run_demo(args: argparse.Namespace) -> int:
     return run(args.model, Path(args.out))
 
 
+def run_longbench(args: argparse.Namespace) -> int:
+    from lazyllm import load
+    from lazyllm.longbench import run
+
+    llm = load(args.model, device=args.device, threads=args.threads)
+    made = run(
+        llm,
+        args.pruning,
+        data=args.data,
+        datasets=args.datasets,
+        out=args.out,
+        limit=args.limit,
+        sample=args.sample,
+        max_length=args.max_length,
+        max_new_tokens=args.max_new_tokens,
+        chat=args.chat,
+        prompts=args.prompts,
+        edit_sim=args.edit_sim,
+        warm_ups=args.warm_ups,
+    )
+    print(made.report().read_text(encoding="utf-8").partition("## Conditions")[0].rstrip())
+    print(f"\nwrote {made.folder}")
+    return 1 if made.summary.failed else 0
+
+
 def run_bench(args: argparse.Namespace) -> int:
     from lazyllm.bench.options import Options
     from lazyllm.bench.peers import chosen
     from lazyllm.bench.run import chosen_suites, run
 
     suites = chosen_suites(args.suites)
-    peers, notes = chosen(args.peers)
+    peers, notes = chosen(args.peers, on_cpu=args.device == "cpu")
     options = Options.filled(
         tokens=args.tokens,
         context=args.context,
         rounds=args.rounds,
+        device=args.device,
         threads=args.threads,
         quick=args.quick,
         peers=peers,

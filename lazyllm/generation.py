@@ -99,6 +99,7 @@ class Request:
     stop: tuple[str, ...]
     trace: bool
     progress: bool
+    stop_ids: frozenset[int] = frozenset()  # end the answer as its end tokens do, but not as its first token
 
     @classmethod
     def checked(
@@ -158,7 +159,7 @@ def answer(
         token_ids.append(token)
         computed.append(session.computed)
         reached_top.append(session.reached_top)
-        if token in eos:
+        if token in eos or (token in request.stop_ids and len(token_ids) > 1):
             finish_reason = "stop"
             break
         if stream and (piece := finder.push(stream.push(token))):

@@ -13,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import SHAPE, model_folder
+from tiny import DEVICE
 
 import lazyllm
 from lazyllm import cli
 from lazyllm._core import Bench
-from lazyllm.bench import f16_gguf, peers, rounds, run
+from lazyllm.bench import decode, f16_gguf, goals, ops, peers, rounds, run, whole_model
 from lazyllm.bench.goals import Goal
+from lazyllm.bench.model_shapes import ModelShape
 from lazyllm.bench.options import Options
+from lazyllm.bench.place import Place
 from lazyllm.bench.process import Process
 from lazyllm.bench.report import Report, Row, Table
 from lazyllm.bench.rounds import Times
@@ -263,6 +266,7 @@ def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     assert here == ("llama.cpp",)
     assert [note for note in notes if "transformers is left out" in note and "pip install" in note]
     assert peers.chosen(["none"]) == ((), [])
+    assert peers.chosen(["llama.cpp"], on_cpu=False)[0] == ()
 
 
 @pytest.mark.parametrize(
@@ -273,6 +277,9 @@ def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--rounds", "0"], "rounds must be at least 1, not 0"),
         (["--tokens", "0,5"], "tokens must be at least 1, not 0"),
         (["--threads", "-1"], "threads must be at least 1, not -1"),
+        (["--device", "cuda", "--threads", "2"], "threads do not apply to cuda"),
+        (["--device", "auto"], "device must be cpu, cuda or cuda:N"),
+        (["--device", "gpu"], "not 'gpu'"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], words: str, tmp_path: Path, capsys: Captured) -> None:
@@ -281,6 +288,76 @@ def test_wrong_use_is_one_line(arguments: list[str], words: str, tmp_path: Path,
     assert words in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+# ---- on a CUDA device ------------------------------------------------------------------------------
+
+cuda_only = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
+TINY = ModelShape("tiny", 6, 64, 4, 2, 64, 96)
+
+
+def bench_on_cuda(out: Path, *arguments: str) -> Any:
+    call = ["bench", "--quick", "--rounds", "1", "--device", DEVICE, "--peers", "none", "--out", str(out)]
+    assert cli.main([*call, *arguments]) == 0
+    return json.loads((out / "bench.json").read_text())
+
+
+@pytest.fixture
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory_sweep(place: Place) -> Bench:
+        return place.bench("read", rows=64, cols=64, dtype="bf16")
+
+    monkeypatch.setattr(Place, "memory_sweep", memory_sweep)
+
+
+@cuda_only
+def test_suites_of_a_model_on_cuda(
+    folder: Path, tmp_path: Path, capsys: Captured, small_ceilings: None
+) -> None:
+    suites = ["prefill", "pruned", "decode", "scaling", "memory"]
+    plain = bench_on_cuda(tmp_path, *suites, "--model", str(folder), "--tokens", "24", "--context", "128")
+    assert plain["machine"]["GPU"].startswith("cuda:0 ")
+    said = " ".join(plain["notes"])
+    assert "scaling is left out: it compares numbers of threads." in said
+    assert "memory is left out" in said
+    assert [table["suite"] for table in plain["tables"]] == ["prefill", "pruned", "decode", "decode"]
+    assert all("cuda:0, " in table["title"] for table in plain["tables"])
+    last = {row["label"]: row["figures"] for row in plain["tables"][-1]["rows"]}
+    assert last["64 revived"]["revived, counted"] == 64
+    assert last["0 revived"]["time / none revived"] == 1
+
+
+@cuda_only
+def test_suites_of_random_data_on_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
+) -> None:
+    monkeypatch.setattr(ops, "SMALL", TINY)
+    monkeypatch.setattr(ops, "ATTENTION_SHAPES", ((64, 4, 2),))
+    monkeypatch.setattr(ops, "ATTENTION_TOKENS", (48,))
+    monkeypatch.setattr(ops, "MANY_ROWS", (16,))
+    monkeypatch.setattr(whole_model, "SMALL", TINY)
+    monkeypatch.setattr(whole_model, "VOCAB", 96)
+    monkeypatch.setattr(decode, "REVIVED", (0, 4))
+    monkeypatch.setattr(decode, "LEAST_CONTEXT", 8)
+    plain = bench_on_cuda(tmp_path, "ops", "shapes", "--tokens", "24")
+    titles = [table["title"] for table in plain["tables"]]
+    for kind in (
+        "many rows",
+        "few rows",
+        "Causal attention",
+        "Scores",
+        "Dense prefill of 24 tokens, tiny-shaped",
+    ):
+        assert any(kind in title for title in titles), kind
+    assert {table["suite"] for table in plain["tables"]} == {"ops", "shapes"}
+
+
+def test_goals_depend_on_place_and_model() -> None:
+    assert goals.of_model(True, True, 576).prefill is goals.PREFILL
+    assert goals.of_model(True, False, 4096).prefill is None
+    assert goals.of_model(False, True, 576) == goals.ON_CUDA
+    assert goals.of_model(False, False, 4096).prefill is goals.CUDA_PREFILL
+    assert goals.wanted({"a": None, "b": AT_LEAST}) == {"b": AT_LEAST}
 
 
 # ---- the peers' models -----------------------------------------------------------------------------
@@ -322,8 +399,8 @@ def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
     ids = np.random.default_rng(0).integers(0, 49152, 40).tolist()
     ours = lazyllm.load(demo_model).session().forward(ids)
     make: Any = {
-        "transformers": lambda: peers.transformers_peer(demo_model, "float32", 1),
-        "llama.cpp": lambda: peers.llama_cpp_peer(demo_model, 64, 1),
+        "transformers": lambda: peers.transformers_peer(demo_model, "float32", Place(1)),
+        "llama.cpp": lambda: peers.llama_cpp_peer(demo_model, 64, Place(1)),
     }[name]
     with make() as peer:
         theirs = peer.call("logits", ids)

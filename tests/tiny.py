@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from lazyllm import _core
 
-# "cuda" runs the same tests on that device, with weights of the one type that it computes in as exactly as the CPU
+# "cuda" runs the same tests there, on weights of the one type that it computes in as exactly as the CPU
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
 DTYPES = ["F32", "BF16", "F16"] if DEVICE == "cpu" else ["F32"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from lazyllm._core import Bench
+from lazyllm.bench.place import Place
 from lazyllm.bench.rounds import Contestant, Times
 
 MULTIPLY_ADDS, READ = "multiply-add ceiling", "read ceiling"
 RUNS = 5  # of one turn, the best of which counts: threads just woken may share a core for a while
-READ_ROWS = READ_COLS = 1 << 13  # of float32: 256 MiB, more than a cache holds
 
 
 def best(bench: Bench) -> Contestant:
@@ -17,9 +18,13 @@ def best(bench: Bench) -> Contestant:
 
 
 class Ceilings:
-    def __init__(self, threads: int) -> None:
-        self._multiply_adds = Bench("multiply_adds", threads=threads)
-        self._read = Bench("read", rows=READ_ROWS, cols=READ_COLS, dtype="f32", threads=threads)
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._multiply_adds = place.bench("multiply_adds")
+
+    @cached_property
+    def _read(self) -> Bench:
+        return self._place.memory_sweep()
 
     @property
     def compute(self) -> dict[str, Contestant]:

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from lazyllm.bench import goals
 from lazyllm.bench.ceilings import Ceilings
-from lazyllm.bench.engines import LLAMA_CPP_F16, OURS, TRANSFORMERS_F32, Engines
-from lazyllm.bench.goals import Goal
+from lazyllm.bench.engines import OURS, Engines
+from lazyllm.bench.goals import wanted
 from lazyllm.bench.options import Options
-from lazyllm.bench.report import Figure, Row, Table, on_threads
+from lazyllm.bench.place import Place
+from lazyllm.bench.report import Figure, Row, Table
 from lazyllm.bench.rounds import Contestant, in_turn, timed
 from lazyllm.llm import LLM
-from lazyllm.memory import FLOAT_BYTES
 from lazyllm.pruning import Pruning
 from lazyllm.session import Session
 
@@ -22,10 +21,9 @@ SUITE = "decode"
 STEPS = 8  # of one turn
 REVIVED = (0, 4, 16, 64)
 KEPT_SHARE = 8  # of the context, one part in so many stays in play beside the revived
-GOAL_CONTEXT = 4096  # the goals beside peers are for the demonstration model after as many tokens
 LEAST_CONTEXT = 2 * REVIVED[-1]
-PEER_GOALS = {TRANSFORMERS_F32: goals.DECODE_TRANSFORMERS, LLAMA_CPP_F16: goals.DECODE_LLAMA_CPP}
 SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
+OVER_NONE = "time / none revived"
 GIGA = 1e9
 
 
@@ -38,19 +36,19 @@ def decode(options: Options) -> Iterator[Table]:
         )
     if options.context < LEAST_CONTEXT:
         raise ValueError(f"context is {options.context}; the suite needs at least {LEAST_CONTEXT}")
-    for threads in options.threads:
-        ceilings = Ceilings(threads)
-        with Engines(options, threads, length) as engines:
-            title = f"Decode after {options.context} tokens, {options.config.name}, {on_threads(threads)}"
-            yield Table(SUITE, title, beside_peers(options, engines, ceilings, threads), tuple(engines.notes))
-        yield revived(options, engines.llm, ceilings, threads)
+    for place in options.places:
+        ceilings = Ceilings(place)
+        with Engines(options, place, length) as engines:
+            title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
+            yield Table(SUITE, title, beside_peers(options, engines, ceilings, place), tuple(engines.notes))
+        yield revived(options, engines.llm, ceilings, place)
 
 
-def step_bytes(llm: LLM, last_pass: np.ndarray) -> int:
+def step_bytes(place: Place, llm: LLM, last_pass: np.ndarray) -> int:
     """What a decode step must read: all weights used but the embedding, K and V of the tokens in play."""
     embedding = next(tensor for tensor in llm.checkpoint.tensors if tensor[0].endswith("embed_tokens.weight"))
     weights = llm.core.bytes - (0 if llm.config.tied else embedding[5])
-    row = 2 * llm.config.n_kv_heads * llm.config.head_dim * FLOAT_BYTES
+    row = 2 * llm.config.n_kv_heads * llm.config.head_dim * place.activation_bytes(llm)
     return weights + row * int(last_pass[:, 0].sum())
 
 
@@ -69,7 +67,7 @@ def peer_steps(seconds: Callable[[], float]) -> Contestant:
     return lambda: seconds() / STEPS
 
 
-def beside_peers(options: Options, engines: Engines, ceilings: Ceilings, threads: int) -> list[Row]:
+def beside_peers(options: Options, engines: Engines, ceilings: Ceilings, place: Place) -> list[Row]:
     llm, ids, new = engines.llm, options.prompt(options.context), options.prompt(STEPS)
     session = llm.session()
     session.forward(ids)
@@ -80,8 +78,8 @@ def beside_peers(options: Options, engines: Engines, ceilings: Ceilings, threads
         OURS: steps(session, new),
         **{name: peer_steps(peer.seconds("decode", new)) for name, peer in engines.peers.items()},
     }
-    times = in_turn(contestants, options.rounds, f"decode, {on_threads(threads)}")
-    ours, n_bytes = times[OURS].median, step_bytes(llm, session.last_pass)
+    times = in_turn(contestants, options.rounds, f"decode, {place}")
+    ours, n_bytes = times[OURS].median, step_bytes(place, llm, session.last_pass)
     work = Pruning().pass_flops(llm.config, session.last_pass, generated=True)
     figures: dict[str, Figure] = {
         "time of a token": times[OURS],
@@ -89,20 +87,20 @@ def beside_peers(options: Options, engines: Engines, ceilings: Ceilings, threads
         SHARE: n_bytes / ours / ceilings.bandwidth(times),
         BOUND: ours / ceilings.bound(times, work, n_bytes),
     }
-    keys: dict[str, str | int] = {"tokens": options.context, "threads": threads}
-    rows = [Row(OURS, figures, {SHARE: goals.DECODE_BANDWIDTH}, {"engine": OURS, **keys})]
-    in_scope = options.model is None and options.context >= GOAL_CONTEXT
+    keys: dict[str, str | int] = {"tokens": options.context, **place.keys}
+    goals = options.goals(place)
+    rows = [Row(OURS, figures, wanted({SHARE: goals.decode_bandwidth}), {"engine": OURS, **keys})]
+    peer_goals = goals.decode_peers if options.context >= goals.decode_context else {}
     for name in engines.peers:
         theirs: dict[str, Figure] = {"time of a token": times[name], RATIO: times[name].median / ours}
-        wanted: dict[str, Goal] = {RATIO: PEER_GOALS[name]} if in_scope else {}
-        rows.append(Row(name, theirs, wanted, {"engine": name, **keys}))
+        rows.append(Row(name, theirs, wanted({RATIO: peer_goals.get(name)}), {"engine": name, **keys}))
     return rows
 
 
 # ---- revived tokens ------------------------------------------------------------------------------
 
 
-def revived(options: Options, llm: LLM, ceilings: Ceilings, threads: int) -> Table:
+def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Table:
     """The first step after a prefill that kept only protected tokens: all that it adds must be revived."""
     ids = options.prompt(options.context)
     sessions: dict[str, Session] = {}
@@ -117,11 +115,11 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, threads: int) -> Tab
         return run
 
     contestants = {name: one_step(name, pruning) for name, pruning in prunings.items()}
-    times = in_turn({**ceilings.both, **contestants}, options.rounds, f"revival, {on_threads(threads)}")
-    rows = []
+    times = in_turn({**ceilings.both, **contestants}, options.rounds, f"revival, {place}")
+    rows, goals = [], options.goals(place)
     for name, pruning in prunings.items():
         last = sessions[name].last_pass
-        n_bytes, work = step_bytes(llm, last), pruning.pass_flops(llm.config, last, generated=True)
+        n_bytes, work = step_bytes(place, llm, last), pruning.pass_flops(llm.config, last, generated=True)
         figures: dict[str, Figure] = {
             "revived, counted": float(last[:, 2].sum()),
             "computed in the last layer": float(last[-1, 1]),
@@ -129,13 +127,15 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, threads: int) -> Tab
             "time of the step": times[name],
             BOUND: times[name].median / ceilings.bound(times, work, n_bytes),
         }
-        wanted: dict[str, Goal] = {BOUND: goals.REVIVAL}
-        rows.append(Row(name, figures, wanted, {"tokens": len(ids), "threads": threads}))
+        if not place.on_cpu:
+            figures[OVER_NONE] = times[name].median / times[next(iter(prunings))].median
+        pair = wanted({BOUND: goals.revival, OVER_NONE: goals.revival_over_none})
+        rows.append(Row(name, figures, pair, {"tokens": len(ids), **place.keys}))
     note = (
         f"Prefill keeps one token in {KEPT_SHARE} after layer 0; the step brings so many more into play, "
         "which are computed in every layer above. Each is the first step of a new session."
     )
-    return Table(SUITE, f"A decode step that revives, {on_threads(threads)}", rows, (note,))
+    return Table(SUITE, f"A decode step that revives, {place}", rows, (note,))
 
 
 def reviving(n: int, r: int) -> Pruning:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from lazyllm.bench import goals
+from lazyllm.bench.goals import wanted
 from lazyllm.bench.options import Options
-from lazyllm.bench.report import Figure, Row, Table, on_threads
+from lazyllm.bench.report import Figure, Row, Table
 from lazyllm.bench.rounds import Contestant, Times, in_turn, timed
 from lazyllm.demo import DOCUMENT, QUESTION
-from lazyllm.llm import LLM, load
+from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 
 SUITE = "generation"
@@ -23,8 +23,8 @@ DENSE, PRUNED, RATIO = "dense", "pruned", "dense / pruned"
 
 
 def generation(options: Options) -> Iterator[Table]:
-    threads = max(options.threads)
-    llm = load(options.folder, device="cpu", threads=threads)
+    place = options.widest
+    llm = place.load(options.folder)
     n_new = QUICK_NEW_TOKENS if options.quick else NEW_TOKENS
     limit = min(options.tokens[0] if options.quick else PROMPT_LIMIT, llm.config.context - n_new)
     rows = []
@@ -37,12 +37,12 @@ def generation(options: Options) -> Iterator[Table]:
             **times,
             RATIO: times[DENSE].median / times[PRUNED].median,
         }
-        rows.append(Row(name, figures, {RATIO: goals.GENERATION}, {"threads": threads}))
+        rows.append(Row(name, figures, wanted({RATIO: options.goals(place).generation}), place.keys))
     note = (
         f"{n_new} new tokens, end tokens ignored; pruned for a counted speedup of {SPEEDUP:g}, decode steps "
         f"too; prompts cut to {limit} tokens in their middle."
     )
-    yield Table(SUITE, f"Whole generations, {options.config.name}, {on_threads(threads)}", rows, (note,))
+    yield Table(SUITE, f"Whole generations, {options.config.name}, {place}", rows, (note,))
 
 
 def data_sets(options: Options) -> dict[str, list[str]]:

@@ -15,16 +15,18 @@ import numpy as np
 
 import lazyllm
 from lazyllm import _core
+from lazyllm.bench.place import Place
 
 CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
 PACKAGES = ("numpy", "torch", "transformers", "llama_cpp_python")
 
 
-def machine() -> dict[str, str]:
+def machine(place: Place) -> dict[str, str]:
     features = _core.features()
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["lazyllm", *sys.argv[1:]]),
+        **place.facts,
         "cpu": field(CPUINFO, "model name") or platform.machine(),
         "cores": f"{features['cores']} for this process, {os.cpu_count()} in the machine",
         "memory": field(MEMINFO, "MemTotal") or "unknown",

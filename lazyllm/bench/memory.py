@@ -9,9 +9,9 @@ import numpy as np
 
 from lazyllm.bench.machine import field
 from lazyllm.bench.options import Options
+from lazyllm.bench.place import Place
 from lazyllm.bench.process import Process
 from lazyllm.bench.report import Row, Table
-from lazyllm.llm import load
 from lazyllm.memory import session_bytes
 
 SUITE = "memory"
@@ -25,7 +25,7 @@ class Probe:
     """A model in a process of its own, so that nobody else's memory is counted."""
 
     def __init__(self, folder: Path) -> None:
-        self._llm = load(folder, device="cpu")
+        self._llm = Place().load(folder)
         self._llm.session().forward(
             np.arange(min(WARM_UP_TOKENS, self._llm.config.vocab))
         )  # maps the weights

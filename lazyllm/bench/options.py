@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyllm import _core
+from lazyllm.bench.goals import Goals, of_model
+from lazyllm.bench.place import Place, chosen_places
 from lazyllm.checkpoint import resolve
 from lazyllm.config import ModelConfig
 from lazyllm.gguf import demo_model
@@ -27,7 +28,7 @@ class Options:
     tokens: tuple[int, ...]
     context: int
     rounds: int
-    threads: tuple[int, ...]
+    places: tuple[Place, ...]
     quick: bool
     peers: tuple[str, ...]
     model: str | None = None
@@ -40,6 +41,7 @@ class Options:
         tokens: Sequence[int] | None,
         context: int | None,
         rounds: int | None,
+        device: str,
         threads: Sequence[int] | None,
         quick: bool,
         peers: tuple[str, ...],
@@ -48,12 +50,11 @@ class Options:
         items: int,
     ) -> Options:
         """What was given, checked, with a default for each None."""
-        cores = int(_core.features()["cores"])
         made = cls(
             tokens=tuple(tokens or (QUICK_TOKENS if quick else TOKENS)),
             context=context if context is not None else QUICK_CONTEXT if quick else CONTEXT,
             rounds=rounds if rounds is not None else QUICK_ROUNDS if quick else ROUNDS,
-            threads=tuple(dict.fromkeys(threads or ((cores,) if quick else (1, cores)))),
+            places=chosen_places(device, threads, quick),
             quick=quick,
             peers=peers,
             model=model,
@@ -64,7 +65,7 @@ class Options:
             "tokens": made.tokens,
             "context": (made.context,),
             "rounds": (made.rounds,),
-            "threads": made.threads,
+            "threads": tuple(threads or ()),
             "items": (made.items,),
         }
         for name, values in counts.items():
@@ -75,6 +76,13 @@ class Options:
     @cached_property
     def folder(self) -> Path:
         return resolve(self.model) if self.model else demo_model()
+
+    @property
+    def widest(self) -> Place:
+        return max(self.places, key=lambda place: place.threads)
+
+    def goals(self, place: Place) -> Goals:
+        return of_model(place.on_cpu, self.model is None, self.config.hidden)
 
     @cached_property
     def config(self) -> ModelConfig:

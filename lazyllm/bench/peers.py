@@ -9,11 +9,13 @@ from pathlib import Path
 
 from lazyllm.bench.f16_gguf import f16_gguf
 from lazyllm.bench.llama_cpp_peer import LlamaCppPeer
+from lazyllm.bench.place import Place
 from lazyllm.bench.process import Process
-from lazyllm.bench.torch_peers import NumpyProduct, TorchProduct, TransformersPeer
+from lazyllm.bench.torch_peers import NumpyProduct, TorchAttention, TorchProduct, TransformersPeer
 from lazyllm.gguf import default_cache
 
 TRANSFORMERS, LLAMA_CPP, TORCH = "transformers", "llama.cpp", "torch"
+TRANSFORMERS_DTYPES = {"transformers f32": "float32", "transformers bf16": "bfloat16"}
 NONE = "none"
 
 
@@ -38,13 +40,15 @@ PEERS = {
 }
 
 
-def chosen(names: Sequence[str] | None) -> tuple[tuple[str, ...], list[str]]:
-    """Of the named peers (None: of all) those that are installed, and a sentence on each that is not."""
+def chosen(names: Sequence[str] | None, on_cpu: bool = True) -> tuple[tuple[str, ...], list[str]]:
+    """Of the named peers (None: of all) those that can take part, and a sentence on each that cannot."""
     here, notes = [], []
     for name in PEERS if names is None else [name for name in names if name != NONE]:
         if name not in PEERS:
             raise ValueError(f"there is no peer {name!r}; the peers are {', '.join(PEERS)}, or {NONE}")
-        if missing := PEERS[name].missing:
+        if name == LLAMA_CPP and not on_cpu:
+            notes.append("llama.cpp, like NumPy, is left out: they are compared with on the CPU.")
+        elif missing := PEERS[name].missing:
             notes.append(
                 f"**{name} is left out of every comparison: no {' and no '.join(missing)} here "
                 f"({PEERS[name].install}).**"
@@ -54,15 +58,15 @@ def chosen(names: Sequence[str] | None) -> tuple[tuple[str, ...], list[str]]:
     return tuple(here), notes
 
 
-def environment(threads: int) -> dict[str, str]:
+def environment(place: Place) -> dict[str, str]:
     """As many threads as we use, which stop waiting busily before the next contestant's turn.
 
     Not at once: llama.cpp meets at a barrier in every op, and decodes at half its speed if its threads sleep
     there. libgomp's own way, a few milliseconds, is left as it is.
     """
+    counts = {name: str(place.threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return {
-        "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": str(threads),
+        **(counts if place.on_cpu else {}),
         "KMP_BLOCKTIME": "5",  # milliseconds
         "OPENBLAS_THREAD_TIMEOUT": "20",  # as a power of two, of cycles
         "TOKENIZERS_PARALLELISM": "false",
@@ -70,18 +74,23 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def transformers_peer(folder: Path, dtype: str, threads: int) -> Process:
-    return Process(TransformersPeer, folder, dtype, threads, environment=environment(threads))
+def transformers_peer(folder: Path, dtype: str, place: Place) -> Process:
+    where = (place.device, place.threads)
+    return Process(TransformersPeer, folder, dtype, *where, environment=environment(place))
 
 
-def llama_cpp_peer(folder: Path, context: int, threads: int) -> Process:
+def llama_cpp_peer(folder: Path, context: int, place: Place) -> Process:
     file = f16_gguf(folder, default_cache() / "bench")
-    return Process(LlamaCppPeer, file, context, threads, environment=environment(threads))
+    return Process(LlamaCppPeer, file, context, place.threads, environment=environment(place))
 
 
-def torch_product(threads: int) -> Process:
-    return Process(TorchProduct, threads, environment=environment(threads))
+def torch_product(place: Place) -> Process:
+    return Process(TorchProduct, place.device, place.threads, environment=environment(place))
 
 
-def numpy_product(threads: int) -> Process:
-    return Process(NumpyProduct, environment=environment(threads))
+def torch_attention(place: Place) -> Process:
+    return Process(TorchAttention, place.device, environment=environment(place))
+
+
+def numpy_product(place: Place) -> Process:
+    return Process(NumpyProduct, environment=environment(place))

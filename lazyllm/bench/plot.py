@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lazyllm.bench.report import Row, Table, on_threads
+from lazyllm.bench.place import on_threads
+from lazyllm.bench.report import Row, Table
 from lazyllm.bench.rounds import Times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OURS_COLOUR = "#0b4a8f"
-COLOURS = {"lazyllm": OURS_COLOUR, "transformers f32": "#c2571a", "llama.cpp F16": "#3c8d5a"}
+COLOURS = {
+    "lazyllm": OURS_COLOUR,
+    "transformers f32": "#c2571a",
+    "transformers bf16": "#c2571a",
+    "llama.cpp F16": "#3c8d5a",
+}
 PALE = "#b8c0cc"
 SHARE = "of ceiling"
 
@@ -27,7 +33,7 @@ def plot(tables: Sequence[Table], path: Path) -> None:
     panels = [
         (draw, rows)
         for suite, draw in DRAWINGS.items()
-        if (rows := [row for row in rows_of(tables, suite) if row.keys.get("threads") == threads])
+        if (rows := [row for row in rows_of(tables, suite) if row.keys.get("threads", 0) == threads])
     ]
     if not panels:
         return
@@ -35,7 +41,8 @@ def plot(tables: Sequence[Table], path: Path) -> None:
     for axes, (draw, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw(axes, rows)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{on_threads(threads)}, medians")
+    where = on_threads(threads) if threads else drawable[0].keys.get("device", "")
+    figure.suptitle(f"{where}, medians")
     figure.savefig(path, dpi=150)
 
 
@@ -52,7 +59,8 @@ def plot_shares(axes: Axes, rows: list[Row]) -> None:
     rows = [row for row in rows if SHARE in row.figures]
     axes.barh([row.label for row in rows], [number(row, SHARE) for row in rows], color=OURS_COLOUR)
     for row in rows:
-        axes.plot(row.goals[SHARE].bound, row.label, "|", color=PALE, markersize=12, markeredgewidth=3)
+        if SHARE in row.goals:
+            axes.plot(row.goals[SHARE].bound, row.label, "|", color=PALE, markersize=12, markeredgewidth=3)
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)
     axes.set(xlabel="share of the multiply-add ceiling", title="Ops, and their goals")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from lazyllm.bench import goals
+from lazyllm.bench.goals import wanted
 from lazyllm.bench.options import Options
-from lazyllm.bench.report import Figure, Row, Table, on_threads
+from lazyllm.bench.place import Place
+from lazyllm.bench.report import Figure, Row, Table
 from lazyllm.bench.rounds import in_turn, timed
-from lazyllm.llm import LLM, load
+from lazyllm.llm import LLM
 from lazyllm.pruning import Mass, Pruning
 from lazyllm.session import Session
 
@@ -19,12 +20,12 @@ EFFICIENCY = "measured / counted"
 
 
 def pruned(options: Options) -> Iterator[Table]:
-    for threads in options.threads:
-        llm = load(options.folder, device="cpu", threads=threads)
+    for place in options.places:
+        llm = place.load(options.folder)
         for n in options.fitting_tokens:
             schedules, notes = schedules_for(llm, n)
-            title = f"Pruned prefill of {n} tokens, {options.config.name}, {on_threads(threads)}"
-            rows = rows_of(options, llm, schedules, n, threads)
+            title = f"Pruned prefill of {n} tokens, {options.config.name}, {place}"
+            rows = rows_of(options, llm, schedules, n, place)
             yield Table(SUITE, title, rows, (*notes, *options.too_long))
 
 
@@ -43,7 +44,7 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     return made, notes
 
 
-def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, threads: int) -> list[Row]:
+def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, place: Place) -> list[Row]:
     ids = options.prompt(n)
     ran: dict[str, Session] = {}
 
@@ -57,7 +58,7 @@ def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, t
     contestants = {
         name: timed(work(name, pruning)) for name, pruning in {DENSE: Pruning(), **schedules}.items()
     }
-    times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {on_threads(threads)}")
+    times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {place}")
     dense = Pruning().flops(llm.config, n)
     rows = [Row(DENSE, {"time": times[DENSE]})]
     for name, pruning in schedules.items():
@@ -70,6 +71,6 @@ def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, t
             EFFICIENCY: measured / counted,
             "schedule": str(pruning),
         }
-        keys: dict[str, str | int] = {"schedule": name, "tokens": n, "threads": threads}
-        rows.append(Row(name, figures, {EFFICIENCY: goals.PRUNED}, keys))
+        keys: dict[str, str | int] = {"schedule": name, "tokens": n, **place.keys}
+        rows.append(Row(name, figures, wanted({EFFICIENCY: options.goals(place).pruned}), keys))
     return rows

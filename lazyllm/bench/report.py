@@ -68,10 +68,6 @@ class Table:
         return cells
 
 
-def on_threads(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
-
-
 def shown(figure: Figure) -> str:
     return f"{figure:.3g}" if isinstance(figure, float) and abs(figure) < 1000 else str_of(figure)
 

@@ -31,6 +31,10 @@ SUITES: dict[str, Suite] = {
 }
 """In the order in which they run."""
 ALL = "all"
+ON_CPU_ONLY = {
+    "scaling": "it compares numbers of threads",
+    "memory": "it measures what a process of the CPU takes",
+}
 DEFAULT_SUITES = tuple(name for name in SUITES if name not in ("shapes", "generation"))
 
 
@@ -43,12 +47,14 @@ def chosen_suites(names: Sequence[str]) -> tuple[str, ...]:
 
 def run(suites: Sequence[str], options: Options, out: Path, notes: Sequence[str]) -> int:
     """Prints and writes every table as it comes; 1 if a suite failed, else 0. Goals missed are no failure."""
-    report = Report(out, machine(), [*notes, rounds_note(options)])
+    left_out = [] if options.widest.on_cpu else [name for name in ON_CPU_ONLY if name in suites]
+    sentences = [f"{name} is left out: {ON_CPU_ONLY[name]}." for name in left_out]
+    report = Report(out, machine(options.widest), [*notes, *sentences, rounds_note(options)])
     for note in report.notes:
         print(note)
     report.write()
     try:
-        for name in (name for name in SUITES if name in suites):
+        for name in (name for name in SUITES if name in suites and name not in left_out):
             run_suite(name, options, report)
     finally:
         finish(report)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from lazyllm.bench import goals
 from lazyllm.bench.decode import STEPS, steps
 from lazyllm.bench.options import Options
+from lazyllm.bench.place import Place
 from lazyllm.bench.report import Figure, Row, Table
 from lazyllm.bench.rounds import Contestant, in_turn, timed
-from lazyllm.llm import LLM, load
+from lazyllm.llm import LLM
 
 SUITE = "scaling"
 TOKENS = 2048
@@ -18,12 +19,12 @@ RATIO = "one / two"
 
 def scaling(options: Options) -> Iterator[Table]:
     title = f"1 thread and 2, {options.config.name}"
-    if load(options.folder, device="cpu").threads == 1:
+    if Place().load(options.folder).threads == 1:
         yield Table(SUITE, title, [], ("There is only one core: nothing to compare.",))
         return
     llms = {
-        "1 thread": load(options.folder, device="cpu", threads=1),
-        "2 threads": load(options.folder, device="cpu", threads=2),
+        "1 thread": Place(1).load(options.folder),
+        "2 threads": Place(2).load(options.folder),
     }
     n = min(
         options.tokens[0] if options.quick else TOKENS, options.config.context - STEPS * (options.rounds + 1)

@@ -1,0 +1,103 @@
+"""Place: where a benchmark runs. Nothing else here knows devices apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lazyllm import _core
+from lazyllm._core import Bench
+from lazyllm.bench.rounds import Contestant, repeated
+from lazyllm.device import check_device, cuda_facts, libraries
+from lazyllm.errors import DeviceError
+from lazyllm.llm import LLM, load
+
+CPU = "cpu"
+DRIVER = Path("/proc/driver/nvidia/version")
+FACTS = ("GPU", "CUDA", "cuBLAS", "CUDA core")
+WIDTHS = {"f32": 4, "f16": 2, "bf16": 2}
+CUDA_RUNS = 4  # of a turn, in each of which a short op is queued many times
+
+
+@dataclass(frozen=True)
+class Place:
+    """So many threads of the CPU (0: every core), or a CUDA device, to which threads do not apply."""
+
+    threads: int = 0
+    device: str = CPU
+    gpu: str = ""
+
+    def __str__(self) -> str:
+        return on_threads(self.threads) if self.on_cpu else f"{self.device}, {self.gpu}"
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == CPU
+
+    @property
+    def keys(self) -> dict[str, str | int]:
+        """What tells a row of this place from those of others."""
+        return {"threads": self.threads} if self.on_cpu else {"device": self.device}
+
+    @property
+    def transformers(self) -> str:
+        """The type that transformers is at its best in here."""
+        return "transformers f32" if self.on_cpu else "transformers bf16"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the report says of the device, beyond the machine."""
+        if self.on_cpu:
+            return {}
+        facts = dict(zip(FACTS, cuda_facts().split("; "), strict=False))
+        if DRIVER.exists():
+            facts["GPU driver"] = DRIVER.read_text().splitlines()[0].removeprefix("NVRM version: ")
+        return facts
+
+    def bench(self, op: str, **shape: Any) -> Bench:
+        return Bench(op, threads=self.threads, device=self.device, libraries=libraries(), **shape)
+
+    def memory_sweep(self) -> Bench:
+        """More than a cache holds; of a GPU's memory so much that starting and waiting do not count."""
+        side, dtype = (1 << 13, "f32") if self.on_cpu else (1 << 15, "bf16")
+        return self.bench("read", rows=side, cols=side, dtype=dtype)
+
+    def turn(self, bench: Bench) -> Contestant:
+        if self.on_cpu:
+            return lambda: repeated(bench.run)
+        return lambda: fmean(bench.run() for _ in range(CUDA_RUNS))
+
+    def load(self, folder: Path) -> LLM:
+        return load(folder, device=self.device, threads=self.threads or None)
+
+    def activation_bytes(self, llm: LLM) -> int:
+        """The width of a key or a value: float32 on the CPU, on a CUDA device of the type it computes in."""
+        return WIDTHS["f32" if self.on_cpu else llm.core.isa.rsplit(", ", 1)[-1]]
+
+
+def on_threads(threads: int) -> str:
+    return f"{threads} thread{'s' if threads > 1 else ''}"
+
+
+def chosen_places(device: str, threads: Sequence[int] | None, quick: bool) -> tuple[Place, ...]:
+    check_device(device)
+    if device == "auto":
+        raise ValueError("device must be cpu, cuda or cuda:N: a benchmark names what it measures")
+    if device != CPU:
+        if threads:
+            raise ValueError(f"threads do not apply to {device}: leave --threads out")
+        return (cuda_place(device if ":" in device else f"{device}:0"),)
+    cores = int(_core.features()["cores"])
+    return tuple(Place(n) for n in dict.fromkeys(threads or ((cores,) if quick else (1, cores))))
+
+
+def cuda_place(device: str) -> Place:
+    facts = _core.cuda(libraries())
+    found = re.search(rf"\b{device} (.+?), \d+ GiB", facts)
+    if not found:
+        raise DeviceError(f"there is no {device}; this machine has {facts}")
+    return Place(device=device, gpu=found[1])

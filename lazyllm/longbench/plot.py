@@ -1,0 +1,42 @@
+"""The headline picture: accuracy against the speedup of the first token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazyllm.longbench.summary import DENSE, Summary
+
+WIDTH, HEIGHT, DPI = 8, 5, 150
+LABEL_WIDTH = 44
+
+
+def plot(summary: Summary, file: Path, model: str) -> Path:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = figure.subplots()
+    for setting in summary.settings:
+        speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
+        if speed is None:
+            continue
+        dense = setting == DENSE
+        axes.errorbar(
+            speed.of_sums,
+            mean.value,
+            yerr=[[max(0.0, mean.value - mean.low)], [max(0.0, mean.high - mean.value)]],
+            fmt="s" if dense else "o",
+            color="black" if dense else None,
+            capsize=3,
+            label=setting if len(setting) <= LABEL_WIDTH else f"{setting[: LABEL_WIDTH - 1]}…",
+        )
+        if dense:
+            axes.axhline(mean.value, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speedup of the first token against dense (ratio of sums)")
+    axes.set_ylabel("score, mean of the categories (95 % interval)")
+    axes.set_title(f"{model}: {len(summary.datasets)} data sets, {len(summary.rows)} results")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=DPI)
+    return file

@@ -1,0 +1,137 @@
+"""Reports of a run: tables as Markdown, CSV and LaTeX, and the pictures that belong to them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lazyllm.longbench.results import write_whole
+from lazyllm.longbench.summary import DENSE, Interval, Speed, Summary
+
+REPORT, SCORES, SPEEDS = "report.md", "scores", "speed"
+LATEX_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
+UNTOLD = ("format",)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
+        return text.getvalue()
+
+    def latex(self) -> str:
+        lines = [
+            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\"
+            for line in (self.heads, *self.rows)
+        ]
+        columns = "l" + "r" * (len(self.heads) - 1)
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\hline",
+                lines[0],
+                r"\hline",
+                *lines[1:],
+                r"\hline",
+                r"\end{tabular}",
+                "",
+            ]
+        )
+
+
+def figure(value: float) -> str:
+    return "" if value != value else f"{value:.2f}"
+
+
+def with_interval(value: Interval | None, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    sign = "+" if signed else ""
+    return f"{value.value:{sign}.2f} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
+
+
+def factor(speed: Speed | None) -> str:
+    return "" if speed is None else f"{speed.of_sums:.2f} ({speed.median:.2f})"
+
+
+def scores_table(summary: Summary) -> Table:
+    """Data sets by category, categories, mean; one column a setting."""
+    rows = []
+    for category, names in summary.categories.items():
+        rows += [
+            [name, *(figure(summary.score(setting, name)) for setting in summary.settings)] for name in names
+        ]
+        rows.append(
+            [f"**{category}**", *(figure(summary.category_score(one, category)) for one in summary.settings)]
+        )
+    rows.append(
+        ["**mean of the categories** [95 %]", *(with_interval(summary.mean(one)) for one in summary.settings)]
+    )
+    differences = [
+        with_interval(summary.difference(one), signed=True) if one != DENSE else ""
+        for one in summary.settings
+    ]
+    rows.append(["paired difference to dense [95 %]", *differences])
+    return Table("Scores", ["data set", *summary.settings], rows)
+
+
+def speed_table(summary: Summary) -> Table:
+    rows = [
+        [
+            setting,
+            figure(summary.mean(setting).value),
+            factor(summary.speed(setting, "ttft")),
+            factor(summary.speed(setting, "seconds")),
+            f"{summary.average(setting, 'computed'):.1%}",
+            f"{summary.average(setting, 'reached_top'):.1%}",
+            str(summary.count(setting, "changed_nothing")),
+            str(sum(row["setting"] == setting for row in summary.failed)),
+        ]
+        for setting in summary.settings
+    ]
+    heads = [
+        "setting",
+        "score",
+        "TTFT speedup",
+        "generation speedup",
+        "computed",
+        "reached the top",
+        "changed nothing",
+        "failed",
+    ]
+    return Table("Speed against dense: ratio of sums (median of ratios)", heads, rows)
+
+
+def report(folder: Path, summary: Summary, manifest: Mapping[str, Any], pictures: Sequence[str]) -> None:
+    """Writes report.md and each table as .csv and .tex."""
+    tables = {SCORES: scores_table(summary), SPEEDS: speed_table(summary)}
+    parts = [f"# {manifest['model']}: {len(summary.rows)} results"]
+    for table in tables.values():
+        parts += [f"## {table.title}", table.markdown()]
+    parts += [f"![]({name})" for name in pictures]
+    if summary.failed:
+        lines = [
+            f"- {row['dataset']} {row['item']}, {row['setting']}: {row['error']}" for row in summary.failed
+        ]
+        parts += ["## Failed items, which count in no score", "\n".join(lines)]
+    told = [f"- {name}: {value}" for name, value in manifest.items() if name not in UNTOLD]
+    parts += ["## Conditions", "\n".join(told)]
+    write_whole(folder / REPORT, "\n\n".join(parts) + "\n")
+    for name, table in tables.items():
+        write_whole(folder / f"{name}.csv", table.csv())
+        write_whole(folder / f"{name}.tex", table.latex())

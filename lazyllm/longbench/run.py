@@ -1,0 +1,104 @@
+"""A whole run, and what can be asked of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lazyllm.llm import LLM
+from lazyllm.longbench.datasets import DATA_SETS
+from lazyllm.longbench.prompt import MAX_LENGTH, Chat
+from lazyllm.longbench.report import REPORT, report
+from lazyllm.longbench.results import read_manifest, read_rows
+from lazyllm.longbench.runner import WARM_UPS, checked_settings, run_items
+from lazyllm.longbench.summary import Summary
+from lazyllm.longbench.tasks import Limits, LongBench
+from lazyllm.methods import Method
+
+if TYPE_CHECKING:
+    import pandas
+
+PICTURE = "scores.png"
+
+
+class Run:
+    """The results in a folder: of a run that has ended, or of one that was cut short."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.manifest: dict[str, Any] = read_manifest(self.folder)
+        self.rows: list[dict[str, Any]] = read_rows(self.folder)
+
+    def __repr__(self) -> str:
+        failed = len(self.summary.failed)
+        told = f", {failed} failed" if failed else ""
+        return f"<Run {self.folder}: {len(self.rows)} lines{told}, {len(self.summary.settings)} settings>"
+
+    @cached_property
+    def summary(self) -> Summary:
+        return Summary(self.rows, lambda name: DATA_SETS[name].category)
+
+    def scores(self) -> dict[str, dict[str, float]]:
+        """By setting: the score of each data set, 0 to 100."""
+        names = self.summary.datasets
+        return {one: {name: self.summary.score(one, name) for name in names} for one in self.summary.settings}
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row an item and setting; needs pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
+        return pandas.json_normalize(self.rows)
+
+    def plot(self, file: str | Path | None = None) -> Path:
+        """Accuracy against the speedup of the first token, a point a setting; needs matplotlib."""
+        from lazyllm.longbench.plot import plot
+
+        return plot(self.summary, Path(file) if file else self.folder / PICTURE, str(self.manifest["model"]))
+
+    def report(self) -> Path:
+        """Writes report.md, the tables and, with matplotlib, the picture."""
+        try:
+            pictures = [self.plot().name]
+        except ImportError:
+            pictures = []
+        report(self.folder, self.summary, self.manifest, pictures)
+        return self.folder / REPORT
+
+
+def run(
+    llm: LLM,
+    pruning: Method | str | Sequence[Method | str | None] | None = None,
+    *,
+    data: str | Path,
+    datasets: Sequence[str] | None = None,
+    out: str | Path,
+    limit: int | None = None,
+    sample: int | None = None,
+    min_item_length: int | None = None,
+    max_item_length: int | None = None,
+    max_length: int = MAX_LENGTH,
+    max_new_tokens: int | None = None,
+    chat: Chat = "auto",
+    prompts: str | Path | None = None,
+    edit_sim: str = "levenshtein",
+    warm_ups: int = WARM_UPS,
+    progress: bool = True,
+) -> Run:
+    """Asks LongBench's items under one setting or several, and writes manifest, lines and report to `out`.
+
+    Run again, it goes on where it stopped. `pruning`: settings or their texts, None being dense. `data`: a
+    folder, zip or parquet of the benchmark, or hub:OWNER/NAME. `limit` takes each data set's first items,
+    `sample` so many drawn with a fixed seed, the lengths are LongBench's own. `max_new_tokens` caps what the
+    benchmark allows.
+    """
+    limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
+    settings = checked_settings(pruning)
+    tasks = LongBench(data, datasets, Path(prompts) if prompts else None, limits, edit_sim)
+    run_items(llm, settings, tasks, Path(out), warm_ups, progress)
+    made = Run(out)
+    made.report()
+    return made

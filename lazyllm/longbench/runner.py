@@ -1,0 +1,164 @@
+"""The runner: asks every item under every setting, times it, scores it, and remembers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lazyllm.generation import Generation, Request, Stream, answer
+from lazyllm.llm import LLM
+from lazyllm.longbench.conditions import conditions
+from lazyllm.longbench.results import Key, RunFolder
+from lazyllm.longbench.tasks import Task, Tasks
+from lazyllm.methods import Method, PromptCompression, parse_method
+from lazyllm.progress import bar
+from lazyllm.pruning import Pruning
+from lazyllm.sampling import SamplingParams
+
+WARM_UPS, WARM_UP_TOKENS = 5, 512
+FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
+"""What may go wrong with one item without ending the run; the errors of lazyllm are among them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One item under one setting."""
+
+    key: Key
+    task: Task
+    item: Mapping[str, Any]
+    method: Method
+
+
+def checked_settings(pruning: Method | str | Sequence[Method | str | None] | None) -> dict[str, Method]:
+    """Settings by how they print; None and "dense" are no pruning at all."""
+    several = list(pruning) if isinstance(pruning, list | tuple) else [pruning]
+    made: dict[str, Method] = {}
+    for one in several:
+        method = Pruning() if one is None else parse_method(one) if isinstance(one, str) else one
+        if (label := str(method)) in made:
+            raise ValueError(f"the setting {label} is given twice")
+        made[label] = method
+    if not made:
+        raise ValueError("no setting is given; None is dense")
+    return made
+
+
+def run_items(
+    llm: LLM,
+    settings: Mapping[str, Method],
+    tasks: Tasks,
+    out: Path,
+    warm_ups: int = WARM_UPS,
+    progress: bool = True,
+) -> None:
+    """Does what the folder has not done yet. Settings take turns on each item: all see the same machine."""
+    told = conditions(
+        llm, list(settings), tasks.items, {**tasks.conditions, "warm-up runs": warm_ups}, progress
+    )
+    with RunFolder(out, told) as folder:
+        plan = list(planned(settings, tasks))
+        left = [one for one in plan if one.key not in folder.done]
+        if left:
+            warm_up(llm, tasks, left, warm_ups)
+        with bar(len(plan), "items", "item", progress) as line:
+            line.update(len(plan) - len(left))
+            for one in left:
+                row = outcome(llm, tasks, one)
+                folder.append(row)
+                line.set_postfix(so_far(folder.rows))
+                line.update()
+
+
+def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Asked]:
+    for name, rows in tasks.items.items():
+        for item in rows:
+            for label, method in settings.items():
+                yield Asked(Key(label, name, str(item["_id"])), tasks.task(name), item, method)
+
+
+def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Asked], runs: int) -> None:
+    """Pages in weights, wakes threads, chooses kernels: what only the first runs pay."""
+    for one in left[:runs] * runs:
+        ids = tasks.prompt(llm, one.task, one.item).ids[:WARM_UP_TOKENS]
+        Stream(answer(llm.session(), ids, Request.checked(2, None, (), False, False), 0.0)).finished()
+        runs -= 1
+        if not runs:
+            return
+
+
+def outcome(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+    """The line of one item: a result, or what went wrong."""
+    row: dict[str, Any] = one.key._asdict()
+    try:
+        return {**row, **result(llm, tasks, one)}
+    except FAILURES as error:
+        return {**row, "error": f"{type(error).__name__}: {error}"}
+
+
+def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+    begun = time.perf_counter()
+    item, method = one.item, one.method
+    if isinstance(method, PromptCompression):
+        item = {**item, "context": method.compress(llm, item["context"])}
+        method = Pruning()
+    compressing = time.perf_counter() - begun
+    prompt = tasks.prompt(llm, one.task, item)
+    request = Request(
+        max_new_tokens=one.task.max_new_tokens,
+        sampling=SamplingParams(),
+        stop=(),
+        trace=False,
+        progress=False,
+        stop_ids=tasks.stop_ids(llm, one.task),
+    )
+    out = Stream(llm.answering(prompt.ids, method, request)).finished()
+    if out.seconds <= 0:
+        raise RuntimeError("no token was generated")
+    prediction = tasks.prediction(llm, out.text)
+    extra = compressing if isinstance(one.method, PromptCompression) else 0.0
+    return {
+        "prediction": prediction,
+        "score": tasks.score(one.task, prediction, item),
+        "prompt_tokens": len(prompt.ids),
+        "cut": prompt.cut,
+        "wrapper": prompt.wrapper,
+        "new_tokens": len(out.token_ids),
+        "finished_by": out.finish_reason,
+        "computed": round(out.computed, 6),
+        "reached_top": round(out.reached_top, 6),
+        "in_play": in_play(out),
+        "revived": int(out.passes["revived"].sum()),
+        "changed_nothing": changed_nothing(one.method, out),
+        "timing": {"ttft": out.ttft + extra, "seconds": out.seconds + extra, "compressing": extra},
+    }
+
+
+def prefill_of(out: Generation) -> np.ndarray:
+    first: np.ndarray = out.passes[out.passes["pass_"] == 0]
+    return first
+
+
+def in_play(out: Generation) -> dict[str, int]:
+    """Tokens in play in the first pass, at each layer where they change."""
+    counts = prefill_of(out)["in_play"]
+    return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}
+
+
+def changed_nothing(method: Method, out: Generation) -> bool:
+    """A setting that pruned no token of this prompt: its result is dense's."""
+    return isinstance(method, Pruning) and bool(method.stages) and len(in_play(out)) == 1
+
+
+def so_far(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For the progress bar."""
+    good = [row for row in rows if "score" in row]
+    if not good:
+        return {}
+    ttft = float(np.mean([row["timing"]["ttft"] for row in good]))
+    return {"TTFT": f"{ttft:.2f} s", "score": f"{100 * float(np.mean([row['score'] for row in good])):.1f}"}

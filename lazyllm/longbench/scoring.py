@@ -1,0 +1,127 @@
+"""LongBench's scores: of an item from 0 to 1, of a data set from 0 to 100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from lazyllm.longbench import datasets, metrics
+
+Texts = Sequence[str]
+
+_METRICS: Mapping[str, Callable[[str, str], float]] = {
+    "f1": metrics.f1,
+    "f1_zh": metrics.f1_zh,
+    "rouge": metrics.rouge,
+    "rouge_zh": metrics.rouge_zh,
+    "count": metrics.count,
+    "retrieval": metrics.retrieval,
+    "retrieval_zh": metrics.retrieval_zh,
+}
+
+
+def _check_list(value: object, what: str) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(f"{what} must be a list, not {value!r:.80}")
+    if not value:
+        raise ValueError(f"{what} must not be empty")
+
+
+def _check_texts(texts: Sequence[object], what: str) -> None:
+    _check_list(texts, what)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{what} must hold strings only, not {text!r:.80}")
+
+
+def _metric(
+    dataset: datasets.DataSet, all_classes: Texts | None, edit_sim: str
+) -> Callable[[str, str], float]:
+    if edit_sim not in metrics.EDIT_SIMS:
+        raise ValueError(f"edit_sim must be {' or '.join(metrics.EDIT_SIMS)}, not {edit_sim!r}")
+    if dataset.metric == "code_similarity":
+        return partial(metrics.code_similarity, edit_sim=edit_sim)
+    if dataset.metric == "classification":
+        if all_classes is None:
+            raise ValueError(f"{dataset.name} needs all_classes, the list of its labels")
+        _check_texts(all_classes, "all_classes")
+        return partial(metrics.classification, all_classes=all_classes)
+    return _METRICS[dataset.metric]
+
+
+def _item(
+    dataset: datasets.DataSet, metric: Callable[[str, str], float], pred: str, answers: Texts, where: str
+) -> float:
+    if not isinstance(pred, str):
+        raise TypeError(f"the prediction{where} must be a string, not {pred!r:.80}")
+    _check_texts(answers, f"the list of answers{where}")
+    if dataset.first_line:
+        pred = pred.lstrip("\n").split("\n")[0]
+    return max(metric(pred, answer) for answer in answers)
+
+
+def score_item(
+    dataset: str,
+    pred: str,
+    answers: Texts,
+    all_classes: Texts | None = None,
+    edit_sim: str = "levenshtein",
+) -> float:
+    """The score of one prediction, from 0 to 1: the best over its answers."""
+    chosen = datasets.dataset(dataset)
+    return _item(chosen, _metric(chosen, all_classes, edit_sim), pred, answers, where="")
+
+
+def _items(
+    dataset: str, preds: Texts, answers: Sequence[Texts], all_classes: Texts | None, edit_sim: str
+) -> list[float]:
+    chosen = datasets.dataset(dataset)
+    metric = _metric(chosen, all_classes, edit_sim)
+    _check_list(preds, "preds")
+    _check_list(answers, "answers")
+    if len(preds) != len(answers):
+        raise ValueError(f"preds and answers must be equally many, not {len(preds)} and {len(answers)}")
+    return [
+        _item(chosen, metric, pred, accepted, f" of item {index}")
+        for index, (pred, accepted) in enumerate(zip(preds, answers, strict=True))
+    ]
+
+
+def score(
+    dataset: str,
+    preds: Texts,
+    answers: Sequence[Texts],
+    all_classes: Texts | None = None,
+    edit_sim: str = "levenshtein",
+) -> float:
+    """The data set's score, from 0 to 100, rounded as the official scorer rounds it.
+
+    `answers` has one list for each prediction; `edit_sim` is that of code: "levenshtein" or "difflib".
+    """
+    total = 0.0
+    for item in _items(dataset, preds, answers, all_classes, edit_sim):
+        total += item
+    return round(100 * total / len(preds), 2)
+
+
+def score_by_length(
+    dataset: str,
+    preds: Texts,
+    answers: Sequence[Texts],
+    lengths: Sequence[float],
+    all_classes: Texts | None = None,
+    edit_sim: str = "levenshtein",
+) -> dict[str, float]:
+    """The scores of LongBench-E: one for each bin of lengths, nan for a bin without items."""
+    items = _items(dataset, preds, answers, all_classes, edit_sim)
+    if len(lengths) != len(items):
+        raise ValueError(f"preds and lengths must be equally many, not {len(items)} and {len(lengths)}")
+    binned: dict[str, list[float]] = {name: [] for name in datasets.LENGTH_BINS}
+    for item, length in zip(items, lengths, strict=True):
+        binned[datasets.length_bin(length)].append(item)
+    return {
+        name: float(round(100 * np.mean(scores), 2)) if scores else float("nan")
+        for name, scores in binned.items()
+    }

@@ -1,0 +1,126 @@
+"""What a run's lines come to: scores with intervals, differences to dense, speed, share computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lazyllm.pruning import Pruning
+
+Row = Mapping[str, Any]
+DENSE = str(Pruning())
+RESAMPLES, SEED = 2000, 0
+LEVEL = (2.5, 97.5)  # percentiles: a 95 % interval
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Against dense, over the items that both have: ratio of sums, and median of ratios."""
+
+    of_sums: float
+    median: float
+
+
+class Summary:
+    """`category` names that of a data set. Only items without an error count; `failed` has the others."""
+
+    def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
+        self.rows = [row for row in rows if "error" not in row]
+        self.failed = [row for row in rows if "error" in row]
+        self.settings = list(dict.fromkeys(row["setting"] for row in rows))
+        self.datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+        self.categories: dict[str, list[str]] = {}
+        for name in self.datasets:
+            self.categories.setdefault(category(name), []).append(name)
+
+    @cached_property
+    def _scores(self) -> dict[tuple[str, str], dict[str, float]]:
+        """By setting and data set: item, score."""
+        made: dict[tuple[str, str], dict[str, float]] = {}
+        for row in self.rows:
+            made.setdefault((row["setting"], row["dataset"]), {})[row["item"]] = row["score"]
+        return made
+
+    def _values(self, setting: str, name: str) -> np.ndarray:
+        return np.array(list(self._scores.get((setting, name), {}).values()))
+
+    def score(self, setting: str, name: str) -> float:
+        """Of a data set, 0 to 100; nan without a result."""
+        values = self._values(setting, name)
+        return round(100 * float(values.mean()), 2) if len(values) else float("nan")
+
+    def category_score(self, setting: str, category: str) -> float:
+        return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
+
+    def mean(self, setting: str) -> Interval:
+        """The plain mean of the categories, with its interval over resampled items."""
+        drawn = self._resampled(lambda name, random: self._draw(self._values(setting, name), random))
+        value = float(np.mean([self.category_score(setting, category) for category in self.categories]))
+        return interval(value, drawn)
+
+    def difference(self, setting: str) -> Interval | None:
+        """To dense, item by item; None where an item of one lacks the other."""
+        pairs: dict[str, np.ndarray] = {}
+        for name in self.datasets:
+            ours, dense = (self._scores.get((one, name), {}) for one in (setting, DENSE))
+            if not ours or ours.keys() != dense.keys():
+                return None
+            pairs[name] = np.array([ours[item] - dense[item] for item in ours])
+        drawn = self._resampled(lambda name, random: self._draw(pairs[name], random))
+        value = np.mean(
+            [np.mean([pairs[name].mean() for name in names]) for names in self.categories.values()]
+        )
+        return interval(100 * float(value), drawn)
+
+    @staticmethod
+    def _draw(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+        """(RESAMPLES,) means of as many values, drawn with replacement."""
+        if not len(values):
+            return np.full(RESAMPLES, np.nan)
+        drawn: np.ndarray = values[random.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
+        return drawn
+
+    def _resampled(self, draw: Callable[[str, np.random.Generator], np.ndarray]) -> np.ndarray:
+        random = np.random.default_rng(SEED)
+        means = [
+            np.mean([draw(name, random) for name in names], axis=0) for names in self.categories.values()
+        ]
+        drawn: np.ndarray = 100 * np.mean(means, axis=0)
+        return drawn
+
+    def speed(self, setting: str, timing: str, datasets: Sequence[str] | None = None) -> Speed | None:
+        """`timing` is "ttft" or "seconds"; None where dense has no common item."""
+        by_setting: dict[str, dict[tuple[str, str], float]] = {setting: {}, DENSE: {}}
+        for row in self.rows:
+            if row["setting"] in by_setting and (datasets is None or row["dataset"] in datasets):
+                by_setting[row["setting"]][row["dataset"], row["item"]] = row["timing"][timing]
+        common = by_setting[setting].keys() & by_setting[DENSE].keys()
+        if not common:
+            return None
+        ours = np.array([by_setting[setting][key] for key in sorted(common)])
+        dense = np.array([by_setting[DENSE][key] for key in sorted(common)])
+        return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+
+    def average(self, setting: str, field: str) -> float:
+        values = [row[field] for row in self.rows if row["setting"] == setting]
+        return float(np.mean(values)) if values else float("nan")
+
+    def count(self, setting: str, field: str) -> int:
+        """Of how many items this is true."""
+        return sum(bool(row[field]) for row in self.rows if row["setting"] == setting)
+
+
+def interval(value: float, drawn: np.ndarray) -> Interval:
+    low, high = np.percentile(drawn, LEVEL)
+    return Interval(value, float(low), float(high))

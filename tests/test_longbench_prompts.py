@@ -1,0 +1,699 @@
+"""LongBench's items and prompts: the forms of the data, templates, cuts, wrappers, stops, and refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import family_config
+from folders import BOS, EOS, write_tokenizer
+
+from lazyllm.config import ModelConfig
+from lazyllm.longbench.datasets import DATA_SETS
+from lazyllm.longbench.items import available, read, require, subset
+from lazyllm.longbench.prompt import Stops, chat_wrapper, make_prompt, post_process, prompt_ids, stops
+from lazyllm.longbench.templates import OFFICIAL, Templates, find_templates
+from lazyllm.tokenizer import Tokenizer
+
+REAL = Path(
+    os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[1].joinpath("..", "shared", "longbench")
+).resolve()
+QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
+PROMPTS = dict.fromkeys(OFFICIAL, QUESTION) | {"lcc": "{context}next {{line}}:\n"}
+LENGTHS = {name: 8 + rank for rank, name in enumerate(OFFICIAL)}
+HUMAN = (
+    "A chat between a curious human and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the human's questions.\n\n ### Human: "
+)
+
+
+def item(name: str = "hotpotqa", number: int = 0, **fields: Any) -> dict[str, Any]:
+    return {
+        "input": "Who rang the bells?",
+        "context": f"Passage {number}: the bells of {{Lindau}}\u2028 were cast in 17{number:02}. 钟 🔔 ",
+        "answers": ["the sexton", "he"],
+        "length": 100 * number,
+        "dataset": name,
+        "language": "en",
+        "all_classes": None,
+        "_id": f"{name}-{number}",
+    } | fields
+
+
+def without(field: str) -> dict[str, Any]:
+    made = item()
+    del made[field]
+    return made
+
+
+def jsonl(rows: list[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+def write_items(folder: Path, name: str = "hotpotqa", count: int = 3) -> list[dict[str, Any]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [item(name.removesuffix("_e"), number) for number in range(count)]
+    (folder / f"{name}.jsonl").write_text(jsonl(rows), encoding="utf-8")
+    return rows
+
+
+def write_templates(folder: Path, prompts: Any = PROMPTS, lengths: Any = LENGTHS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "dataset2maxlen.json").write_text(json.dumps(lengths), encoding="utf-8")
+    (folder / "dataset2prompt.json").write_text(json.dumps(prompts), encoding="utf-8")
+    return folder / "dataset2prompt.json"
+
+
+def write_zip(path: Path, members: Mapping[str, str]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+@pytest.fixture
+def templates() -> Templates:
+    return Templates("here", PROMPTS, LENGTHS)
+
+
+@pytest.fixture(scope="session")
+def real() -> Path:
+    try:
+        find_templates(REAL)
+        require(REAL, ["trec", "hotpotqa"])
+    except FileNotFoundError as error:
+        pytest.skip(f"LongBench itself is not tested; name its folder in LAZYLLM_LONGBENCH: {error}")
+    return REAL
+
+
+@pytest.fixture(scope="session")
+def tokenizer(demo_model: Path) -> Tokenizer:
+    return Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
+
+
+@pytest.fixture(scope="session")
+def backend(demo_model: Path) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_file(str(demo_model / "tokenizer.json"))
+
+
+@pytest.fixture
+def named(tmp_path: Path) -> Callable[..., Tokenizer]:
+    """Makes a tokenizer of bytes, which puts <s> first, in a folder of a given name."""
+
+    def make(name: str = "some-model", chat_template: bool = True) -> Tokenizer:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        write_tokenizer(folder)
+        settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"add_bos_token": True}
+        if not chat_template:
+            del settings["chat_template"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        config = ModelConfig.from_dict(family_config("LlamaForCausalLM", vocab_size=300))
+        return Tokenizer.from_folder(folder, config)
+
+    return make
+
+
+# ---- where items come from -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", ["", "data"])
+def test_folder(tmp_path: Path, inner: str) -> None:
+    rows = write_items(tmp_path / inner)
+    write_items(tmp_path / inner, "trec", 1)
+    (tmp_path / inner / "notes.jsonl").write_text("these are no items")
+    assert available(tmp_path) == available(str(tmp_path)) == ("hotpotqa", "trec")
+    assert read(tmp_path, "hotpotqa") == rows
+
+
+def test_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write_items(tmp_path / "data")
+    write_templates(tmp_path)
+    monkeypatch.chdir(tmp_path / "data")
+    assert read(".", "hotpotqa") == rows
+    assert find_templates(".").source == str(tmp_path / "dataset2prompt.json")
+
+
+def test_blank_lines_and_line_ends(tmp_path: Path) -> None:
+    rows = write_items(tmp_path, count=2)
+    text = jsonl(rows).replace("\n", "\r\n\r\n").removesuffix("\r\n\r\n")
+    (tmp_path / "hotpotqa.jsonl").write_bytes(text.encode())
+    assert read(tmp_path, "hotpotqa") == rows
+
+
+@pytest.mark.parametrize("inner", ["", "data/", "LongBench-main/LongBench/data/"])
+def test_zip(tmp_path: Path, inner: str) -> None:
+    rows = [item(number=number) for number in range(3)]
+    members = {
+        f"{inner}hotpotqa.jsonl": jsonl(rows),
+        f"{inner}hotpotqa_e.jsonl": jsonl(rows[:1]),
+        f"__MACOSX/{inner}hotpotqa.jsonl": "no item",
+        f"{inner}._hotpotqa.jsonl": "no item",
+    }
+    path = write_zip(tmp_path / "data.zip", members)
+    assert available(path) == ("hotpotqa", "hotpotqa_e")
+    assert read(path, "hotpotqa") == rows
+    assert read(path, "hotpotqa_e") == rows[:1]
+
+
+def test_zip_refusals(tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "two.zip", {"a/trec.jsonl": "", "b/trec.jsonl": ""})
+    with pytest.raises(
+        ValueError, match=r"two.zip holds trec.jsonl more than once: a/trec.*, b/trec.*expected"
+    ):
+        available(path)
+    whole = write_zip(tmp_path / "data.zip", {"data/trec.jsonl": jsonl([item("trec", 0, input="")])})
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(whole.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"broken.zip is not a whole, plain zip file: "):
+        available(broken)
+    with pytest.raises(
+        ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a list"
+    ):
+        read(write_zip(whole, {"data/trec.jsonl": jsonl([item("trec", answers=[])])}), "trec")
+    contents = bytearray(whole.read_bytes())
+    contents[45] ^= 0xFF  # in the compressed text
+    broken.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"broken.zip is not a whole, plain zip file: "):
+        read(broken, "trec")
+
+
+def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    path = write_zip(tmp_path / "data.zip", {"data/hotpotqa.jsonl": jsonl([item()])})
+    asked: list[Any] = []
+
+    def download(repository: str, name: str, repo_type: str) -> str:
+        asked.append((repository, name, repo_type))
+        return str(path)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    assert read("hub:THUDM/LongBench", "hotpotqa") == [item()]
+    assert set(asked) == {("THUDM/LongBench", "data.zip", "dataset")}
+
+    def fail(*_: Any, **__: Any) -> str:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(hub, "hf_hub_download", fail)
+    with pytest.raises(OSError, match=r"data.zip of hub:THUDM/LongBench could not be fetched: no network"):
+        available("hub:THUDM/LongBench")
+    with pytest.raises(ValueError, match=r"hub:\.\./x is not of the form hub:OWNER/NAME"):
+        available("hub:../x")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"needs the package huggingface_hub: pip install"):
+        available("hub:THUDM/LongBench")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow", reason="parquet files are not tested: pip install pyarrow")
+    from pyarrow import parquet
+
+    classes = ["Date", "Food"]
+    rows = {
+        "hotpotqa": [item(number=number) for number in range(3)],
+        "trec": [item("trec", number, all_classes=classes) for number in range(3)],
+    }
+
+    def write(path: Path, contents: list[dict[str, Any]]) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(arrow.Table.from_pylist(contents), path)
+        return path
+
+    write(tmp_path / "a" / "hotpotqa" / "test-00000-of-00002.parquet", rows["hotpotqa"][:2])
+    write(tmp_path / "a" / "hotpotqa" / "test-00001-of-00002.parquet", rows["hotpotqa"][2:])
+    write(tmp_path / "a" / "hotpotqa_e" / "test" / "0000.parquet", rows["hotpotqa"][:1])
+    write(tmp_path / "a" / "trec-test.parquet", rows["trec"])
+    assert available(tmp_path / "a") == ("hotpotqa", "trec", "hotpotqa_e")
+    assert read(tmp_path / "a", "hotpotqa") == rows["hotpotqa"]
+    assert read(tmp_path / "a", "hotpotqa_e") == rows["hotpotqa"][:1]
+    assert read(tmp_path / "a", "trec") == rows["trec"]
+
+    mixed = write(tmp_path / "test.parquet", [*rows["trec"], *rows["hotpotqa"]])
+    assert available(mixed) == ("hotpotqa", "trec")
+    assert [read(mixed, name) for name in rows] == list(rows.values())
+    one = write(tmp_path / "hotpotqa.parquet", [*rows["hotpotqa"], item(number=9, answers=[""], input=None)])
+    with pytest.raises(ValueError, match=r"hotpotqa.parquet, row 4: input is None; expected a string"):
+        read(one, "hotpotqa")
+
+    other = write(tmp_path / "other.parquet", [{"text": "x"}])
+    with pytest.raises(ValueError, match=r"other.parquet: column dataset is missing; expected LongBench's"):
+        available(other)
+    one.write_bytes(one.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"hotpotqa.parquet could not be read as parquet: "):
+        read(one, "hotpotqa")
+
+
+def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "trec.parquet").write_bytes(b"PAR1")
+    assert available(tmp_path) == ("trec",)
+    with pytest.raises(ImportError, match=r"trec.parquet needs the package pyarrow: pip install pyarrow"):
+        read(tmp_path, "trec")
+
+
+def test_data_refusals(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not here; expected a folder of NAME.jsonl"):
+        available(tmp_path / "nowhere")
+    with pytest.raises(TypeError, match=r"data must be a folder of .*, not 3"):
+        available(3)  # type: ignore[arg-type]
+    other = tmp_path / "items.csv"
+    other.write_text("")
+    with pytest.raises(ValueError, match=r"items.csv is a file of another kind; expected a folder"):
+        available(other)
+    with pytest.raises(FileNotFoundError, match=r"lacks trec; it holds no data set: expected a folder"):
+        require(tmp_path, ["trec"])
+
+
+def test_missing_data_sets_are_named(tmp_path: Path) -> None:
+    write_items(tmp_path)
+    require(tmp_path, ["hotpotqa"])
+    with pytest.raises(FileNotFoundError, match=r"lacks trec, lcc; it holds hotpotqa$"):
+        require(tmp_path, ["trec", "hotpotqa", "lcc"])
+    with pytest.raises(FileNotFoundError, match=r"lacks lcc; it holds hotpotqa$"):
+        read(tmp_path, "lcc")
+    with pytest.raises(ValueError, match=r"LongBench has no data set 'hotpot'; did you mean hotpotqa"):
+        require(tmp_path, ["hotpot"])
+
+
+# ---- what an item must be ------------------------------------------------------------------------
+
+A_STRING = "expected a string$"
+A_LIST = r"expected a list of at least one string"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        *((without(field), rf"{field} is missing; expected ") for field in item()),
+        (item(input=None), f"input is None; {A_STRING}"),
+        (item(input="\ud800"), f"input is '.ud800'; {A_STRING}"),
+        (item(context=["a"]), rf"context is \['a'\]; {A_STRING}"),
+        (item(answers="a"), f"answers is 'a'; {A_LIST}$"),
+        (item(answers=[]), rf"answers is \[\]; {A_LIST}$"),
+        (item(answers=["a", 3]), rf"answers is \['a', 3\]; {A_LIST}$"),
+        (item(length=-1), "length is -1; expected a whole number from 0$"),
+        (item(length=True), "length is True; expected a whole number from 0$"),
+        (item(length=1.5), "length is 1.5; expected a whole number from 0$"),
+        (item(dataset="trec"), "dataset is 'trec'; expected 'hotpotqa'$"),
+        (item(dataset=""), "dataset is ''; expected the name of its data set$"),
+        (item(language=None), "language is None; expected a string that is not empty$"),
+        (item(all_classes=[]), rf"all_classes is \[\]; {A_LIST}, or null$"),
+        (item(all_classes={}), rf"all_classes is {{}}; {A_LIST}, or null$"),
+        (item(_id=""), "_id is ''; expected a string that is not empty$"),
+        (item(_id=7), "_id is 7; expected a string that is not empty$"),
+        (item(number=0), "_id is 'hotpotqa-0'; expected an _id that no item before it has$"),
+    ],
+)
+def test_fields(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    lines = jsonl([item()]) + json.dumps(row)
+    (tmp_path / "hotpotqa.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=rf"hotpotqa.jsonl, line 2: {message}"):
+        read(tmp_path, "hotpotqa")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"input": "cut o', "line 1 does not hold JSON: "),
+        (b"[" * 100_000, "line 1 does not hold JSON: "),
+        (b'"\xff"', "line 1 does not hold JSON: .*utf-8"),
+        (b"\n[1, 2]\n", "line 2 holds a list; expected a JSON object"),
+        (b"x" * 2000, "line 1 has more than 1000 bytes; expected one item"),
+        (b"\n", r"hotpotqa.jsonl is empty; expected items of hotpotqa"),
+    ],
+)
+def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, message: str) -> None:
+    if len(line) == 2000:
+        monkeypatch.setattr("lazyllm.longbench.items.LINE_LIMIT", 1000)
+    (tmp_path / "hotpotqa.jsonl").write_bytes(line)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path, "hotpotqa")
+
+
+def test_an_item_of_longbench_e_may_name_either_set(tmp_path: Path) -> None:
+    rows = [item("hotpotqa", 0), item("hotpotqa_e", 1)]
+    (tmp_path / "hotpotqa_e.jsonl").write_text(jsonl(rows), encoding="utf-8")
+    assert read(tmp_path, "hotpotqa_e") == rows
+
+
+# ---- subsets -------------------------------------------------------------------------------------
+
+
+def test_subsets() -> None:
+    rows = [item(number=number) for number in range(20)]
+
+    def numbers(**options: int) -> list[int]:
+        return [row["length"] // 100 for row in subset(rows, **options)]
+
+    assert numbers() == list(range(20))
+    assert numbers(limit=3) == [0, 1, 2]
+    assert numbers(limit=30) == numbers(sample=30) == list(range(20))
+    assert numbers(min_length=300, max_length=500) == [3, 4, 5]
+    assert numbers(min_length=1700, limit=2) == [17, 18]
+    assert numbers(max_length=0) == [0]
+    assert numbers(sample=5) == numbers(sample=5) == sorted(numbers(sample=5)) == [3, 5, 7, 12, 15]
+    assert set(numbers(sample=5)) < set(numbers(sample=6))
+    assert set(numbers(sample=3, min_length=1000)) < set(range(10, 20))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"limit": 0}, ValueError, "limit must be at least 1, not 0"),
+        ({"sample": -1}, ValueError, "sample must be at least 1, not -1"),
+        ({"min_length": -1}, ValueError, "min_length must be at least 0, not -1"),
+        ({"max_length": 1.5}, TypeError, "max_length must be a whole number, not 1.5"),
+        ({"limit": True}, TypeError, "limit must be a whole number, not True"),
+        ({"limit": 2, "sample": 3}, ValueError, "limit is 2 and sample is 3; expected one of them"),
+    ],
+)
+def test_subset_refusals(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        subset([item()], **options)
+
+
+# ---- templates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["data", "data/config", ".", "config"])
+def test_templates_are_found(tmp_path: Path, place: str) -> None:
+    write_items(tmp_path / "data")
+    path = write_templates(tmp_path / place)
+    found = find_templates(tmp_path / "data")
+    assert (found.source, dict(found.prompts), dict(found.lengths)) == (str(path), PROMPTS, LENGTHS)
+
+
+def test_templates_of_a_zip(tmp_path: Path) -> None:
+    path = write_zip(
+        tmp_path / "data.zip",
+        {
+            "LongBench/data/hotpotqa.jsonl": jsonl([item()]),
+            "LongBench/config/dataset2prompt.json": json.dumps({"hotpotqa": "{input}"}),
+            "LongBench/config/dataset2maxlen.json": json.dumps({"hotpotqa": 5}),
+        },
+    )
+    write_templates(tmp_path)
+    found = find_templates(path)
+    assert found.source == f"{path}/LongBench/config/dataset2prompt.json"
+    assert (found.prompt(item()), found.max_new_tokens("hotpotqa")) == ("Who rang the bells?", 5)
+    assert find_templates(write_zip(path, {})).source == str(tmp_path / "dataset2prompt.json")
+    write_zip(path, {"config/dataset2prompt.json": "{}"})
+    with pytest.raises(FileNotFoundError, match=r"data.zip/config/dataset2maxlen.json is missing; get "):
+        find_templates(path)
+
+
+def test_given_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_templates(tmp_path / "mine").rename(tmp_path / "mine" / "own.json")
+    write_templates(tmp_path / "data", {}, {})
+    assert find_templates(tmp_path / "data", path).source == str(path)
+    monkeypatch.setenv("LAZYLLM_LONGBENCH", str(tmp_path / "data"))
+    assert find_templates().source == str(tmp_path / "data" / "dataset2prompt.json")
+    monkeypatch.delenv("LAZYLLM_LONGBENCH")
+    with pytest.raises(
+        FileNotFoundError, match=r"get both from LongBench/config of https://.*LAZYLLM_LONGBENCH"
+    ):
+        find_templates()
+
+
+def test_missing_templates(tmp_path: Path) -> None:
+    write_items(tmp_path / "data")
+    expected = (
+        r"dataset2prompt.json and dataset2maxlen.json are missing.* get both from .*THUDM/LongBench "
+        rf"and put them in {tmp_path}/data, or .*--prompts FILE.*looked in .*/data/config, {tmp_path}, "
+    )
+    with pytest.raises(FileNotFoundError, match=expected):
+        find_templates(tmp_path / "data")
+    with pytest.raises(FileNotFoundError, match=r"own.json is missing; get dataset2prompt.json and"):
+        find_templates(prompts=tmp_path / "own.json")
+    path = write_templates(tmp_path)
+    path.with_name("dataset2maxlen.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"dataset2maxlen.json is missing; get "):
+        find_templates(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (
+            "{question}",
+            r"has the field {question}; expected a template with the fields {input} and {context}",
+        ),
+        ("{}", "has the field {}; "),
+        ("{input.__class__}", "has the field {input.__class__}; "),
+        ("{context!r}", "has the field {context!r}; "),
+        ("{context:>{input}}", "has the field {context:>{input}}; "),
+        ("{input} {", "is no template .*Single '{'.*; expected a template with the fields"),
+        (["{input}"], r"is \['{input}'\]; expected a template with the fields"),
+        ("\ud800", "is '.ud800'; expected a template"),
+    ],
+)
+def test_foreign_fields(tmp_path: Path, template: Any, message: str) -> None:
+    write_templates(tmp_path, PROMPTS | {"qmsum": template})
+    with pytest.raises(ValueError, match=rf"dataset2prompt.json: qmsum {message}"):
+        find_templates(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, -3, True, 1.0, "64", None, 10**30])
+def test_lengths(tmp_path: Path, length: Any) -> None:
+    write_templates(tmp_path, lengths={"qmsum": length})
+    with pytest.raises(ValueError, match=r"dataset2maxlen.json: qmsum is .*; expected a whole number from 1"):
+        find_templates(tmp_path)
+
+
+def test_files_that_are_no_templates(tmp_path: Path) -> None:
+    path = write_templates(tmp_path, [])
+    with pytest.raises(ValueError, match=r"dataset2prompt.json holds a list; expected a JSON object"):
+        find_templates(tmp_path)
+    path.write_text("{" + " " * (1 << 20))
+    with pytest.raises(
+        ValueError, match=r"dataset2prompt.json has more than 1048576 bytes; expected the file"
+    ):
+        find_templates(tmp_path)
+
+
+def test_templates_by_name(templates: Templates) -> None:
+    few = Templates("few.json", {"qasper": "{input}"}, {})
+    with pytest.raises(
+        ValueError, match=r"few.json has no template for trec; expected one of LongBench/config"
+    ):
+        few.prompt(item("trec"))
+    with pytest.raises(ValueError, match=r"few.json has no template for trec"):
+        few.verdict(["qasper", "trec"])
+    with pytest.raises(ValueError, match=r"dataset2maxlen.json beside few.json has no length for qasper"):
+        few.max_new_tokens("qasper")
+    assert templates.prompt(item("qasper_e")) == templates.prompt(item("qasper"))
+    assert templates.max_new_tokens("qasper_e") == LENGTHS["qasper"]
+
+
+def test_verdict(templates: Templates, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert templates.verdict(["trec", "qasper_e"]) == "prompts not the official ones: trec, qasper_e"
+    known = {"trec": hashlib.sha256(QUESTION.encode()).hexdigest()}
+    monkeypatch.setattr("lazyllm.longbench.templates.OFFICIAL", {**OFFICIAL, **known})
+    assert templates.verdict(["trec", "lcc"]) == "prompts not the official ones: lcc"
+    assert templates.verdict(["trec", "trec_e"]) == "official prompts"
+
+
+def test_digests_are_those_of_the_benchmark(real: Path) -> None:
+    found = find_templates(real)
+    assert set(found.prompts) == set(found.lengths) == set(OFFICIAL)
+    assert found.verdict(DATA_SETS) == "official prompts"
+    for name in OFFICIAL:
+        changed = Templates("changed", {**found.prompts, name: found.prompts[name] + " "}, found.lengths)
+        assert changed.altered(OFFICIAL) == (name,)
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+
+def by_hand(backend: Any, text: str, max_length: int) -> list[int]:
+    """The unwrapped prompt as the harness makes it, by the tokenizers package alone."""
+    ids = backend.encode(text).ids
+    if len(ids) > max_length:
+        half = max_length // 2
+        start, end = ids[:half], ids[len(ids) - half :]
+        ids = backend.encode(backend.decode(start) + backend.decode(end)).ids
+    return list(ids)
+
+
+def test_text_is_the_template_formatted(templates: Templates) -> None:
+    asked = item("lcc", 3)
+    assert templates.prompt(asked) == asked["context"] + "next {line}:\n"
+    assert templates.prompt(item()) == f"Text: {item()['context']}\n\nQuestion: Who rang the bells? \nAnswer:"
+
+
+def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any, templates: Templates) -> None:
+    asked = item(
+        context="".join(f"Clause {n} of the {n * n}th: naïve 钟声🔔 <|im_end|>\n" for n in range(40))
+    )
+    text = QUESTION.format(**asked)
+    length = len(backend.encode(text).ids)
+    for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
+        made = make_prompt(tokenizer, asked, max_length, "none", templates)
+        assert made.ids == by_hand(backend, text, max_length)
+        assert made.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=templates)
+        assert (made.n_tokens_unwrapped, made.cut) == (length, max_length < length)
+    assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", templates).ids  # <|im_end|>, skipped
+
+
+def test_real_items(real: Path, tokenizer: Tokenizer, backend: Any) -> None:
+    templates = find_templates(real)
+    plain = json.loads(Path(templates.source).read_text(encoding="utf-8"))
+    for name in available(real):
+        for asked in read(real, name)[:3]:
+            text = plain[name].format(**asked)
+            assert templates.prompt(asked) == text
+            made = make_prompt(tokenizer, asked, 3500, "none", templates)
+            assert made.ids == by_hand(backend, text, 3500)
+            assert made.cut == (len(backend.encode(text).ids) > 3500)
+
+
+def test_templates_from_the_environment(
+    tmp_path: Path, named: Callable[..., Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAZYLLM_LONGBENCH", raising=False)
+    tokenizer = named()
+    with pytest.raises(FileNotFoundError, match=r"templates=find_templates\(prompts=FILE\)"):
+        prompt_ids(tokenizer, item())
+    write_templates(tmp_path / "data")
+    monkeypatch.setenv("LAZYLLM_LONGBENCH", str(tmp_path / "data"))
+    assert tokenizer.decode(prompt_ids(tokenizer, item(), chat="none")) == QUESTION.format(**item())
+
+
+# ---- wrappers ------------------------------------------------------------------------------------
+
+TEXT = QUESTION.format(**item())
+WRAPPED = {
+    "none": f"{BOS}{TEXT}",
+    "llama-2": f"{BOS}[INST]{TEXT}[/INST]",
+    "xgen": f"{BOS}{HUMAN}{TEXT}\n###",
+    "template": f"{BOS}<turn>user\n{TEXT}{EOS}\n<turn>assistant\n",
+}
+
+
+@pytest.mark.parametrize("chat", WRAPPED)
+def test_wrappers(named: Callable[..., Tokenizer], templates: Templates, chat: Any) -> None:
+    tokenizer = named()
+    made = make_prompt(tokenizer, item(), chat=chat, templates=templates)
+    assert (made.wrapper, made.cut, made.n_tokens_unwrapped) == (chat, False, len(tokenizer.encode(TEXT)))
+    assert "".join(tokenizer.offsets(made.ids)) == WRAPPED[chat]
+    for max_length in (made.n_tokens_unwrapped - 1, 3500):
+        assert (
+            prompt_ids(tokenizer, item(), max_length, chat, templates).count(tokenizer.bos_token_id or 0) == 1
+        )
+
+
+def test_the_wrapper_comes_after_the_cut(named: Callable[..., Tokenizer], templates: Templates) -> None:
+    tokenizer = named()
+    made = make_prompt(tokenizer, item(), 21, "llama-2", templates)
+    assert made.cut
+    assert "".join(tokenizer.offsets(made.ids)) == f"{BOS}[INST]{TEXT[:9]}{TEXT[-10:]}[/INST]"
+
+
+@pytest.mark.parametrize("name", [name for name, one in DATA_SETS.items() if not one.chat])
+def test_sets_without_wrapper(named: Callable[..., Tokenizer], templates: Templates, name: str) -> None:
+    tokenizer = named("Llama-2-7b-chat-hf")
+    asked = item(name)
+    made = make_prompt(tokenizer, asked, templates=templates)
+    assert made.wrapper == "none"
+    assert made.ids == tokenizer.encode(templates.prompt(asked))
+
+
+def test_all_other_sets_are_wrapped(named: Callable[..., Tokenizer], templates: Templates) -> None:
+    tokenizer = named("Llama-2-7b-chat-hf")
+    bare = {
+        name for name in OFFICIAL if make_prompt(tokenizer, item(name), templates=templates).wrapper == "none"
+    }
+    assert bare == {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}
+
+
+@pytest.mark.parametrize(
+    ("name", "chat_template", "wrapper"),
+    [
+        ("Llama-2-7b-chat-hf", True, "llama-2"),
+        ("llama2-7b-chat-4k", False, "llama-2"),
+        ("models--meta-llama--Llama-2-13b-chat-hf/snapshots/0a1b2c", True, "llama-2"),
+        ("Llama-2-7b-hf", False, "none"),
+        ("Llama-20b-chat", True, "template"),
+        ("TinyLlama-1.1B-Chat-v1.0", True, "template"),
+        ("xgen-7b-8k-inst", False, "xgen"),
+        ("XGen-7B-8K", False, "xgen"),
+        ("xgen-7b-8k-base", False, "none"),
+        ("Qwen2.5-0.5B-Instruct", True, "template"),
+        ("Mistral-7B-v0.1", False, "none"),
+    ],
+)
+def test_wrapper_of_a_checkpoint(
+    named: Callable[..., Tokenizer], name: str, chat_template: bool, wrapper: str
+) -> None:
+    tokenizer = named(name, chat_template)
+    assert chat_wrapper(tokenizer) == wrapper
+    assert chat_wrapper(tokenizer, "none") == "none"
+
+
+def test_demonstration_model_has_a_template(tokenizer: Tokenizer, templates: Templates) -> None:
+    made = make_prompt(tokenizer, item(), templates=templates)
+    assert made.wrapper == "template"
+    assert made.ids == tokenizer.apply_chat_template([{"role": "user", "content": TEXT}])
+
+
+def test_prompt_refusals(named: Callable[..., Tokenizer], templates: Templates) -> None:
+    tokenizer = named("plain", chat_template=False)
+
+    def make(asked: Any = None, **options: Any) -> None:
+        make_prompt(tokenizer, item() if asked is None else asked, templates=templates, **options)
+
+    with pytest.raises(
+        ValueError, match=r"chat must be one of auto, none, llama-2, xgen, template, not 'llama'"
+    ):
+        make(chat="llama")
+    with pytest.raises(ValueError, match=r"chat is 'template', and .*plain has no chat template"):
+        make(chat="template")
+    with pytest.raises(ValueError, match=r"max_length must be at least 2, not 1"):
+        make(max_length=1)
+    with pytest.raises(TypeError, match=r"max_length must be a whole number, not 3500.0"):
+        make(max_length=3500.0)
+    with pytest.raises(TypeError, match=r"max_length must be a whole number, not None"):
+        make(max_length=None)
+    with pytest.raises(TypeError, match=r"an item must be a dict as in LongBench's files, not str"):
+        make("a question")
+    with pytest.raises(ValueError, match=r"item: dataset is None; expected a string"):
+        make(without("dataset"))
+    with pytest.raises(ValueError, match=r"item: context is 3; expected a string"):
+        make(item(context=3))
+    with pytest.raises(ValueError, match=r"LongBench has no data set 'squad'"):
+        make(item("squad"))
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_post_process() -> None:
+    assert post_process("xgen", " Assistant: Lindau\nAssistant: it was\n") == " Lindau\n it was"
+    for wrapper in ("none", "llama-2", "template"):
+        assert post_process(wrapper, " Assistant: Lindau\n") == " Assistant: Lindau\n"
+
+
+def test_stops(tokenizer: Tokenizer, backend: Any) -> None:
+    newline = backend.encode("\n").ids[-1]
+    for name in DATA_SETS:
+        assert (newline in stops(name, tokenizer).ids) == (name.removesuffix("_e") == "samsum")
+    ends = tokenizer.eos_token_ids
+    assert stops("trec", tokenizer) == Stops(ends)
+    assert stops("samsum", tokenizer) == Stops((*ends, newline), never_first=(*ends, newline))
+
+
+def test_stops_without_an_end_token(named: Callable[..., Tokenizer]) -> None:
+    tokenizer = named()
+    tokenizer.eos_token_ids = ()
+    assert stops("samsum", tokenizer).ids == (tokenizer.encode("\n", add_special=False)[-1],)
+    with pytest.raises(ValueError, match=r"LongBench has no data set 'samson'"):
+        stops("samson", tokenizer)

@@ -1,0 +1,281 @@
+"""Runs of LongBench: what is written, resumed after kills, refused under other conditions, reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm import longbench
+from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
+from lazyllm.longbench.summary import DENSE, Summary
+
+SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
+WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
+TEMPLATES = {
+    "qasper": "Read. {context} Question: {input} Answer:",
+    "trec": "{context} {input}",
+    "lcc": "{context}{input}",
+}
+
+
+def item(name: str, number: int) -> dict[str, Any]:
+    chosen = random.Random(f"{name}{number}")
+    return {
+        "input": "where is the cat ?",
+        "context": " ".join(chosen.choices(WORDS, k=60)),
+        "answers": ["near the river"],
+        "length": 60,
+        "dataset": name,
+        "language": "en",
+        "all_classes": ["near", "under"] if name == "trec" else None,
+        "_id": f"{name}-{number}",
+    }
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("longbench")
+    for name in TEMPLATES:
+        lines = [json.dumps(item(name, number)) for number in range(4)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "dataset2prompt.json").write_text(json.dumps(TEMPLATES))
+    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TEMPLATES, 6)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> lazyllm.LLM:
+    return lazyllm.load(model, device="cpu", threads=1)
+
+
+def run(llm: lazyllm.LLM, data: Path, out: Path, **options: Any) -> longbench.Run:
+    asked = {"pruning": SETTINGS, "max_length": 80, "warm_ups": 0, "progress": False, **options}
+    return longbench.run(llm, asked.pop("pruning"), data=data, out=out, **asked)
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / ITEMS).read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "timing"} for row in rows]
+
+
+# ---- what is written -----------------------------------------------------------------------------
+
+
+def test_every_item_has_a_line_for_every_setting(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    made = run(llm, data, tmp_path)
+    assert len(made.rows) == len(TEMPLATES) * 4 * len(SETTINGS)
+    assert {row["dataset"] for row in made.rows} == set(TEMPLATES)
+    for row in made.rows:
+        assert 0 <= row["score"] <= 1
+        assert 0 < row["timing"]["ttft"] <= row["timing"]["seconds"]
+        assert row["prompt_tokens"] > 0
+        assert row["new_tokens"] <= 6
+        assert 0 < row["reached_top"] <= row["computed"] <= 1
+    pruned = next(row for row in made.rows if row["setting"] != DENSE)
+    assert list(pruned["in_play"]) == ["0", "2", "4"]
+    assert made.manifest["prompts"].startswith("prompts not the official ones")
+    assert made.manifest["items"] == dict.fromkeys(TEMPLATES, 4)
+    assert set(made.scores()) == {row["setting"] for row in made.rows}
+    assert len(made.to_frame()) == len(made.rows)
+    text = (tmp_path / "report.md").read_text()
+    assert "paired difference to dense" in text
+    for name in ("scores.csv", "scores.tex", "speed.csv", "scores.png"):
+        assert (tmp_path / name).stat().st_size > 100
+
+
+def test_a_second_run_does_nothing(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    run(llm, data, tmp_path, limit=1)
+    before = (tmp_path / ITEMS).read_bytes()
+    run(llm, data, tmp_path, limit=1)
+    assert (tmp_path / ITEMS).read_bytes() == before
+
+
+def test_a_setting_that_changes_nothing_is_marked(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    short = lazyllm.Pruning({1: 0.5}, min_tokens=1000)
+    made = run(llm, data, tmp_path, pruning=[short, lazyllm.Pruning({1: 0.5})], datasets=["lcc"], limit=1)
+    assert [row["changed_nothing"] for row in made.rows] == [True, False]
+    assert made.summary.count(str(short), "changed_nothing") == 1
+
+
+def test_a_failed_item_is_an_error_row_and_no_score(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyllm.longbench.tasks import LongBench
+
+    whole = LongBench.score
+
+    def failing(self: LongBench, task: Any, prediction: str, item: Any) -> float:
+        if item["_id"] == "lcc-1":
+            raise ValueError("no such answer")
+        return whole(self, task, prediction, item)
+
+    monkeypatch.setattr(LongBench, "score", failing)
+    made = run(llm, data, tmp_path, pruning=None, datasets=["lcc"])
+    bad = next(row for row in made.rows if row["item"] == "lcc-1")
+    assert bad["error"] == "ValueError: no such answer"
+    assert "score" not in bad
+    assert len(made.summary.rows) == 3
+    assert "lcc-1" in (tmp_path / "report.md").read_text()
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pruning": ["dense"]}, "settings was"),
+        ({"max_length": 70}, "max length was 80 and is now 70"),
+        ({"limit": 2}, "items was"),
+        ({"max_new_tokens": 3}, "cap on new tokens was null and is now 3"),
+    ],
+    ids=str,
+)
+def test_other_conditions_in_the_same_folder_are_refused(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    run(llm, data, tmp_path, limit=1)
+    with pytest.raises(ValueError, match=words):
+        run(llm, data, tmp_path, **{"limit": 1, **options})
+
+
+def test_another_model_in_the_same_folder_is_refused(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    run(llm, data, tmp_path / "run", limit=1)
+    (tmp_path / "other").mkdir()
+    other = model_folder(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    with pytest.raises(ValueError, match="model sha256 was"):
+        run(lazyllm.load(other, device="cpu", threads=1), data, tmp_path / "run", limit=1)
+
+
+def test_a_missing_data_set_is_refused_by_name_before_work_starts(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match="lacks musique; it holds qasper"):
+        run(llm, data, tmp_path / "run", datasets=["qasper", "musique"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {}), pytest.raises(RuntimeError, match="another process"):
+        RunFolder(tmp_path, {})
+
+
+def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+    (tmp_path / ITEMS).write_text('{"setting": "a"}\n{"setting": "b"}\n')
+    with pytest.raises(ValueError, match=r"items\.jsonl, line 1"):
+        RunFolder(tmp_path, {})
+
+
+def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    row = {"setting": "a", "dataset": "b", "item": "ü"}
+    with RunFolder(tmp_path, {}) as folder:
+        folder.append(row)
+    with (tmp_path / ITEMS).open("ab") as file:
+        file.write('{"setting": "a", "dataset": "ü'.encode()[:-1])
+    with RunFolder(tmp_path, {}) as folder:
+        assert folder.rows == [row]
+        folder.append({**row, "item": "2"})
+    assert len((tmp_path / ITEMS).read_text().splitlines()) == 2
+
+
+# ---- killed --------------------------------------------------------------------------------------
+
+
+def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
+    llm: lazyllm.LLM, model: Path, data: Path, tmp_path: Path
+) -> None:
+    calm, hurt = tmp_path / "calm", tmp_path / "hurt"
+    run(llm, data, calm)
+    settings = [word for setting in SETTINGS for word in ("--pruning", setting)]
+    command = [sys.executable, "-m", "lazyllm", "longbench", "--model", str(model), "--data", str(data)]
+    command += [
+        "--out",
+        str(hurt),
+        "--max-length",
+        "80",
+        "--warm-ups",
+        "0",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        *settings,
+    ]
+    environment = {**os.environ, "LAZYLLM_PROGRESS": "0"}
+    moments, kills = random.Random(3), 0
+    while kills < 10:
+        running = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        before = size(hurt)
+        while size(hurt) == before and running.poll() is None:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.05))
+        if running.poll() is not None:
+            break
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+        kills += 1
+    assert kills >= 3, "the run ended before it could be killed"
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0
+    assert untimed(hurt) == untimed(calm)
+    assert (hurt / MANIFEST).exists()
+
+
+def size(folder: Path) -> int:
+    path = folder / ITEMS
+    return path.stat().st_size if path.exists() else 0
+
+
+# ---- summary -------------------------------------------------------------------------------------
+
+
+def row(setting: str, name: str, number: int, score: float, ttft: float) -> dict[str, Any]:
+    return {
+        "setting": setting,
+        "dataset": name,
+        "item": str(number),
+        "score": score,
+        "computed": 1.0,
+        "reached_top": 1.0,
+        "changed_nothing": False,
+        "timing": {"ttft": ttft, "seconds": 2 * ttft},
+    }
+
+
+def test_summary_by_hand() -> None:
+    rows = []
+    for number, (dense, pruned) in enumerate([(0.5, 0.25), (1.0, 0.5)]):
+        rows += [row(DENSE, "lcc", number, dense, 4.0), row("p", "lcc", number, pruned, 1.0 + number)]
+    rows += [row(DENSE, "trec", 0, 1.0, 6.0), row("p", "trec", 0, 1.0, 2.0)]
+    summary = Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__)
+    assert summary.score(DENSE, "lcc") == 75.0
+    assert summary.score("p", "lcc") == 37.5
+    assert summary.mean("p").value == pytest.approx((37.5 + 100) / 2)
+    difference = summary.difference("p")
+    assert difference is not None
+    assert difference.value == pytest.approx(-37.5 / 2)
+    assert difference.low <= difference.value <= difference.high <= 0
+    speed = summary.speed("p", "ttft")
+    assert speed is not None
+    assert speed.of_sums == pytest.approx(14 / 5)
+    assert speed.median == pytest.approx(3.0)
