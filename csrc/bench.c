@@ -6,12 +6,7 @@
 #include "error.h"
 #include "memory.h"
 
-enum {
-    MOST_COPIES = 1024,
-    MOST_HEAD_DIM = 512,
-    MOST_HEADS_WIDTH = 1 << 16,
-    COLD_BYTES = 192 * 1024 * 1024
-}; /* more than a cache holds */
+enum { MOST_COPIES = 1024, MOST_HEAD_DIM = 512, MOST_HEADS_WIDTH = 1 << 16, COLD_BYTES = 192 * 1024 * 1024 }; /* more than a cache holds */
 
 typedef struct kind {
     const char *name;
