@@ -35,12 +35,16 @@ def on(tiny: Tiny, device: str) -> _core.Model:
 # ---- 16 bits -------------------------------------------------------------------------------------
 
 SHAPES = {
-    "grouped": Shape(seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"),
+    "grouped": Shape(
+        seed=40, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="BF16"
+    ),
     "f16": Shape(seed=41, n_layers=5, hidden=64, n_heads=4, n_kv_heads=2, head_dim=64, ffn=96, dtype="F16"),
     "head of 128": Shape(seed=42, n_layers=5, hidden=64, n_heads=2, n_kv_heads=1, head_dim=128, dtype="BF16"),
     "head of 80": Shape(seed=43, n_layers=5, hidden=48, n_heads=3, n_kv_heads=3, head_dim=80, dtype="F16"),
     "head of 96": Shape(seed=44, n_layers=5, hidden=48, n_heads=3, n_kv_heads=1, head_dim=96, dtype="BF16"),
-    "plain head": Shape(seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"),
+    "plain head": Shape(
+        seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
+    ),
 }
 
 
@@ -83,7 +87,9 @@ def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
     """Decode steps and a follow-up revive everything, in rows few and many, over keys in several chunks."""
     tiny = build(shape, tmp_path)
     passes: list[tuple[int, bool]] = [(150, False), (1, True), (3, True), (20, False), (1, True)]
-    rules = pruning([(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[])  # what stays does not depend on scores
+    rules = pruning(
+        [(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[]
+    )  # what stays does not depend on scores
     sessions = [on(tiny, device).session(rules) for device in ("cpu", DEVICE)]
     for number, (count, generated) in enumerate(passes):
         ids = tiny.ids(count, number)
@@ -115,7 +121,11 @@ def test_the_model_says_where_it_is(tmp_path: Path) -> None:
 def run_python(code: str, **environment: str) -> str:
     """In a process of its own, since the fakes read the environment once."""
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout
 

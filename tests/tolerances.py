@@ -10,7 +10,10 @@ import numpy as np
 
 LOGITS = {"F32": 1e-5, "BF16": 1e-5, "F16": 1e-5}
 SCORES = {"F32": 1e-5, "BF16": 1e-5, "F16": 1e-5}
-HALF_LOGITS = {"BF16": 0.05, "F16": 0.006}  # where activations have 16 bits too, as on CUDA: about six units of their precision
+HALF_LOGITS = {
+    "BF16": 0.05,
+    "F16": 0.006,
+}  # where activations have 16 bits too, as on CUDA: about six units of their precision
 NEAR_TIE = 2e-5  # selections closer than this may go either way in float32
 
 
