@@ -86,6 +86,8 @@ typedef struct lazy_ops {
                      lazy_error *);
     /* y[r, :rows] f32 = x W^T: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
+    /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; leaves anything in logits */
+    int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *);
     /* *first_bad = min(*first_bad, layer) if one of the d values of x is no finite number */
     int (*note_finite)(lazy_stream *, const void *x, int d, int layer, int32_t *first_bad, lazy_error *);
 
@@ -94,6 +96,8 @@ typedef struct lazy_ops {
      * row's attention to in_play[j] (0 where in_play[j] lies behind the row) */
     int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv,
                   const int32_t *in_play, int m, lazy_error *);
+    /* mean[j] = mean of n vectors of scores, of which this is the n-th; the first one (n = 1) begins it */
+    int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */
     int (*smooth)(lazy_stream *, float *out, const float *scores, int m, int width, lazy_error *);
     /* *n_free (host) = how many of the highest-scoring prunable, unforced tokens it takes until, with the forced
@@ -112,7 +116,7 @@ typedef struct lazy_ops {
     int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high,
                   lazy_error *);
     /* y[n_new,d]: rows[] -> new_rows[]. Rows that end here go to aux[position,d]; new ones come from there, and
-     * *n_revived (backend memory) tells how many. */
+     * *n_revived (backend memory) tells how many. Without aux (NULL) they are gone, and none is new. */
     int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux, int d,
                    int32_t *n_revived, lazy_error *);
 

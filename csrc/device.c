@@ -28,7 +28,8 @@ static int library_path(char *path, lazy_error *err)
         return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MOST_PATH);
     if (access(path, R_OK))
         return lazy_fail(err, LAZY_DEVICE,
-                         "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with LAZYLLM_CUDA=1", path);
+                         "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with LAZYLLM_CUDA=1",
+                         path);
     return LAZY_OK;
 }
 

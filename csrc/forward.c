@@ -13,6 +13,7 @@ typedef struct pass {
     const lazy_ops *ops;
     const lazy_config *config;
     lazy_schedule schedule;
+    lazy_outputs outputs;
 
     int length;               /* tokens of the context, the new ones included */
     int first_new;            /* position of the first new token */
@@ -36,10 +37,13 @@ static bool computes_all_in_play(const pass *p) { return p->rows == p->in_play; 
 
 /* ---- beginning -------------------------------------------------------------------------- */
 
+/* The n positions from `first` on whose tokens are not gone. */
 static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *err)
 {
     int32_t *positions = p->cache->staging;
-    for (int i = 0; i < n; i++) positions[i] = first + i;
+    const uint8_t *gone = p->session->tokens.gone;
+    for (int i = first, out = 0; out < n; i++)
+        if (!gone[i]) positions[out++] = i;
     return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
 }
 
@@ -47,7 +51,7 @@ static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
     p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
-    p->prunable_in_play = p->n_prunable;
+    p->prunable_in_play = p->n_prunable - p->session->tokens.n_gone; /* only prunable tokens ever go */
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
@@ -63,7 +67,7 @@ static int upload_notes(pass *p, lazy_error *err)
 static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    p->m = p->length;
+    p->m = p->length - p->session->tokens.n_gone;
     p->n = n_new;
     p->first_new = p->length - n_new;
     p->in_play = cache->in_play[0];
@@ -129,8 +133,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
     if ((code = p->ops->rotate(p->stream, cache->qkv, p->rows, p->n, cache->kv[l], cache->rope, w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, "RoPE");
 
-    /* Above the last layer only the query token's output is read. */
-    int skip = l == c->n_layers - 1 ? p->n - 1 : 0;
+    /* Above the last layer only the query token's output is read, unless every token's own is asked for. */
+    int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? p->n - 1 : 0;
     code = finish_rows(p, w, cache->kv[l], offset(p, x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), p->rows + skip,
                        p->n - skip, err);
     if (code) return code;
@@ -139,17 +143,35 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
 /* ---- between layers --------------------------------------------------------------------- */
 
-/* Scores the tokens in play by the layer just run; the result is in *scores. */
-static int score(pass *p, int l, const float **scores, lazy_error *err)
+/* A stage that keeps everything costs nothing, unless someone wants to see its scores. */
+static bool selects(const pass *p, const lazy_stage *stage)
+{
+    return stage && (stage->by_mass || p->session->trace.on ||
+                     lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play);
+}
+
+/* Scores the tokens in play by the layer just run, under permanent pruning by it and all below: the result is in *scores, the
+ * other vector is free. */
+static int score(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_pruning *pruning = &p->session->rules.pruning;
-    int code = p->ops->scores(p->stream, cache->scores[0], cache->qkv, p->rows, p->n, pruning->queries, p->first_new, cache->kv[l],
-                              p->in_play, p->m, err);
     *scores = cache->scores[0];
-    if (code || pruning->smooth == 1) return code;
+    *spare = cache->scores[1];
+    int code = p->ops->scores(p->stream, *scores, cache->qkv, p->rows, p->n, p->session->rules.pruning.queries, p->first_new, cache->kv[l],
+                              p->in_play, p->m, err);
+    if (code || !p->schedule.permanent) return code;
     *scores = cache->scores[1];
-    return p->ops->smooth(p->stream, cache->scores[1], cache->scores[0], p->m, pruning->smooth, err);
+    *spare = cache->scores[0];
+    return p->ops->average(p->stream, *scores, *spare, p->m, l + 1, err);
+}
+
+static int smooth(pass *p, float **scores, float *spare, lazy_error *err)
+{
+    int width = p->session->rules.pruning.smooth;
+    if (width == 1) return LAZY_OK;
+    int code = p->ops->smooth(p->stream, spare, *scores, p->m, width, err);
+    *scores = spare;
+    return code;
 }
 
 /* A[l+1] after a stage. Leaves the old set in the other buffer. */
@@ -211,18 +233,18 @@ static int thaw(pass *p, int l, lazy_error *err)
 static int climb(pass *p, int l, lazy_error *err)
 {
     lazy_session *session = p->session;
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
+    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l), *scored = lazy_schedule_scored(&p->schedule, l);
     bool waiting = session->waiting[l + 1], last = l == p->config->n_layers - 1;
+    float *scores = NULL, *spare;
+    int code;
+    if (selects(p, scored) && (code = score(p, l, &scores, &spare, err))) return lazy_fail_in(err, "scores");
     if (!stage && !waiting && !last) return LAZY_OK;
 
     const int32_t *in_play = p->in_play;
-    int m = p->m, code;
+    int m = p->m;
     bool all_in_play = computes_all_in_play(p);
-    const float *scores = NULL;
-    /* A stage that keeps everything costs nothing, unless someone wants to see its scores. */
-    if (stage && (stage->by_mass || session->trace.on ||
-                  lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play)) {
-        if ((code = score(p, l, &scores, err))) return lazy_fail_in(err, "scores");
+    if (stage && scores) {
+        if ((code = smooth(p, &scores, spare, err))) return lazy_fail_in(err, "smoothing");
         if ((code = select_in_play(p, stage, scores, err))) return lazy_fail_in(err, "selection");
     }
     if (stage || last || waiting) {
@@ -233,24 +255,72 @@ static int climb(pass *p, int l, lazy_error *err)
     if (last) return LAZY_OK;
     if (p->schedule.frozen) return thaw(p, l + 1, err);
     if (p->m == m && (all_in_play || !waiting)) return LAZY_OK;
-    if (p->m < m) session->waiting[l + 1] = 1;
+    if (p->m < m && !p->schedule.permanent) session->waiting[l + 1] = 1;
     return regroup(p, l + 1, all_in_play, err);
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-static int finish(pass *p, float *logits, lazy_error *err)
+/* -ln p of every new token, with the LM head on some rows at a time. The first one is told by the pass before, if any. */
+static int find_surprisal(pass *p, lazy_error *err)
+{
+    lazy_cache *cache = p->cache;
+    const lazy_model *model = p->session->model;
+    const lazy_outputs *out = &p->outputs;
+    int vocab = p->config->vocab, first_known = p->first_new ? 0 : 1, code = LAZY_OK;
+    float *surprisal = cache->scores[0]; /* nothing is scored where nothing is dropped */
+    if (p->first_new) code = p->ops->surprisal(p->stream, surprisal, cache->logits, 1, vocab, cache->ids, err);
+    for (int first = 0; first < p->n - 1 && !code; first += out->head_rows) {
+        int here = p->n - 1 - first < out->head_rows ? p->n - 1 - first : out->head_rows;
+        const void *x = offset(p, cache->x[p->x_now], (size_t)first * (size_t)p->config->hidden);
+        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm, p->config->norm_eps, err);
+        if (!code) code = p->ops->logits(p->stream, out->head, cache->normed, here, &model->head, err);
+        if (!code) code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1, err);
+    }
+    out->surprisal[0] = NAN;
+    if (!code && first_known < p->n)
+        code = p->ops->download(p->stream, out->surprisal + first_known, surprisal + first_known,
+                                (size_t)(p->n - first_known) * sizeof *surprisal, err);
+    for (int i = first_known; i < p->n && !code; i++)
+        if (!isfinite(out->surprisal[i]))
+            code = lazy_fail(err, LAZY_CHECKPOINT,
+                             "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
+    return code;
+}
+
+/* What permanent pruning has left in play is what there is from now on. */
+static int forget_dropped(pass *p, lazy_error *err)
+{
+    lazy_tokens *tokens = &p->session->tokens;
+    if (!p->schedule.permanent || p->m == tokens->length - tokens->n_gone) return LAZY_OK;
+    int code = p->ops->download(p->stream, p->cache->staging, p->in_play, (size_t)p->m * sizeof *p->in_play, err);
+    if (!code) lazy_tokens_keep(tokens, p->cache->staging, p->m);
+    return code;
+}
+
+static int check_logits(const float *logits, int vocab, lazy_error *err)
+{
+    for (int i = 0; i < vocab; i++)
+        if (!isfinite(logits[i]))
+            return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged",
+                             i);
+    return LAZY_OK;
+}
+
+static int finish(pass *p, lazy_error *err)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
+    float *logits = p->outputs.logits;
     int code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, c->n_layers, err);
+    if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, cache->x[p->x_now], (size_t)(p->n - 1) * (size_t)c->hidden);
     if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, err);
     if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
-    if (!code) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
+    if (!code && logits) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code) code = p->ops->download(p->stream, session->tokens.depths, cache->depth, (size_t)p->length * sizeof(int32_t), err);
     if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, (size_t)(1 + c->n_layers) * sizeof *notes, err);
     if (code) return code;
@@ -258,15 +328,12 @@ static int finish(pass *p, float *logits, lazy_error *err)
     if (notes[0] < c->n_layers)
         return lazy_fail(err, LAZY_CHECKPOINT,
                          "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
-    for (int i = 0; i < c->vocab; i++)
-        if (!isfinite(logits[i]))
-            return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged",
-                             i);
+    if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
-    return LAZY_OK;
+    return forget_dropped(p, err);
 }
 
-int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, lazy_error *err)
+int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err)
 {
     int length = session->tokens.length;
     pass p = {
@@ -276,6 +343,7 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .ops = session->model->backend->ops,
         .config = &session->model->config,
         .schedule = lazy_rules_schedule(&session->rules, generated, length),
+        .outputs = outputs,
         .length = length,
     };
     lazy_trace_clear(&session->trace);
@@ -290,5 +358,5 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
         if ((code = climb(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
     }
-    return finish(&p, logits, err);
+    return finish(&p, err);
 }

@@ -4,8 +4,15 @@
 
 #include "session.h"
 
-/* Runs the n newest tokens of the timeline (already appended, room reserved) through the model.
- * logits (host): (vocab,) of the last one. */
-int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, lazy_error *err);
+/* What is wanted of a pass over n tokens; NULL is not. */
+typedef struct lazy_outputs {
+    float *logits;    /* (host) (vocab,) of the last token */
+    float *surprisal; /* (host) (n,) -ln p of each token, NaN where nothing is before it. For passes that drop nothing */
+    float *head;      /* (head_rows, vocab) room on the backend, for surprisal */
+    int head_rows;    /* at most row_chunk */
+} lazy_outputs;
+
+/* Runs the n newest tokens of the timeline (already appended, room reserved) through the model. */
+int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err);
 
 #endif

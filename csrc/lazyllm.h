@@ -104,6 +104,9 @@ typedef struct lazy_pruning {
     int smooth;           /* odd width of the mean over neighbouring scores: 1 is the paper */
     int min_tokens;       /* a shorter context runs dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
+    /* Static token pruning instead: one stage, in passes over prompt tokens alone; scores are the mean over its layer and all
+     * below; what it drops is never in play again. */
+    bool permanent;
 } lazy_pruning;
 
 /* The paper's rule with no stage at all: dense. */
@@ -132,6 +135,10 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err);
 
+/* A forward of n tokens of the user's that gives surprisal[i] = -ln p(ids[i] | all before it), in place of logits. NaN where
+ * nothing is before. For sessions that prune nothing. */
+int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);
+
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows that came back from Aux on entering this layer */
 } lazy_layer_count;
@@ -148,7 +155,7 @@ typedef struct lazy_trace_run {
 /* What follows is for the session's own thread between passes. */
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
-const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that hold K,V of each token */
+const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that computed K,V of each token */
 const uint8_t *lazy_session_kinds(const lazy_session *session);              /* (length,) 0 prompt, 1 generated */
 double lazy_session_computed(const lazy_session *session);                   /* share of (prompt token, layer) pairs computed */
 double lazy_session_reached_top(const lazy_session *session);                /* share of prompt tokens computed in the last layer */

@@ -14,14 +14,7 @@
 #include "memory.h"
 
 /* Bounds that keep every product of sizes below within 63 bits, and refuse nonsense by name. */
-enum {
-    MAX_LAYERS = 4096,
-    MAX_WIDTH = 1 << 20,
-    MAX_HEADS_WIDTH = 1 << 16,
-    MAX_HEAD_DIM = 512,
-    MAX_VOCAB = 1 << 24,
-    MAX_CONTEXT = 1 << 28
-};
+enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEADS_WIDTH = 1 << 16, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28 };
 
 static int check_config(const lazy_config *c, lazy_error *err)
 {

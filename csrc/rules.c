@@ -53,6 +53,9 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->queries < 1) return lazy_fail(err, LAZY_INVALID, "queries is %d; it must be 1 or more", p->queries);
     if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
     if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
+    if (p->permanent && (p->n_stages != 1 || p->decode != LAZY_DECODE_SAME))
+        return lazy_fail(err, LAZY_INVALID, "permanent pruning has %d stages%s; it must have one, and none of its own for decode",
+                         p->n_stages, p->decode == LAZY_DECODE_SAME ? "" : " and others for decode");
     return LAZY_OK;
 }
 
@@ -97,11 +100,15 @@ bool lazy_rules_prune(const lazy_rules *rules)
     return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
 }
 
+bool lazy_rules_revive(const lazy_rules *rules) { return lazy_rules_prune(rules) && !rules->pruning.permanent; }
+
 lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length)
 {
     const lazy_pruning *p = &rules->pruning;
     if (length < p->min_tokens) return (lazy_schedule){ 0 };
-    if (!generated || p->decode == LAZY_DECODE_SAME) return (lazy_schedule){ .stages = p->stages, .n_stages = p->n_stages };
+    if (p->permanent && generated) return (lazy_schedule){ 0 };
+    if (!generated || p->decode == LAZY_DECODE_SAME)
+        return (lazy_schedule){ .stages = p->stages, .n_stages = p->n_stages, .permanent = p->permanent };
     if (p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
     return (lazy_schedule){ .stages = p->decode_stages, .n_stages = p->n_decode_stages };
 }
@@ -111,6 +118,12 @@ const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)
     for (int i = 0; i < schedule->n_stages; i++)
         if (schedule->stages[i].layer == layer) return &schedule->stages[i];
     return NULL;
+}
+
+const lazy_stage *lazy_schedule_scored(const lazy_schedule *schedule, int layer)
+{
+    if (schedule->permanent) return layer <= schedule->stages[0].layer ? &schedule->stages[0] : NULL;
+    return lazy_schedule_stage(schedule, layer);
 }
 
 static int share(double keep, int n) { return (int)ceil(keep * n); }

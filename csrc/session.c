@@ -16,7 +16,7 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     s->model = model;
     atomic_init(&s->busy, false);
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
-    if (!code) code = lazy_cache_open(&s->cache, model, lazy_rules_prune(&s->rules), err);
+    if (!code) code = lazy_cache_open(&s->cache, model, lazy_rules_revive(&s->rules), err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->counts, (size_t)n_layers, sizeof *s->counts, "the pass counts", err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
     if (code) lazy_session_close(s);
@@ -67,29 +67,61 @@ int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
     return code;
 }
 
-int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
-                         lazy_error *err)
+static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
     int vocab = s->model->config.vocab;
     for (int i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= vocab)
             return lazy_fail(err, LAZY_INVALID, "token id %d at index %d; ids go from 0 to %d", ids[i], i, vocab - 1);
+    return LAZY_OK;
+}
 
-    int code = enter(s, err);
-    if (code) return code;
+/* One pass of a session that has been entered. */
+static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
+{
     int64_t length = (int64_t)s->tokens.length + n;
     enum { SLACK = 64 }; /* tokens: decoding grows one at a time, so room doubles */
-    code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
-    if (!code) {
-        s->broken = true; /* until the pass is through */
-        lazy_tokens_append(&s->tokens, n, generated);
-        s->cache.stream->watch = watch;
-        s->cache.stream->layers_done = 0;
-        code = lazy_forward(s, ids, n, generated, logits, err);
-        s->cache.stream->watch = NULL;
-        s->broken = code != LAZY_OK;
-    }
+    int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
+    if (code) return code;
+    s->broken = true; /* until the pass is through */
+    lazy_tokens_append(&s->tokens, n, generated);
+    s->cache.stream->watch = watch;
+    s->cache.stream->layers_done = 0;
+    code = lazy_forward(s, ids, n, generated, outputs, err);
+    s->cache.stream->watch = NULL;
+    s->broken = code != LAZY_OK;
+    return code;
+}
+
+int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
+                         lazy_error *err)
+{
+    int code = check_ids(s, ids, n, err);
+    if (!code) code = enter(s, err);
+    if (code) return code;
+    code = run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
+int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
+{
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of them, whatever the length */
+    int code = check_ids(s, ids, n, err);
+    if (!code && lazy_rules_prune(&s->rules))
+        code = lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
+    if (!code) code = enter(s, err);
+    if (code) return code;
+    lazy_backend *backend = s->model->backend;
+    int vocab = s->model->config.vocab, rows = LOGITS_AT_ONCE / vocab;
+    if (rows > backend->row_chunk) rows = backend->row_chunk;
+    if (rows > n) rows = n;
+    if (rows < 1) rows = 1;
+    lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
+    code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    if (!code) code = run(s, ids, n, false, outputs, watch, err);
+    backend->ops->free(backend, outputs.head);
     atomic_store(&s->busy, false);
     return code;
 }

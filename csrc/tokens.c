@@ -9,20 +9,26 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 {
     uint8_t *kinds = NULL;
     int32_t *depths = NULL;
+    uint8_t *gone = NULL;
     int code = lazy_alloc((void **)&kinds, (size_t)capacity, sizeof *kinds, "the timeline", err);
     if (!code) code = lazy_alloc((void **)&depths, (size_t)capacity, sizeof *depths, "the timeline", err);
+    if (!code) code = lazy_alloc((void **)&gone, (size_t)capacity, sizeof *gone, "the timeline", err);
     if (code) {
         lazy_free(kinds);
+        lazy_free(depths);
         return code;
     }
     if (tokens->length) {
         memcpy(kinds, tokens->kinds, (size_t)tokens->length * sizeof *kinds);
         memcpy(depths, tokens->depths, (size_t)tokens->length * sizeof *depths);
+        memcpy(gone, tokens->gone, (size_t)tokens->length * sizeof *gone);
     }
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
+    lazy_free(tokens->gone);
     tokens->kinds = kinds;
     tokens->depths = depths;
+    tokens->gone = gone;
     tokens->capacity = capacity;
     return LAZY_OK;
 }
@@ -31,6 +37,7 @@ void lazy_tokens_close(lazy_tokens *tokens)
 {
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
+    lazy_free(tokens->gone);
     *tokens = (lazy_tokens){ 0 };
 }
 
@@ -39,8 +46,16 @@ void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated)
     for (int i = 0; i < n; i++, tokens->length++) {
         tokens->kinds[tokens->length] = generated ? LAZY_GENERATED : LAZY_PROMPT;
         tokens->depths[tokens->length] = 0;
+        tokens->gone[tokens->length] = false;
     }
     if (!generated) tokens->n_prompt += n;
+}
+
+void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept)
+{
+    tokens->n_gone = tokens->length - n_kept;
+    memset(tokens->gone, true, (size_t)tokens->length * sizeof *tokens->gone);
+    for (int i = 0; i < n_kept; i++) tokens->gone[kept[i]] = false;
 }
 
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced)

@@ -219,8 +219,10 @@ lazy_ops table_of_ops()
     ops.rotate = lazy_cuda_rotate;
     ops.attention = lazy_cuda_attention;
     ops.logits = lazy_cuda_logits;
+    ops.surprisal = lazy_cuda_surprisal;
     ops.note_finite = lazy_cuda_note_finite;
     ops.scores = lazy_cuda_scores;
+    ops.average = lazy_cuda_average;
     ops.smooth = lazy_cuda_smooth;
     ops.mass = lazy_cuda_mass;
     ops.select = lazy_cuda_select;

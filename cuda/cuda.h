@@ -67,12 +67,14 @@ int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matr
 int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, lazy_error *);
 int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float,
                      lazy_error *);
+int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.cu: any rows, by whichever kernel suits */
 int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* scores.cu */
 int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* selection.cu */
+int lazy_cuda_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cuda_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cuda_mass(lazy_stream *, int *, const int32_t *, const float *, int, const uint8_t *, double, lazy_error *);
 int lazy_cuda_select(lazy_stream *, int32_t *, const int32_t *, const float *, int, const uint8_t *, int, lazy_error *);

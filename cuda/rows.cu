@@ -1,4 +1,4 @@
-/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, the look for numbers that are none. */
+/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the look for numbers that are none. */
 #include <cfloat>
 
 #include "values.h"
@@ -87,6 +87,19 @@ template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_row
     for (int i = threadIdx.x; i < t.n_kv_heads * d; i += 32 * HEAD_WARPS) v[i / d * head + slot + i % d] = values[i];
 }
 
+/* logits: (n, vocab), one block a row */
+__global__ void __launch_bounds__(THREADS) surprise_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
+{
+    __shared__ float room[32];
+    const float *row = logits + (int64_t)blockIdx.x * vocab;
+    float most = -INFINITY, sum = 0.0f;
+    for (int v = threadIdx.x; v < vocab; v += THREADS) most = fmaxf(most, row[v]); /* passes NaN over; the sum does not */
+    most = lazy_block_max(most, room);
+    for (int v = threadIdx.x; v < vocab; v += THREADS) sum += expf(row[v] - most);
+    sum = lazy_block_sum(sum, room);
+    if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (most - row[ids[blockIdx.x]]);
+}
+
 template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *x, int d, int layer, int32_t *first_bad)
 {
     for (int i = threadIdx.x; i < d; i += THREADS)
@@ -119,6 +132,13 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
     return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         return lazy_launch(rotate_rows<T>, dim3(n), dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
+    });
+}
+
+int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+{
+    return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
+        return lazy_launch(surprise_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
     });
 }
 

@@ -15,6 +15,12 @@ __device__ __forceinline__ uint32_t bits_of(float score) { return __float_as_uin
 
 __device__ __forceinline__ bool is_number(float score) { return score >= 0.0f; }
 
+__global__ void __launch_bounds__(THREADS) average_scores(float *mean, const float *scores, int m, int n)
+{
+    int j = blockIdx.x * THREADS + threadIdx.x;
+    if (j < m) mean[j] = n == 1 ? scores[j] : mean[j] + (scores[j] - mean[j]) / (float)n;
+}
+
 __global__ void __launch_bounds__(THREADS) smooth_scores(float *out, const float *scores, int m, int width)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
@@ -147,6 +153,13 @@ __global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, toke
     *n_free = above_bar + (ties < (unsigned long long)at_bar ? (int)ties : at_bar);
 }
 } // namespace
+
+int lazy_cuda_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
+{
+    return lazy_cuda_op(stream, "averaging over layers", err, [&](cudaStream_t queue) {
+        return lazy_launch(average_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, mean, scores, m, n);
+    });
+}
 
 int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {

@@ -44,7 +44,8 @@ template <class T> __device__ __forceinline__ void copy_row(T *to, const T *from
     for (int i = threadIdx.x; i < d; i += THREADS) to[i] = from[i];
 }
 
-/* Blocks 0 … n_new-1 fetch the new rows, the others put away what ends here: other positions, so that no order is needed. */
+/* Blocks 0 … n_new-1 fetch the new rows, the others put away what ends here, if there is a place for it: other positions, so that
+ * no order is needed. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     move_rows(T *y, const int32_t *new_rows, int n_new, const T *x, const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(THREADS)
         return;
     }
     int r = i - n_new;
-    if (find(new_rows, n_new, rows[r]) < 0) copy_row(aux + (int64_t)rows[r] * d, x + (int64_t)r * d, d);
+    if (aux && find(new_rows, n_new, rows[r]) < 0) copy_row(aux + (int64_t)rows[r] * d, x + (int64_t)r * d, d);
 }
 } // namespace
 

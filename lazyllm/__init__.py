@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lazyllm.errors import CheckpointError, DeviceError
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM, load
+    from lazyllm.methods import Method, PromptCompression, RandomDrop, StaticPruning, parse_method
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
@@ -23,12 +24,17 @@ __all__ = [
     "DeviceError",
     "Generation",
     "Mass",
+    "Method",
+    "PromptCompression",
     "Pruning",
+    "RandomDrop",
     "SamplingParams",
     "Session",
+    "StaticPruning",
     "Trace",
     "info",
     "load",
+    "parse_method",
 ]
 
 _HOMES = {
@@ -37,12 +43,17 @@ _HOMES = {
     "Generation": "generation",
     "LLM": "llm",
     "Mass": "pruning",
+    "Method": "methods",
+    "PromptCompression": "methods",
     "Pruning": "pruning",
+    "RandomDrop": "methods",
     "SamplingParams": "sampling",
     "Session": "session",
+    "StaticPruning": "methods",
     "Trace": "trace",
     "info": "environment",
     "load": "llm",
+    "parse_method": "methods",
 }
 
 

@@ -63,7 +63,11 @@ def parser() -> argparse.ArgumentParser:
     prompt.add_argument("--prompt", help="the text, or - for standard input")
     prompt.add_argument("--prompt-file", metavar="FILE", help="a file with the text, or - for standard input")
     generate.add_argument(
-        "--pruning", metavar="JSON", help='stages such as {"10": 0.7}, or what Pruning.to_json writes'
+        "--pruning",
+        metavar="METHOD",
+        default="dense",
+        help='stages such as {"10": 0.7} or all of a Pruning as JSON; dense, random:keep=0.5, '
+        "static:layers=8,keep=0.5 or compress:ratio=0.5",
     )
     generate.add_argument("--chat", action="store_true", help="put the prompt through the chat template")
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
@@ -205,10 +209,10 @@ def run_info(args: argparse.Namespace) -> int:
 
 def run_generate(args: argparse.Namespace) -> int:
     from lazyllm.llm import load
-    from lazyllm.pruning import Pruning
+    from lazyllm.methods import parse_method
     from lazyllm.sampling import SamplingParams
 
-    pruning = Pruning.from_json(args.pruning) if args.pruning is not None else None
+    pruning = parse_method(args.pruning)
     sampling = SamplingParams(args.temperature, args.top_p, args.top_k, args.seed)
     text = read_prompt(args)
     llm = load(args.model, device=args.device, threads=args.threads)

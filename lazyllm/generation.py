@@ -16,7 +16,8 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.stop_finder import StopFinder
 
 if TYPE_CHECKING:
-    from lazyllm.pruning import Pruning
+    from lazyllm.methods import Method
+    from lazyllm.prompts import Given
     from lazyllm.session import Session
     from lazyllm.trace import Trace
 
@@ -28,16 +29,19 @@ PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "c
 class Generation:
     """One answer and what it took.
 
-    `ttft` and `seconds` run from token ids handed over to the first and to the last new id;
-    `tokenize_seconds` is beside them. `computed` is the share of (prompt token, layer) pairs computed by
-    the end, `reached_top` that of prompt tokens computed in the last layer; the series have one value per
-    new token. `token_ids` are all that were drawn, with an end token and the tokens of a stop string;
-    `text` has neither. `finish_reason` is "stop" (an end token or a stop string) or "length".
+    `ttft` and `seconds` run from token ids handed over to the first and to the last new id, compressing or
+    sampling the prompt included; `tokenize_seconds` is beside them. `prompt_ids` are those that the model was
+    given, of a prompt of `n_given` tokens: RandomDrop and PromptCompression shorten it. `computed` is the
+    share of (prompt token, layer) pairs computed by the end, `reached_top` that of prompt tokens computed in
+    the last layer, both among all `n_given`; the series have one value per new token. `token_ids` are all
+    that were drawn, with an end token and the tokens of a stop string; `text` has neither. `finish_reason`
+    is "stop" (an end token or a stop string) or "length".
     """
 
     text: str
     token_ids: list[int]
     prompt_ids: list[int]
+    n_given: int
     ttft: float
     seconds: float
     tokenize_seconds: float
@@ -45,7 +49,7 @@ class Generation:
     reached_top_series: np.ndarray
     passes: np.ndarray
     trace: Trace | None
-    pruning: Pruning
+    pruning: Method
     finish_reason: FinishReason
 
     @property
@@ -125,17 +129,17 @@ class Request:
         return cls(int(max_new_tokens), sampling or SamplingParams(), strings, bool(trace), bool(progress))
 
 
-def answer(
-    session: Session, prompt_ids: list[int], request: Request, tokenize_seconds: float
-) -> Pieces[str, None, Generation]:
+def answer(session: Session, given: Given, request: Request) -> Pieces[str, None, Generation]:
     """Runs the session on the prompt, yields pieces of the answer's text and returns the Generation.
 
     The last new id is not run through the model: the session keeps it for whatever comes next.
     """
     from lazyllm import _core
 
-    started = time.perf_counter()
+    started = time.perf_counter() - given.compress_seconds
+    prompt_ids = session.shortened(given.ids)
     session.reserve(len(prompt_ids), request.max_new_tokens)
+    session.note_prompt(given.n_given)
     sampling = request.sampling
     sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
     stream, finder = session.llm.text_stream(), StopFinder(request.stop)
@@ -174,9 +178,10 @@ def answer(
         text="".join(pieces),
         token_ids=token_ids,
         prompt_ids=prompt_ids,
+        n_given=given.n_given,
         ttft=ttft,
         seconds=seconds,
-        tokenize_seconds=tokenize_seconds,
+        tokenize_seconds=given.tokenize_seconds,
         computed_series=np.array(computed),
         reached_top_series=np.array(reached_top),
         passes=recorder.counts(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,8 +12,9 @@ from lazyllm import _core
 from lazyllm.checkpoint import Checkpoint, resolve
 from lazyllm.device import check_device, open_model
 from lazyllm.generation import Generation, Request, Stream, answer
+from lazyllm.methods import Method
 from lazyllm.progress import bar
-from lazyllm.prompts import Prompt, PromptIds, encoded, is_batch
+from lazyllm.prompts import Prompt, PromptIds, is_batch
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
@@ -110,29 +110,32 @@ class LLM:
         tokenizer = self.tokenizer_if_any
         return TextStream(tokenizer) if tokenizer else None
 
-    def session(self, pruning: Pruning | None = None) -> Session:
+    def session(self, pruning: Method | None = None) -> Session:
         """A new, empty context; None is dense."""
-        if pruning is not None and not isinstance(pruning, Pruning):
-            raise TypeError(f"pruning must be a lazyllm.Pruning or None, not {pruning!r}")
+        if pruning is not None and not isinstance(pruning, Method):
+            raise TypeError(
+                "pruning must be a lazyllm.Pruning or None, a RandomDrop, a StaticPruning or a "
+                f"PromptCompression, not {pruning!r}"
+            )
         return Session(self, pruning or Pruning())
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self, prompt: str | Sequence[int], pruning: Pruning | None = None, **options: Unpack[Options]
+        self, prompt: str | Sequence[int], pruning: Method | None = None, **options: Unpack[Options]
     ) -> Generation: ...
 
     @overload
     def generate(
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]],
-        pruning: Pruning | None = None,
+        pruning: Method | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
-        pruning: Pruning | None = None,
+        pruning: Method | None = None,
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         stop: str | Iterable[str] = (),
@@ -160,7 +163,7 @@ class LLM:
     def stream(
         self,
         prompt: str | PromptIds,
-        pruning: Pruning | None = None,
+        pruning: Method | None = None,
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         stop: str | Iterable[str] = (),
@@ -175,8 +178,6 @@ class LLM:
             prompt, pruning, Request.checked(max_new_tokens, sampling, stop, trace, progress), chat
         )
 
-    def _stream(self, prompt: Any, pruning: Pruning | None, request: Request, chat: bool) -> Stream:
-        begun = time.perf_counter()
-        ids = encoded(prompt, self, chat)
-        tokenize_seconds = time.perf_counter() - begun
-        return Stream(answer(self.session(pruning), ids, request, tokenize_seconds))
+    def _stream(self, prompt: Any, pruning: Method | None, request: Request, chat: bool) -> Stream:
+        session = self.session(pruning)
+        return Stream(answer(session, session.given(prompt, chat), request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,17 @@ if TYPE_CHECKING:
 
 PromptIds = Sequence[int] | np.ndarray
 Prompt = str | PromptIds
+
+
+@dataclass(frozen=True)
+class Given:
+    """A prompt, encoded. Compressing its text, if that is the method, took `compress_seconds` and left `ids`
+    of `n_given` tokens."""
+
+    ids: list[int]
+    n_given: int
+    tokenize_seconds: float
+    compress_seconds: float = 0.0
 
 
 def is_batch(prompt: Any) -> bool:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyllm import checked
+
 if TYPE_CHECKING:
     from lazyllm.config import ModelConfig
 
@@ -18,33 +20,6 @@ SPEEDUP_DEPTHS = ((0.30, 0.50, 0.75), (0.20, 0.40, 0.60), (0.10, 0.25, 0.40))  #
 SPEEDUP_LEAST_KEEP = 0.25  # below it, earlier stages that keep more are the better choice
 RECOMMENDED_SMOOTH = 13
 LAYER_LIMIT = 1 << 16
-COUNT_LIMIT = 1 << 31
-
-
-def _number(value: object, what: str) -> float:
-    if isinstance(value, bool | str | bytes):
-        raise TypeError(f"{what} must be a number, not {value!r}")
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise TypeError(f"{what} must be a number, not {value!r}") from None
-    except OverflowError:
-        raise ValueError(f"{what} is too large") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{what} must be finite, not {number}")
-    return number
-
-
-def _whole(value: object, what: str, least: int, below: int = COUNT_LIMIT) -> int:
-    if isinstance(value, bool):
-        raise TypeError(f"{what} must be a whole number, not {value!r}")
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{what} must be a whole number, not {value!r}") from None
-    if not least <= number < below:
-        raise ValueError(f"{what} must be from {least} to {below - 1}, not {number}")
-    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +35,9 @@ class Mass:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, _number(getattr(self, field.name), f"Mass {field.name}"))
+            object.__setattr__(
+                self, field.name, checked.number(getattr(self, field.name), f"Mass {field.name}")
+            )
         if not 0.0 < self.mass <= 1.0:
             raise ValueError(f"Mass mass must be above 0 and at most 1, not {self.mass}")
         if not 0.0 < self.keep_max <= 1.0:
@@ -84,7 +61,7 @@ def _layer(value: object) -> int:
         if not (value.isascii() and value.isdecimal()):
             raise ValueError(f"a stage's layer must be a whole number, not {value!r}")
         value = int(value)
-    return _whole(value, "a stage's layer", 0, LAYER_LIMIT)
+    return checked.whole(value, "a stage's layer", 0, LAYER_LIMIT)
 
 
 def _rule(value: object, layer: int) -> Rule:
@@ -97,10 +74,7 @@ def _rule(value: object, layer: int) -> Rule:
                 f"the stage at layer {layer} must be a keep, or have mass, keep_min, keep_max, not {value!r}"
             )
         return Mass(**value)
-    keep = _number(value, f"keep of the stage at layer {layer}")
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep of the stage at layer {layer} must be above 0 and at most 1, not {keep}")
-    return keep
+    return checked.keep(value, f"keep of the stage at layer {layer}")
 
 
 def _stages(value: StagesInput, what: str) -> Stages:
@@ -143,24 +117,13 @@ def _spans(value: Iterable[Any]) -> tuple[tuple[int, int], ...]:
         if isinstance(item, str | bytes) or not isinstance(item, Sequence) or len(item) != 2:
             raise TypeError(f"protect must be a list of spans (first, end), but has {item!r}")
         first, end = (
-            _whole(item[0], "a protected span's first position", 0),
-            _whole(item[1], "a protected span's end", 0),
+            checked.whole(item[0], "a protected span's first position", 0),
+            checked.whole(item[1], "a protected span's end", 0),
         )
         if end <= first:
             raise ValueError(f"a protected span must end after its first position, not ({first}, {end})")
         spans.append((first, end))
     return tuple(spans)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError(f"a key appears twice among {', '.join(key for key, _ in pairs)}")
-    return table
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no value of a pruning")
 
 
 def _plain(stages: Stages) -> dict[str, Any]:
@@ -216,7 +179,7 @@ class Pruning:
             raise TypeError('decode must be "same", "frozen" or stages, not None')
         else:
             decode = _stages(decode, "decode")
-        width = _whole(smooth, "smooth", 1)
+        width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
         if not isinstance(prune_generated, bool):
@@ -224,12 +187,12 @@ class Pruning:
         values = {
             "stages": _stages(stages, "stages"),
             "decode": decode,
-            "sink": _whole(sink, "sink", 0),
-            "window": _whole(window, "window", 0),
+            "sink": checked.whole(sink, "sink", 0),
+            "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
-            "queries": _whole(queries, "queries", 1),
+            "queries": checked.whole(queries, "queries", 1),
             "smooth": width,
-            "min_tokens": _whole(min_tokens, "min_tokens", 0),
+            "min_tokens": checked.whole(min_tokens, "min_tokens", 0),
             "prune_generated": prune_generated,
         }
         for name, value in values.items():
@@ -262,10 +225,7 @@ class Pruning:
     @classmethod
     def from_json(cls, text: str) -> Pruning:
         """A Pruning from what `to_json` writes, or from the stages alone: `{"10": 0.7, "20": 0.5}`."""
-        try:
-            value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"pruning is not JSON: {error}") from None
+        value = checked.parse_json(text)
         if value is None or isinstance(value, list):
             return cls(value)
         if not isinstance(value, dict):
@@ -286,6 +246,7 @@ class Pruning:
         table["stages"] = _core_stages(self.stages)
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
         table["protect"] = list(self.protect)
+        table["permanent"] = False
         return table
 
     def check(self, config: ModelConfig) -> None:
@@ -309,7 +270,7 @@ class Pruning:
         depends on the data, is counted at its keep_max: an upper bound.
         """
         self.check(config)
-        n_prompt = _whole(n_prompt, "n_prompt", 1)
+        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         forced = self._always_kept(n_prompt)
         stages = dict(self._stages_of(n_prompt))
         in_play = [n_prompt]
@@ -381,7 +342,7 @@ class Pruning:
         The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
         tokens, which can only be cut in coarse steps).
         """
-        target = _number(target, "target")
+        target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")
         top = config.n_layers - 2

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from lazyllm.generation import Generation, Request, Stream, answer
 from lazyllm.memory import check_memory
+from lazyllm.methods import Method, PromptCompression, RandomDrop
 from lazyllm.progress import prefill_watch
-from lazyllm.prompts import Prompt, PromptIds, checked_ids, encoded
+from lazyllm.prompts import Given, Prompt, PromptIds, checked_ids, encoded
+from lazyllm.pruning import Pruning
 from lazyllm.trace import Recorder, Trace
 
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
-    from lazyllm.pruning import Pruning
     from lazyllm.sampling import SamplingParams
 
 ANSWER_MARK = "lazyllm-answer-mark"
+T = TypeVar("T")
 LEAST_SPARE = 64  # tokens; beyond that, a context that grows bit by bit doubles its room
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` gives, and its seconds."""
+    begun = time.perf_counter()
+    return work(), time.perf_counter() - begun
 
 
 class Session:
@@ -29,12 +37,14 @@ class Session:
     A pass that was interrupted (Ctrl-C) or failed leaves the session unusable and the model as it was.
     """
 
-    def __init__(self, llm: LLM, pruning: Pruning) -> None:
+    def __init__(self, llm: LLM, pruning: Method) -> None:
         pruning.check(llm.config)
         self.llm = llm
         self.pruning = pruning
         self.core = llm.core.session(pruning.core())
         self._room = 0  # tokens that the buffers hold
+        self._n_prompts = 0
+        self._n_given = 0  # prompt tokens, those counted that the method took out before the model
         self._token_ids: list[int] = []
         self._pending: list[int] = []  # generated, not yet run through the model
         self._chat: list[dict[str, str]] = []
@@ -51,7 +61,7 @@ class Session:
 
     @property
     def depths(self) -> np.ndarray:
-        """Layers that hold K,V of each token."""
+        """Layers that hold K,V of each token (under StaticPruning: that computed it)."""
         return np.array(self.core.depths)
 
     @property
@@ -62,12 +72,16 @@ class Session:
     @property
     def computed(self) -> float:
         """Share of (prompt token, layer) pairs computed so far."""
-        return float(self.core.computed)
+        return float(self.core.computed) * self._share_run()
 
     @property
     def reached_top(self) -> float:
         """Share of prompt tokens computed in the last layer so far."""
-        return float(self.core.reached_top)
+        return float(self.core.reached_top) * self._share_run()
+
+    def _share_run(self) -> float:
+        """How many of the prompt tokens given the method has let into the model."""
+        return int(self.core.n_prompt) / self._n_given if self._n_given else 1.0
 
     @property
     def last_pass(self) -> np.ndarray:
@@ -79,12 +93,34 @@ class Session:
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
         """Runs new tokens, the user's or (generated=True) the model's: the logits (vocab,) of the last."""
         new = checked_ids(ids, self.llm.config.vocab)
+        n_given = len(new)
+        if not generated:
+            self._refuse_ids()
+            new = self.shortened(new)
         self.reserve(len(new), spare=max(LEAST_SPARE, self.length))
         self._run_pending()
+        if not generated:
+            self.note_prompt(n_given)
         with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
             logits = self.core.forward(new, generated=generated, watch=watch)
         self._token_ids += new
         return np.asarray(logits)
+
+    def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
+        """Runs new tokens of the user's: -ln p (n,) of each given all before it, NaN where nothing is before.
+
+        For sessions without pruning.
+        """
+        if not isinstance(self.pruning, Pruning):
+            raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
+        new = checked_ids(ids, self.llm.config.vocab)
+        self.reserve(len(new), spare=max(LEAST_SPARE, self.length))
+        self._run_pending()
+        self.note_prompt(len(new))
+        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
+            surprisal = self.core.surprisal(new, watch=watch)
+        self._token_ids += new
+        return np.asarray(surprisal)
 
     def ask(
         self,
@@ -98,13 +134,26 @@ class Session:
     ) -> Generation:
         """A question on the context so far; with chat=True as the user's next turn of the chat template."""
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        begun = time.perf_counter()
-        ids = self._encoded(text, chat)
-        tokenize_seconds = time.perf_counter() - begun
-        made = Stream(answer(self, ids, request, tokenize_seconds)).finished()
+        made = Stream(answer(self, self.given(text, chat), request)).finished()
         if chat and isinstance(text, str):
             self._chat += [{"role": "user", "content": text}, {"role": "assistant", "content": made.text}]
         return made
+
+    def given(self, text: Prompt, chat: bool) -> Given:
+        """The next prompt, compressed if that is the method, and encoded."""
+        ids, tokenize_seconds = timed(lambda: self._encoded(text, chat))
+        if not isinstance(self.pruning, PromptCompression):
+            return Given(ids, len(ids), tokenize_seconds)
+        if not isinstance(text, str):
+            self._refuse_ids()
+        method, whole = self.pruning, str(text)
+        short, compress_seconds = timed(lambda: method.compress(self.llm, whole))
+        short_ids, tokenize_seconds = timed(lambda: self._encoded(short, chat))
+        return Given(short_ids, len(ids), tokenize_seconds, compress_seconds)
+
+    def _refuse_ids(self) -> None:
+        if isinstance(self.pruning, PromptCompression):
+            raise TypeError("PromptCompression needs a prompt of text, not of token ids")
 
     def _encoded(self, text: Prompt, chat: bool) -> list[int]:
         llm = self.llm
@@ -151,6 +200,17 @@ class Session:
                 check_memory(config, room)
             self.core.reserve(room)
             self._room = room
+
+    def shortened(self, prompt_ids: list[int]) -> list[int]:
+        """What of the next prompt is run through the model: all, unless the method drops some before."""
+        if not isinstance(self.pruning, RandomDrop):
+            return prompt_ids
+        return [prompt_ids[i] for i in self.pruning.positions(len(prompt_ids), self._n_prompts)]
+
+    def note_prompt(self, n_given: int) -> None:
+        """To be called before the pass over a prompt, once nothing but the pass itself can fail."""
+        self._n_prompts += 1
+        self._n_given += n_given
 
     def recorder(self, traced: bool) -> Recorder:
         return Recorder(self.core, traced)

@@ -10,7 +10,7 @@ import numpy as np
 from lazyllm.heatmap import Heatmap
 
 if TYPE_CHECKING:
-    from lazyllm.pruning import Pruning
+    from lazyllm.methods import Method
     from lazyllm.tokenizer import Tokenizer
 
 
@@ -61,7 +61,7 @@ class Trace:
     prefill_depths: np.ndarray
     depths: np.ndarray
     n_layers: int
-    pruning: Pruning
+    pruning: Method
     tokenizer: Tokenizer | None
 
     @property
@@ -123,7 +123,7 @@ class Recorder:
         return table
 
     def trace(
-        self, token_ids: list[int], n_layers: int, pruning: Pruning, tokenizer: Tokenizer | None
+        self, token_ids: list[int], n_layers: int, pruning: Method, tokenizer: Tokenizer | None
     ) -> Trace | None:
         if self._prefill_depths is None:
             return None

@@ -14,6 +14,11 @@ import numpy as np
 Rule = float | tuple[float, float, float]
 
 
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
 class Reference:
     """One session: a context that grows by `forward`, its K, V and Aux rows kept by position.
 
@@ -34,6 +39,8 @@ class Reference:
         self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.aux: dict[int, np.ndarray] = {}
+        self.gone: set[int] = set()  # dropped by permanent pruning
+        self.last_logits: np.ndarray | None = None
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
         self.last_trace: list[dict[str, Any]] = []
         self.margin = math.inf
@@ -41,6 +48,21 @@ class Reference:
     # ---- one pass ------------------------------------------------------------------------------------------
 
     def forward(self, ids: list[int], generated: bool = False) -> np.ndarray:
+        self.last_logits = self.logits(self.run(ids, generated)[len(self.depths) - 1])
+        return self.last_logits
+
+    def surprisal(self, ids: list[int]) -> np.ndarray:
+        """-ln p of each of the user's new tokens given all tokens before it; NaN for the very first one."""
+        before, first = self.last_logits, len(self.depths)
+        hidden = self.run(ids, generated=False)
+        rows = [before, *(self.logits(hidden[first + k]) for k in range(len(ids)))]
+        self.last_logits = rows[-1]
+        return np.array(
+            [math.nan if row is None else -log_softmax(row)[i] for i, row in zip(ids, rows, strict=False)]
+        )
+
+    def run(self, ids: list[int], generated: bool) -> dict[int, np.ndarray]:
+        """One pass: the outputs of the last layer, by position."""
         first = len(self.depths)
         new = range(first, first + len(ids))
         self.depths += [0] * len(ids)
@@ -50,7 +72,9 @@ class Reference:
         hidden = {
             i: self.weights["model.embed_tokens.weight"][token] for i, token in zip(new, ids, strict=True)
         }
-        in_play = list(range(len(self.depths)))
+        in_play = [i for i in range(len(self.depths)) if i not in self.gone]
+        permanent = self.pruning["permanent"]
+        by_layer: list[np.ndarray] = []
         self.last_trace = []
         for layer in range(self.n_layers):
             if frozen:
@@ -65,21 +89,38 @@ class Reference:
                 self.depths[i] = layer + 1
             scores = None
             stay = in_play
+            if permanent and layer <= max(stages, default=-1):
+                by_layer.append(self.attention(rows, computed, in_play, first))
             if layer in stages:
-                scores = self.score(rows, computed, in_play, first)
+                scores = (
+                    self.smooth(np.mean(by_layer, axis=0))
+                    if permanent
+                    else self.score(rows, computed, in_play, first)
+                )
                 stay = self.select(stages[layer], in_play, scores)
-            for i in set(computed) - set(stay):
+            if permanent:
+                self.forget(set(in_play) - set(stay))
+            for i in set(computed) - set(stay) - self.gone:
                 self.aux[i] = hidden.pop(i)
             self.last_pass[layer] = len(in_play), len(computed), len(revived)
             self.note(layer, in_play, computed, scores)
             assert set(stay) <= set(in_play)
             in_play = stay
         self.check()
-        return self.logits(hidden[new[-1]])
+        return hidden
+
+    def forget(self, dropped: set[int]) -> None:
+        """Takes tokens out of every cache for good."""
+        self.gone |= dropped
+        for cache in (*self.K, *self.V):
+            for i in dropped & set(cache):
+                del cache[i]
 
     def schedule(self, generated: bool) -> dict[int, Rule]:
         decode = self.pruning["decode"]
         if len(self.depths) < self.pruning["min_tokens"] or (generated and decode == "frozen"):
+            return {}
+        if generated and self.pruning["permanent"]:
             return {}
         return dict(self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode)
 
@@ -153,10 +194,17 @@ class Reference:
     def score(
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
     ) -> np.ndarray:
+        return self.smooth(self.attention(rows, computed, in_play, first))
+
+    def attention(
+        self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
+    ) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        raw = np.mean([rows[i].mean(axis=0) for i in asking], axis=0)
+        return np.asarray(np.mean([rows[i].mean(axis=0) for i in asking], axis=0))
+
+    def smooth(self, raw: np.ndarray) -> np.ndarray:
         half = self.pruning["smooth"] // 2
-        return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(in_play))])
+        return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(raw))])
 
     def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
         """The tokens that go on: the unprunable and the highest-scoring others, smaller position first."""
@@ -217,9 +265,9 @@ class Reference:
             assert (
                 set(self.K[layer])
                 == set(self.V[layer])
-                == {i for i, d in enumerate(self.depths) if d > layer}
+                == {i for i, d in enumerate(self.depths) if d > layer} - self.gone
             )
-        assert set(self.aux) == {i for i, d in enumerate(self.depths) if d < self.n_layers}
+        assert set(self.aux) == {i for i, d in enumerate(self.depths) if d < self.n_layers} - self.gone
 
     @property
     def n_prompt(self) -> int:

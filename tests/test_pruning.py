@@ -174,6 +174,7 @@ def test_core_has_plain_values_only() -> None:
         "smooth": 1,
         "min_tokens": 0,
         "prune_generated": False,
+        "permanent": False,
     }
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
 

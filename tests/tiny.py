@@ -73,6 +73,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
         "smooth": 1,
         "min_tokens": 0,
         "prune_generated": False,
+        "permanent": False,
     }
     assert set(options) <= set(defaults)
     return {**defaults, **options}

@@ -54,12 +54,14 @@ int lazy_cpu_logits(lazy_stream *, float *, const void *, int, const lazy_matrix
 /* rows.c */
 int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, lazy_error *);
 int lazy_cpu_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float, lazy_error *);
+int lazy_cpu_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cpu_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.c */
 int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* scores.c */
 int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* selection.c */
+int lazy_cpu_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cpu_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cpu_mass(lazy_stream *, int *, const int32_t *, const float *, int, const uint8_t *, double, lazy_error *);
 int lazy_cpu_select(lazy_stream *, int32_t *, const int32_t *, const float *, int, const uint8_t *, int, lazy_error *);

@@ -35,6 +35,19 @@ static int reference_logits(lazy_stream *stream, float *y, const void *x, int n,
     return reference_matmul(stream, y, x, n, w, false, err);
 }
 
+static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int r = 0; r < n; r++) {
+        const float *row = logits + (int64_t)r * vocab;
+        double max = -INFINITY, sum = 0;
+        for (int v = 0; v < vocab; v++) max = fmax(max, row[v]);
+        for (int v = 0; v < vocab; v++) sum += exp(row[v] - max);
+        surprisal[r] = (float)(log(sum) + max - row[ids[r]]);
+    }
+    return LAZY_OK;
+}
+
 static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
 {
     float *both = ((lazy_cpu_stream *)stream)->gate_up;
@@ -166,6 +179,7 @@ lazy_ops lazy_reference_ops(void)
     ops.rotate = reference_rotate;
     ops.attention = reference_attention;
     ops.logits = reference_logits;
+    ops.surprisal = reference_surprisal;
     ops.scores = reference_scores;
     return ops;
 }

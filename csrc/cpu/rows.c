@@ -1,4 +1,4 @@
-/* rows.c — what is done to each row by itself: norms, RoPE, the look for numbers that are none. */
+/* rows.c — what is done to each row by itself: norms, RoPE, surprisal, the look for numbers that are none. */
 #include <math.h>
 #include <string.h>
 
@@ -82,6 +82,31 @@ int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, 
 {
     rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps };
     return lazy_cpu_run(stream, rotate_rows, &t, blocks(n), err);
+}
+
+typedef struct surprising {
+    lazy_stream *stream;
+    float *surprisal; /* (n,) */
+    float *logits;    /* (n, vocab) */
+    int vocab;
+    const int32_t *ids;
+} surprising;
+
+static void surprise_row(void *job, int r, int worker)
+{
+    (void)worker;
+    const surprising *t = job;
+    float *row = t->logits + (int64_t)r * t->vocab, max = -INFINITY, sum = 0.0f;
+    kernels_of(t->stream)->scale_row(row, t->vocab, (float)M_LOG2E);
+    float own = row[t->ids[r]];
+    kernels_of(t->stream)->soften(row, t->vocab, &max, &sum);
+    t->surprisal[r] = (float)(M_LN2 * (log2(sum) + max - own));
+}
+
+int lazy_cpu_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+{
+    surprising t = { stream, surprisal, logits, vocab, ids };
+    return lazy_cpu_run(stream, surprise_row, &t, n, err);
 }
 
 int lazy_cpu_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)

@@ -6,6 +6,13 @@
 #include "../error.h"
 #include "cpu.h"
 
+int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int j = 0; j < m; j++) mean[j] = n == 1 ? scores[j] : mean[j] + (scores[j] - mean[j]) / (float)n;
+    return LAZY_OK;
+}
+
 int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
     (void)stream, (void)err;

@@ -32,7 +32,7 @@ int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int 
     for (int i = 0; i <= n_new; i++) {
         int next = i < n_new ? new_rows[i] : INT32_MAX;
         for (; r < n && rows[r] < next; r++)
-            memcpy((float *)aux + (int64_t)rows[r] * d, (const float *)x + (int64_t)r * d, bytes); /* ends here */
+            if (aux) memcpy((float *)aux + (int64_t)rows[r] * d, (const float *)x + (int64_t)r * d, bytes); /* ends here */
         if (i == n_new) break;
         bool goes_on = r < n && rows[r] == next;
         memcpy((float *)y + (int64_t)i * d, goes_on ? (const float *)x + (int64_t)r * d : (const float *)aux + (int64_t)next * d, bytes);

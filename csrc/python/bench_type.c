@@ -3,7 +3,8 @@
 
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "op", "n", "m", "rows", "cols", "dtype", "n_heads", "n_kv_heads", "head_dim", "threads", "device", "libraries", NULL };
+    static char *names[] = { "op",         "n",        "m",       "rows",   "cols",      "dtype", "n_heads",
+                             "n_kv_heads", "head_dim", "threads", "device", "libraries", NULL };
     static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     const char *op, *dtype = "bf16";
     lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
@@ -80,7 +81,8 @@ PyType_Spec bench_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "Bench(op, *, n, m, rows, cols, dtype, n_heads, n_kv_heads, head_dim, threads, device, libraries): one op on random data, timed" },
+            { Py_tp_doc, "Bench(op, *, n, m, rows, cols, dtype, n_heads, n_kv_heads, head_dim, threads, device, libraries): one op on "
+                         "random data, timed" },
             { Py_tp_new, bench_new },
             { Py_tp_dealloc, bench_dealloc },
             { Py_tp_methods, bench_methods },

@@ -93,7 +93,7 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
         parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
         field_int(dict, WHAT, "smooth", &pruning->smooth) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated)) {
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "permanent", &pruning->permanent)) {
         pruning_release(pruning);
         return -1;
     }

@@ -76,30 +76,47 @@ static int look(void *context, int layers_done, int n_layers)
     return stop;
 }
 
-static int run_pass(SessionObject *self, PyObject *ids_object, bool generated, PyObject *watch, float *logits)
-{
+/* What a pass is given: ids are its own, to be freed with PyMem_Free. */
+typedef struct given {
     int32_t *ids;
     int n;
-    if (watch != Py_None && !PyCallable_Check(watch)) {
-        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", watch);
+    bool generated;
+    PyObject *watch;
+} given;
+
+static int read_given(const SessionObject *self, PyObject *ids, given *g)
+{
+    if (g->watch != Py_None && !PyCallable_Check(g->watch)) {
+        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", g->watch);
         return -1;
     }
-    if (array_read_ids(ids_object, &ids, &n)) return -1;
-    if (!at_rest(self)) {
-        PyMem_Free(ids);
-        return -1;
-    }
+    if (array_read_ids(ids, &g->ids, &g->n)) return -1;
+    if (at_rest(self)) return 0;
+    PyMem_Free(g->ids);
+    return -1;
+}
+
+/* Fills logits (vocab,) or else surprisal (n,). */
+static int run_given(SessionObject *self, given g, float *logits, float *surprisal)
+{
     lazy_error err = { 0 };
     self->in_use = true;
-    watcher w = { .watch = watch == Py_None ? NULL : watch, .looked = now_ns() };
+    watcher w = { .watch = g.watch == Py_None ? NULL : g.watch, .looked = now_ns() };
     lazy_watch hook = { look, &w };
     w.thread = PyEval_SaveThread();
-    int code = lazy_session_forward(self->session, ids, n, generated, logits, &hook, &err);
+    int code = logits ? lazy_session_forward(self->session, g.ids, g.n, g.generated, logits, &hook, &err)
+                      : lazy_session_surprisal(self->session, g.ids, g.n, surprisal, &hook, &err);
     PyEval_RestoreThread(w.thread);
     self->in_use = false;
-    PyMem_Free(ids);
+    PyMem_Free(g.ids);
     if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
     return code ? -1 : 0;
+}
+
+static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, float *logits)
+{
+    given g = { .generated = generated, .watch = watch };
+    return read_given(self, ids, &g) ? -1 : run_given(self, g, logits, NULL);
 }
 
 static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
@@ -132,6 +149,20 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     if (!code && (code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err))) core_raise(state, &err);
     PyMem_Free(logits);
     return code ? NULL : PyLong_FromLong(token);
+}
+
+static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "ids", "watch", NULL };
+    PyObject *ids;
+    given g = { .watch = Py_None };
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &g.watch)) return NULL;
+    if (read_given(self, ids, &g)) return NULL;
+    float *data;
+    PyObject *surprisal = array_new_float(g.n, &data);
+    if (!surprisal) PyMem_Free(g.ids);
+    else if (run_given(self, g, NULL, data)) Py_CLEAR(surprisal);
+    return surprisal;
 }
 
 static PyObject *session_reserve(SessionObject *self, PyObject *argument)
@@ -214,7 +245,7 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
 static PyGetSetDef session_members[] = {
     { "length", (getter)session_length, NULL, "tokens in the context", NULL },
     { "n_prompt", (getter)session_n_prompt, NULL, "prompt tokens in the context", NULL },
-    { "depths", (getter)session_depths, NULL, "layers that hold K,V of each token", NULL },
+    { "depths", (getter)session_depths, NULL, "layers that computed K,V of each token", NULL },
     { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated", NULL },
     { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
     { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
@@ -229,6 +260,8 @@ static PyMethodDef session_methods[] = {
       "forward(ids, generated=False, watch=None) -> logits of the last token" },
     { "advance", (PyCFunction)(void (*)(void))session_advance, METH_VARARGS | METH_KEYWORDS,
       "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
+    { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
+      "surprisal(ids, watch=None) -> -ln p of each new token" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };

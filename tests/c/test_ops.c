@@ -259,6 +259,35 @@ static void test_soften(const char *variant)
     check(isnan(given[0]) && isnan(sum), "%s soften: a NaN was lost", variant);
 }
 
+static void test_surprisal(side fast, side plain, int n, int vocab)
+{
+    float *logits = random_floats((size_t)n * (size_t)vocab), *got = guarded((size_t)n), *want = guarded((size_t)n);
+    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    for (int r = 0; r < n; r++) {
+        ids[r] = random_int(0, vocab - 1);
+        for (int v = 0; v < vocab; v++) logits[(int64_t)r * vocab + v] = 30.0f * logits[(int64_t)r * vocab + v] - 50.0f * (float)(r % 3);
+    }
+    plain.backend->ops->surprisal(plain.stream, want, logits, n, vocab, ids, NULL); /* leaves them as they are */
+    fast.backend->ops->surprisal(fast.stream, got, logits, n, vocab, ids, NULL);
+    double error = error_of(got, want, (size_t)n);
+    check(error < TOLERANCE, "%s surprisal n %d, vocab %d: error %.2g", fast.backend->variant, n, vocab, error);
+    check(freed(got, (size_t)n), "%s surprisal n %d, vocab %d: wrote outside its output", fast.backend->variant, n, vocab);
+    freed(want, (size_t)n);
+    free(logits);
+    free(ids);
+}
+
+/* Logits that are no number, or infinite, may not pass for a surprisal. */
+static void test_bad_surprisal(side fast)
+{
+    const float bad[] = { NAN, INFINITY };
+    for (int i = 0; i < 2; i++) {
+        float logits[] = { 1.0f, 2.0f, bad[i], 0.5f }, surprisal = 0.0f;
+        fast.backend->ops->surprisal(fast.stream, &surprisal, logits, 1, 4, (int32_t[]){ 1 }, NULL);
+        check(!isfinite(surprisal), "%s surprisal beside a logit of %g: %g", fast.backend->variant, bad[i], surprisal);
+    }
+}
+
 /* ---- attention -------------------------------------------------------------------------- */
 
 /* An ascending random subset of n of 0 … length-1 that holds the last one. */
@@ -424,6 +453,39 @@ static void test_smooth(side fast, int m, int width)
     check(freed(got, (size_t)m), "smooth m %d: wrote outside its output", m);
     free(scores);
     free(want);
+}
+
+static void test_average(side fast, int m, int n)
+{
+    float *mean = guarded((size_t)m), *want = malloc((size_t)m * sizeof *want);
+    double *sum = calloc((size_t)m, sizeof *sum);
+    for (int i = 1; i <= n; i++) {
+        float *scores = random_floats((size_t)m);
+        fast.backend->ops->average(fast.stream, mean, scores, m, i, NULL);
+        for (int j = 0; j < m; j++) sum[j] += scores[j];
+        free(scores);
+    }
+    for (int j = 0; j < m; j++) want[j] = (float)(sum[j] / n);
+    check(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
+    check(freed(mean, (size_t)m), "average m %d: wrote outside its output", m);
+    free(want);
+    free(sum);
+}
+
+/* Without Aux, what ends is gone and what goes on is whole. */
+static void test_regroup_for_good(side fast, int length)
+{
+    int n_new = random_int(1, length);
+    float *x = random_floats((size_t)length), *y = guarded((size_t)n_new);
+    int32_t *rows = random_positions(length, length), *new_rows = random_positions(n_new, length), n_revived = -1;
+    fast.backend->ops->regroup(fast.stream, y, new_rows, n_new, x, rows, length, NULL, 1, &n_revived, NULL);
+    bool own = n_revived == 0;
+    for (int i = 0; i < n_new; i++) own = own && y[i] == x[new_rows[i]];
+    check(own, "regroup without Aux, %d to %d", length, n_new);
+    check(freed(y, (size_t)n_new), "regroup without Aux, %d to %d: wrote outside its output", length, n_new);
+    free(x);
+    free(rows);
+    free(new_rows);
 }
 
 /* Rows leave for Aux and come back: after any number of regroupings each row still holds its own token's values. */
@@ -611,6 +673,8 @@ int main(void)
         side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
         test_products(fast, plain);
         test_large_norm(fast, plain);
+        for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
+        test_bad_surprisal(fast);
         close_side(plain);
         close_side(fast);
         test_soften(*variant);
@@ -624,6 +688,8 @@ int main(void)
         test_select(any, m);
         test_smooth(any, m, 2 * random_int(0, 20) + 1);
         test_regroup(any, m, random_int(1, 9));
+        test_regroup_for_good(any, m);
+        test_average(any, m, random_int(1, 40));
     }
     close_side(any);
     test_pool(&shapes[0]);

@@ -595,6 +595,29 @@ static void test_rotate(const rig &r, int n, bool q_normed, bool k_normed, float
     check(untouched, "a slot of k that was not meant has changed");
 }
 
+static void test_surprisal(const rig &r, int n, int vocab)
+{
+    now("%s surprisal n %d, vocab %d", r.name(), n, vocab);
+    floats logits = random_values(LAZY_F32, (size_t)(n * vocab), 30), want((size_t)n);
+    ints ids((size_t)n);
+    for (int32_t &id : ids) id = random_int(0, vocab - 1);
+    input wanted(r.gpu, ids);
+    output on_gpu(r.gpu, bytes_of(logits)), surprisal(r.gpu, want.size() * sizeof(float)), beside_nan(r.gpu, sizeof(float));
+    did(r.gpu, "surprisal",
+        r.gpu.ops->surprisal(r.gpu.stream, surprisal.as<float>(), on_gpu.as<float>(), n, vocab, wanted.as<int32_t>(), &r.gpu.err));
+    floats kept = logits;
+    r.plain.ops->surprisal(r.plain.stream, want.data(), kept.data(), n, vocab, ids.data(), nullptr);
+    compare(widened(LAZY_F32, surprisal.read()), want, 1e-6);
+
+    for (float bad : { NAN, INFINITY }) {
+        logits[(size_t)random_int(0, vocab - 1)] = bad;
+        output damaged(r.gpu, bytes_of(logits));
+        did(r.gpu, "surprisal",
+            r.gpu.ops->surprisal(r.gpu.stream, beside_nan.as<float>(), damaged.as<float>(), 1, vocab, wanted.as<int32_t>(), &r.gpu.err));
+        check(!std::isfinite(widened(LAZY_F32, beside_nan.read())[0]), "a number beside a logit of %g", bad);
+    }
+}
+
 static void test_note_finite(const rig &r, int d, float value, int noted, int layer)
 {
     now("%s note_finite d %d, %g, %d noted, layer %d", r.name(), d, value, noted, layer);
@@ -616,6 +639,7 @@ static void test_rows(const rig &r)
         test_rmsnorm(r, random_int(1, 4), d, 1);
         test_rmsnorm(r, 2, d, huge(r.type));
     }
+    for (int vocab : { 1, 31, 257, random_int(300, 2000) }) test_surprisal(r, random_int(1, 5), vocab);
     for (int d : { 1, random_int(2, 255), 256, 701 }) {
         for (float value : { NAN, INFINITY, -INFINITY, largest[r.type] }) {
             test_note_finite(r, d, value, 1000, 7);
@@ -811,6 +835,20 @@ static void test_smooth(const rig &r, int m, int width)
     check(widened(LAZY_F32, out.read()) == want, "other means than the reference's");
 }
 
+static void test_average(const rig &r, int m, int n)
+{
+    now("%s average of %d over m %d", r.name(), n, m);
+    floats want((size_t)m);
+    output mean(r.gpu, want.size() * sizeof(float));
+    for (int i = 1; i <= n; i++) {
+        floats scores = random_values(LAZY_F32, (size_t)m);
+        input on_gpu(r.gpu, scores);
+        did(r.gpu, "average", r.gpu.ops->average(r.gpu.stream, mean.as<float>(), on_gpu.as<float>(), m, i, &r.gpu.err));
+        r.plain.ops->average(r.plain.stream, want.data(), scores.data(), m, i, nullptr);
+    }
+    check(widened(LAZY_F32, mean.read()) == want, "other means than the reference's");
+}
+
 enum flagging { ALL_FREE, SOME_FORCED, SOME_UNPRUNABLE, ANY_FLAGS, NONE_FREE, FLAGGINGS };
 
 static std::vector<uint8_t> random_flags(flagging how, int length)
@@ -910,8 +948,10 @@ static void test_bad_scores(const rig &r, int m)
 
 static void test_selection(const rig &r)
 {
-    for (int m : { 1, 7, 300 })
+    for (int m : { 1, 7, 300 }) {
         for (int width : { 1, 3, 9, 2 * m + 1, 2 * random_int(0, 40) + 1 }) test_smooth(r, m, width);
+        test_average(r, m, random_int(1, 5));
+    }
     const ints sizes = quick ? ints{ 1, 33, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
     for (int m : sizes)
         for (int how = 0; how < FLAGGINGS; how++)
@@ -965,12 +1005,31 @@ static void test_regroup(const rig &r, int n, int n_new, int length, int d)
     check(ints_of(n_revived.read())[0] == revived, "%d revived, not %d", ints_of(n_revived.read())[0], revived);
 }
 
+/* Without Aux, what ends is gone and what goes on is whole. */
+static void test_regroup_for_good(const rig &r, int n, int d)
+{
+    const side &gpu = r.gpu;
+    int n_new = random_int(1, n);
+    now("%s regroup %d to %d for good, d %d", r.name(), n, n_new, d);
+    ints rows = random_positions(n, n), new_rows = random_positions(n_new, n);
+    floats x = random_values(r.type, (size_t)(n * d)), want;
+    for (int32_t row : new_rows) want.insert(want.end(), x.begin() + (int64_t)row * d, x.begin() + (int64_t)(row + 1) * d);
+    input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
+    output y(gpu, want.size() * r.width()), n_revived(gpu, sizeof(int32_t));
+    did(gpu, "regroup",
+        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, nullptr, d,
+                         n_revived.as<int32_t>(), &gpu.err));
+    check(widened(r.type, y.read()) == want, "a row holds another token's values");
+    check(ints_of(n_revived.read())[0] == 0, "%d revived, of none", ints_of(n_revived.read())[0]);
+}
+
 static void test_sets(const rig &r)
 {
     const ints sizes = quick ? ints{ 1, 40, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 512, 513, 1100 };
     for (int n : sizes) test_depths(r, n);
     test_regroup(r, 1, 1, 1, 5);
     test_regroup(r, 20, 20, 20, 3);
+    for (int n : { 1, 33, 300 }) test_regroup_for_good(r, n, random_int(1, 600));
     for (int i = 0; i < (quick ? 4 : 12); i++) {
         int length = random_int(1, quick ? 30 : 90);
         test_regroup(r, random_int(1, length), random_int(1, length), length, random_int(1, 600));

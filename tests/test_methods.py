@@ -1,0 +1,706 @@
+"""The methods that Pruning is compared with: against the reference, by hand, and what they refuse."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import drive, per_layer
+from folders import SHAPE, model_folder
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from reference import Reference
+from tiny import DEVICE, Shape, Tiny, build, pruning, random_weights
+from tolerances import NEAR_TIE, error
+
+import lazyllm
+from lazyllm import (
+    LLM,
+    Mass,
+    PromptCompression,
+    Pruning,
+    RandomDrop,
+    StaticPruning,
+    compression,
+    parse_method,
+)
+from lazyllm.compression import compressed, kept, self_information, unit_ends
+
+Build = Callable[[Shape], Tiny]
+EXAMPLES = settings().max_examples
+SURPRISAL = 1e-5  # as a share of the largest
+IDS = list(range(40, 90))
+TEXT = "The sea was calm. Nobody saw the boat! Was it there? The harbour slept."
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda shape: build(shape, folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return lazyllm.load(folder, threads=1)
+
+
+def static(layers: int, keep: Any, **options: Any) -> dict[str, Any]:
+    return pruning([(layers - 1, keep)], permanent=True, **options)
+
+
+# ---- static token pruning: the engine --------------------------------------------------------------------
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Shape:
+    return Shape(
+        seed=draw(st.integers(0, 3)),
+        n_layers=draw(st.integers(2, 6)),
+        n_kv_heads=draw(st.sampled_from([1, 2, 4])),
+        qk_norm=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+    )
+
+
+TURNS = st.sampled_from(
+    [[(1, True)], [(1, True)] * 5, [(3, True)], [(1, False)], [(9, False)], [(30, False)]]
+)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
+def test_static_pruning_equals_the_reference(
+    tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
+) -> None:
+    rules = static(data.draw(st.integers(1, shape.n_layers - 1)), data.draw(st.floats(0.02, 1.0)))
+    turns = data.draw(st.lists(TURNS, max_size=5))
+    passes = [(data.draw(st.integers(1, 60)), False), *itertools.chain.from_iterable(turns)]
+    assume(drive(tiny_of(shape), rules, passes, seed).margin > NEAR_TIE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sink": 3, "window": 4},
+        {"protect": [(5, 9)]},
+        {"queries": 4},
+        {"smooth": 5},
+        {"queries": 3, "smooth": 3},
+        {"min_tokens": 38},
+        {"prune_generated": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("keep", [0.3, (0.5, 0.1, 0.6)], ids=str)
+def test_static_pruning_with_the_options_of_selection(
+    tiny_of: Build, options: dict[str, Any], keep: Any
+) -> None:
+    passes = [(30, False), (1, True), (1, True), (8, False), (1, True), (5, False), (1, True)]
+    rules = static(3, keep, **options)
+    assert drive(tiny_of(Shape(seed=41, n_layers=5)), rules, passes).margin > NEAR_TIE
+
+
+def test_one_layer_scores_as_a_stage_does(tiny_of: Build) -> None:
+    """With layers=1 the first pass is that of Pruning({0: keep}), to the bit."""
+    tiny = tiny_of(Shape(seed=42))
+    one, other = (tiny.load().session(rules) for rules in (static(1, 0.4), pruning([(0, 0.4)])))
+    ids = tiny.ids(50)
+    assert one.forward(ids).tobytes() == other.forward(ids).tobytes()
+    assert one.depths.tolist() == other.depths.tolist()
+
+
+def test_static_pruning_that_keeps_everything_is_dense_to_the_bit(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=43))
+    sessions = [tiny.load().session(rules) for rules in (static(2, 1.0), None)]
+    for count, generated in [(40, False), (1, True), (7, False), (1, True)]:
+        one, other = (session.forward(tiny.ids(count), generated=generated) for session in sessions)
+        assert one.tobytes() == other.tobytes()
+
+
+def test_what_is_dropped_is_never_in_play_again(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=44, n_layers=5))
+    session = tiny.load().session(static(2, 0.3))
+    session.trace = True
+    gone: set[int] = set()
+    n_prompt = 0
+    for number, (count, generated) in enumerate([(40, False), (1, True), (1, True), (20, False), (1, True)]):
+        session.forward(tiny.ids(count, number), generated=generated)
+        n_prompt += 0 if generated else count
+        sets = [set(in_play) for in_play, _ in per_layer(session.last_trace, 5)]
+        assert sets[0] == set(range(session.length)) - gone
+        assert sets[0] == sets[1]
+        assert sets[2] == sets[3] == sets[4]
+        assert (sets[1] == sets[2]) == generated
+        gone |= sets[1] - sets[2]
+        prompt = {i for i, kind in enumerate(session.kinds.tolist()) if kind == 0}
+        assert len(prompt - gone) == math.ceil(0.3 * n_prompt)
+        assert session.last_pass[:, 2].tolist() == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("keep", "n"), [(0.1, 30), (0.55, 100), (0.07, 100), (0.29, 100), (0.7, 10), (1e-9, 50)]
+)
+def test_counts_are_the_ceiling_of_the_double_product(tiny_of: Build, keep: float, n: int) -> None:
+    tiny = tiny_of(Shape(seed=8))
+    session = tiny.load().session(static(2, keep))
+    session.forward(tiny.ids(n))
+    assert session.last_pass[:, 0].tolist() == [n, n, *[math.ceil(keep * n)] * 2]
+    assert RandomDrop(keep).positions(n).size == math.ceil(keep * n)
+
+
+def test_ties_go_to_the_smaller_position(tmp_path: Path) -> None:
+    """Queries of zero make all scores of all layers equal to the bit."""
+    shape = Shape(seed=7)
+    zero = np.zeros((shape.n_heads * shape.head_dim, shape.hidden))
+    names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(shape.n_layers)]
+    tiny = build(shape, tmp_path, dict.fromkeys(names, zero))
+    session = tiny.load().session(static(3, 0.25))
+    session.trace = True
+    session.forward(tiny.ids(40))
+    assert per_layer(session.last_trace, 4)[3][0] == [*range(9), 39]
+
+
+def test_scores_are_the_mean_over_layers_worked_by_hand(tmp_path: Path) -> None:
+    """Attention of one layer at a time is known from stages of their own; the choice is by their mean."""
+    tiny = build(Shape(seed=45, n_heads=4, n_kv_heads=2), tmp_path)
+    ids = tiny.ids(20)
+
+    def scores_of(rules: dict[str, Any]) -> tuple[np.ndarray, list[int]]:
+        session = tiny.load().session(rules)
+        session.trace = True
+        session.forward(ids)
+        traced = [run for run in session.last_trace if run["scores"] is not None]
+        return traced[-1]["scores"], list(session.last_trace[-1]["in_play"])
+
+    by_layer = [scores_of(pruning([(layer, 1.0)]))[0] for layer in range(3)]
+    mean, chosen = scores_of(static(3, 0.3))
+    assert mean == pytest.approx(np.mean(by_layer, axis=0), rel=1e-5)
+    best = sorted(range(19), key=lambda i: -mean[i])[:5]
+    assert chosen == [*sorted(best), 19]
+    assert chosen != scores_of(pruning([(2, 0.3)]))[1]
+
+
+def test_a_score_that_is_no_number_in_a_lower_layer_is_an_error(tmp_path: Path) -> None:
+    shape = Shape(seed=11)
+    plain = random_weights(shape)
+    names = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qk"]
+    tiny = build(shape, tmp_path, {name: plain[name] * 1e25 for name in names})
+    with pytest.raises((ValueError, RuntimeError), match="layer"):
+        tiny.load().session(static(3, 0.5)).forward(tiny.ids(20))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [pruning(permanent=True), pruning([(0, 0.5), (1, 0.4)], permanent=True), static(2, 0.5, decode="frozen")],
+)
+def test_the_core_refuses_permanent_pruning_of_other_forms(tiny_of: Build, rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="permanent pruning"):
+        tiny_of(Shape()).load().session(rules)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="threads are the CPU's")
+def test_threads_change_nothing(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=46, n_layers=5, context=2048))
+    seen = []
+    for threads in (1, 3):
+        session = tiny.load(threads).session(static(3, 0.3))
+        logits = [session.forward(tiny.ids(1500)), session.forward(tiny.ids(1), generated=True)]
+        surprisal = tiny.load(threads).session(None).surprisal(tiny.ids(700))
+        seen.append([array.tobytes() for array in (*logits, session.depths, surprisal)])
+    assert seen[0] == seen[1]
+
+
+# ---- surprisal -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
+def test_surprisal_equals_the_reference(tiny_of: Build, data: st.DataObject, shape: Shape, seed: int) -> None:
+    tiny = tiny_of(shape)
+    session, reference = tiny.load().session(None), Reference(tiny.config, tiny.weights, pruning())
+    for number, count in enumerate(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))):
+        ids = tiny.ids(count, seed + number)
+        got, want = session.surprisal(ids), reference.surprisal(ids)
+        assert got.dtype == np.float32
+        assert got.shape == (count,)
+        assert np.isnan(got).tolist() == np.isnan(want).tolist() == [number == 0] + [False] * (count - 1)
+        if count > 1 or number:
+            assert error(got[np.isfinite(got)], want[np.isfinite(want)]) <= SURPRISAL
+        between = tiny.ids(1, seed + 99)
+        assert error(session.forward(between, generated=True), reference.forward(between, True)) <= SURPRISAL
+
+
+@pytest.mark.parametrize("vocab", [200_000, 1_000_000], ids=["several rows at a time", "few"])
+def test_surprisal_of_more_rows_than_the_head_takes_at_once(tiny_of: Build, vocab: int) -> None:
+    tiny = tiny_of(Shape(seed=47, vocab=vocab, n_layers=2, hidden=8, tied=True))
+    ids = tiny.ids(180 if vocab < 10**6 else 37)
+    whole = tiny.load(2).session(None).surprisal(ids)
+    session = tiny.load(2).session(None)
+    by_one = [-log_softmax(session.forward(ids[k : k + 1]))[ids[k + 1]] for k in range(len(ids) - 1)]
+    assert error(whole[1:], np.array(by_one)) <= SURPRISAL
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64) - logits.max()
+    return wide - np.log(np.exp(wide).sum())
+
+
+def test_surprisal_leaves_the_context_as_forward_does(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=48))
+    one, other = tiny.load().session(None), tiny.load().session(None)
+    one.surprisal(tiny.ids(30))
+    other.forward(tiny.ids(30))
+    assert one.last_pass.tolist() == other.last_pass.tolist()
+    assert one.depths.tolist() == other.depths.tolist()
+    assert error(one.forward([5]), other.forward([5])) <= SURPRISAL
+
+
+def test_surprisal_refuses(tiny_of: Build, llm: LLM) -> None:
+    tiny = tiny_of(Shape(seed=48))
+    for rules in (pruning([(0, 0.5)]), pruning(decode=[(0, 0.5)]), static(1, 0.5)):
+        session = tiny.load().session(rules)
+        with pytest.raises(ValueError, match="prunes"):
+            session.surprisal([1, 2])
+        assert session.length == 0
+        session.forward([1, 2])
+    with pytest.raises(ValueError, match="token id 97 at index 1"):
+        tiny.load().session(None).surprisal([1, 97])
+    with pytest.raises(TypeError, match="watch"):
+        tiny.load().session(None).surprisal([1], watch=5)
+    with pytest.raises(ValueError, match="session without pruning, not one with RandomDrop"):
+        llm.session(RandomDrop(0.5)).surprisal(IDS)
+
+
+def test_surprisal_beside_damaged_weights_is_an_error(tmp_path: Path) -> None:
+    shape = Shape(seed=49)
+    head = random_weights(shape)["lm_head.weight"]
+    head[3] = np.inf
+    tiny = build(shape, tmp_path, {"lm_head.weight": head})
+    with pytest.raises(ValueError, match="surprisal of token 1 is no finite number"):
+        tiny.load().session(None).surprisal(tiny.ids(9))
+
+
+def test_session_surprisal_counts_as_a_prompt(llm: LLM) -> None:
+    session = llm.session()
+    values = session.surprisal(IDS)
+    assert values.shape == (len(IDS),)
+    assert (session.length, session.computed, session.reached_top) == (len(IDS), 1.0, 1.0)
+    assert np.isfinite(session.surprisal([7])).all()
+
+
+# ---- random token drop -----------------------------------------------------------------------------------
+
+
+@given(n=st.integers(1, 300), keep=st.floats(0.001, 1.0), seed=st.integers(0, 2**62), turn=st.integers(0, 3))
+def test_random_positions(n: int, keep: float, seed: int, turn: int) -> None:
+    positions = RandomDrop(keep, seed).positions(n, turn).tolist()
+    assert positions == sorted(set(positions))
+    assert len(positions) == math.ceil(keep * n)
+    assert positions[0] >= 0
+    assert positions[-1] == n - 1
+    assert RandomDrop(keep, seed).positions(n, turn).tolist() == positions
+
+
+def test_random_positions_are_uniform_and_depend_on_seed_and_turn() -> None:
+    draws = [RandomDrop(0.3, seed).positions(20) for seed in range(2000)]
+    share = np.bincount(np.concatenate(draws), minlength=20) / 2000
+    assert share[19] == 1.0
+    assert share[:19] == pytest.approx(np.full(19, 5 / 19), abs=0.05)
+    assert RandomDrop(0.5, 1).positions(60).tolist() != RandomDrop(0.5, 2).positions(60).tolist()
+    assert RandomDrop(0.5, 1).positions(60, 0).tolist() != RandomDrop(0.5, 1).positions(60, 1).tolist()
+
+
+def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
+    method = RandomDrop(0.37, seed=4)
+    made = llm.generate(IDS, pruning=method, max_new_tokens=5)
+    shorter = [IDS[i] for i in method.positions(len(IDS))]
+    plain = llm.generate(shorter, max_new_tokens=5)
+    assert made.token_ids == plain.token_ids
+    assert made.prompt_ids == shorter
+    assert made.passes.tolist() == plain.passes.tolist()
+    assert made.pruning == method
+    assert made.n_given == len(IDS)
+    assert made.computed == made.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
+    assert plain.computed == 1.0
+    assert "RandomDrop(keep=0.37, seed=4)" in str(made)
+
+
+def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:
+    method = RandomDrop(0.5, seed=9)
+    session = llm.session(method)
+    session.forward(IDS)
+    session.forward([5, 6], generated=True)
+    made = session.ask(IDS[:11], max_new_tokens=2)
+    assert made.prompt_ids == [IDS[i] for i in method.positions(11, 1)]
+    assert made.n_given == 11
+    assert session.length == 25 + 2 + 6 + 1
+    assert made.computed == pytest.approx((25 + 6) / (50 + 11))
+
+
+# ---- static token pruning: the interface -----------------------------------------------------------------
+
+
+def test_static_pruning_generates(llm: LLM) -> None:
+    method = StaticPruning(layers=2, keep=0.3)
+    made = llm.generate(IDS, pruning=method, max_new_tokens=4, trace=True)
+    n, stay, layers = len(IDS), 15, SHAPE.n_layers
+    assert made.pruning == method
+    first = made.passes[made.passes["pass_"] == 0]
+    assert first["in_play"].tolist() == first["computed"].tolist() == [n, n] + [stay] * (layers - 2)
+    second = made.passes[made.passes["pass_"] == 1]
+    assert second["in_play"].tolist() == [stay + 1] * layers
+    assert not made.passes["revived"].any()
+    assert made.computed == pytest.approx((2 * n + (layers - 2) * stay) / (layers * n))
+    assert made.reached_top == pytest.approx(stay / n)
+    assert made.trace is not None
+    assert [stage.layer for stage in made.trace.stages] == [1]
+    assert made.trace.stages[0].kept.size == stay
+    assert made.trace.heatmap()
+
+
+def test_counted_work(llm: LLM) -> None:
+    config, n = llm.config, 500
+    dense = Pruning().flops(config, n)
+    assert RandomDrop(0.3).flops(config, n) == Pruning().flops(config, 150)
+    assert RandomDrop(0.3).speedup(config, n) == dense / Pruning().flops(config, 150)
+    width = config.n_heads * config.head_dim
+    static_flops = Pruning({2: 0.4}).flops(config, n) + 2 * n * 2 * width
+    assert StaticPruning(3, 0.4).flops(config, n) == static_flops
+    assert StaticPruning(3, 0.4).speedup(config, n) == dense / static_flops
+    with pytest.raises(ValueError, match="n_prompt"):
+        RandomDrop(0.3).flops(config, 0)
+
+
+# ---- prompt compression ----------------------------------------------------------------------------------
+
+
+def test_units_are_sentences() -> None:
+    text = 'One. Two!? "Three." (Four?) Five… 3.5 six'
+    ends = unit_ends(text, list(text), "sentence")
+    assert [text[a:b] for a, b in itertools.pairwise([0, *ends])] == [
+        "One. ",
+        "Two!? ",
+        '"Three." ',
+        "(Four?) ",
+        "Five… ",
+        "3.5 six",
+    ]
+    chinese = "\u4f60\u597d\u3002\u518d\u89c1\uff01"
+    assert unit_ends(chinese, list(chinese), "sentence") == [3, 6]
+
+
+def test_units_below_the_percentile_go() -> None:
+    scores = np.array([1.0, 5.0, 3.0, 4.0, 2.0])
+    assert kept(scores, 0.0).all()
+    assert kept(scores, 0.5).tolist() == [False, True, True, True, False]  # the median stays
+    assert kept(scores, 0.6).tolist() == [False, True, False, True, False]  # the percentile is 3.4
+    assert kept(scores, 1.0).tolist() == [False, True, False, False, False]
+    assert kept(np.array([np.nan, 5.0, 3.0]), 1.0).tolist() == [True, True, False]
+    assert kept(np.full(3, 2.0), 0.5).all()
+
+
+def fake_llm(information: list[float], pieces: list[str]) -> Any:
+    """A language model that finds the given tokens as surprising as said."""
+    tokenizer = SimpleNamespace(
+        encode=lambda text, add_special=True: list(range(len(pieces))) if text else [],
+        offsets=lambda ids: [pieces[i] for i in ids],
+        bos_token_id=None,
+    )
+    session = SimpleNamespace(surprisal=lambda ids: np.array(information, np.float32)[ids])
+    config = SimpleNamespace(context=1000)
+    return SimpleNamespace(tokenizer=tokenizer, session=lambda: session, config=config)
+
+
+def test_compression_worked_by_hand() -> None:
+    pieces = ["A", " b", ".", " C", " d", " e", ".", " F", "."]
+    information = [math.nan, 2.0, 4.0, 9.0, 1.0, 1.0, 1.0, 5.0, 0.0]  # sentences: 3, 3 and 2.5
+    model = fake_llm(information, pieces)
+    text = " A  b.\n\n C d e.\tF. "
+    assert compressed(text, model, 0.0, "sentence") == "A b. C d e. F."
+    assert compressed(text, model, 0.5, "sentence") == "A b. C d e."
+    # known: 0 1 1 1 2 4 5 9; the first token is unknown and stays
+    assert compressed(text, model, 0.5, "token") == "A b. C F"
+    assert compressed(text, model, 1.0, "token") == "A C"
+
+
+def test_tokens_that_make_one_character_stay_together() -> None:
+    model = fake_llm([math.nan, 1.0, 9.0, 4.0], ["a", "", "é", "b"])
+    assert compressed("aéb", model, 0.9, "token") == "aé"
+    assert compressed("aéb", model, 0.0, "token") == "aéb"
+
+
+def test_a_unit_within_a_token_joins_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of spaCy's that end inside a token have no token of their own."""
+    monkeypatch.setattr(compression, "phrase_ends", lambda sentence, first: [first + 2, first + 4, first + 6])
+    model = fake_llm([1.0, 5.0], ["abcd", "ef"])
+    assert compressed("abcdef", model, 0.5, "phrase") == "ef"
+    assert compressed("abcdef", model, 0.0, "phrase") == "abcdef"
+
+
+def test_phrases_are_those_of_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parsed(list[Any]):
+        @property
+        def noun_chunks(self) -> list[list[Any]]:
+            return [self[0:2], self[3:6]]
+
+    def parse(sentence: str) -> Parsed:
+        words, at = Parsed(), 0
+        for i, word in enumerate(sentence.replace(".", " .").split()):
+            at = sentence.index(word, at)
+            blank = " " if sentence[at + len(word) : at + len(word) + 1] == " " else ""
+            words.append(SimpleNamespace(i=i, idx=at, text_with_ws=word + blank))
+        return words
+
+    loaded = []
+    fake = SimpleNamespace(load=lambda name, exclude: loaded.append(name) or parse)
+    monkeypatch.setitem(sys.modules, "spacy", fake)
+    compression.spacy_model.cache_clear()
+    text = "The cat saw a big dog. The cat saw a big dog."
+    ends = unit_ends(text, [], "phrase")
+    compression.spacy_model.cache_clear()
+    assert loaded == ["en_core_web_sm"]
+    units = [text[a:b] for a, b in itertools.pairwise([0, *ends])]
+    assert units == ["The cat ", "saw ", "a big dog", ". ", "The cat ", "saw ", "a big dog", "."]
+
+
+def test_phrases_without_spacy_name_the_extra(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compression.spacy_model.cache_clear()
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    with pytest.raises(ImportError, match=r'pip install "lazyllm-engine\[phrases\]"'):
+        PromptCompression(0.5, "phrase").compress(llm, TEXT)
+
+    def missing(name: str, exclude: list[str]) -> None:
+        raise OSError(name)
+
+    monkeypatch.setitem(sys.modules, "spacy", SimpleNamespace(load=missing))
+    with pytest.raises(ImportError, match="python -m spacy download en_core_web_sm"):
+        PromptCompression(0.5, "phrase").compress(llm, TEXT)
+
+
+def test_self_information_is_the_models(llm: LLM) -> None:
+    ids = llm.tokenizer.encode(TEXT)
+    logits = [llm.session().forward(ids[:k]) for k in range(1, len(ids))]
+    want = [-log_softmax(row)[token] for row, token in zip(logits, ids[1:], strict=True)]
+    got = self_information(llm, ids)
+    assert math.isnan(got[0])  # this tokenizer begins with no token of its own
+    assert got[1:] == pytest.approx(want, rel=1e-4)
+
+
+def test_a_token_that_begins_makes_the_first_one_known(llm: LLM) -> None:
+    tokenizer, ids = llm.tokenizer, IDS
+    bos = tokenizer.bos_token_id
+    begun = SimpleNamespace(encode=lambda text: [bos], bos_token_id=bos)
+    model: Any = SimpleNamespace(tokenizer=begun, session=llm.session, config=llm.config)
+    assert self_information(model, ids) == pytest.approx(llm.session().surprisal([bos, *ids])[1:])
+
+
+def test_texts_longer_than_the_context_are_read_in_windows(folder: Path, tmp_path: Path) -> None:
+    small = lazyllm.load(model_folder(tmp_path, Shape(vocab=300, context=40, n_layers=2)), threads=1)
+    ids = [(7 * k) % 250 for k in range(95)]
+    got = self_information(small, ids)
+    assert got.size == 95
+    assert np.isfinite(got[1:]).all()
+    assert got[:40] == pytest.approx(small.session().surprisal(ids[:40]), nan_ok=True)
+    assert got[40:60] == pytest.approx(small.session().surprisal(ids[20:60])[20:])
+    assert got[80:] == pytest.approx(small.session().surprisal(ids[60:])[20:])
+
+
+@pytest.mark.parametrize("unit", ["sentence", "token"])
+def test_compressed_prompts_are_answered(llm: LLM, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = PromptCompression(0.5, unit)
+    short = method.compress(llm, TEXT)
+    assert 0 < len(short) < len(TEXT)
+    assert method.compress(llm, TEXT) == short
+    made = llm.generate(TEXT, pruning=method, max_new_tokens=4)
+    plain = llm.generate(short, max_new_tokens=4)
+    assert made.token_ids == plain.token_ids
+    assert made.prompt_ids == plain.prompt_ids
+    assert made.n_given == len(llm.tokenizer.encode(TEXT))
+    assert made.computed == pytest.approx(len(made.prompt_ids) / made.n_given)
+    assert made.pruning == method
+    chat = llm.generate(TEXT, pruning=method, max_new_tokens=2, chat=True)
+    assert chat.prompt_ids == llm.generate(short, max_new_tokens=2, chat=True).prompt_ids
+    session = llm.session(method)
+    assert session.ask(TEXT, max_new_tokens=2).prompt_ids == plain.prompt_ids
+
+
+def test_time_to_first_token_has_the_compression_in_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    def slow(*args: Any) -> str:
+        time.sleep(0.2)
+        return "The sea."
+
+    monkeypatch.setattr("lazyllm.methods.compressed", slow)
+    made = llm.generate(TEXT, pruning=PromptCompression(0.5), max_new_tokens=2)
+    assert made.ttft > 0.2
+    assert made.seconds > made.ttft
+    assert made.tokenize_seconds < 0.2
+
+
+def test_another_model_may_judge(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    other = lazyllm.load(model_folder(tmp_path, Shape(vocab=300, context=600, seed=9)), threads=1)
+    by_own, by_other = (PromptCompression(0.5, "token", model).compress(llm, TEXT) for model in (None, other))
+    assert by_own != by_other
+    assert PromptCompression(0.5, "token", str(tmp_path)).compress(llm, TEXT) == by_other
+    assert PromptCompression(0.5, "token").compress(other, TEXT) == by_other
+    written = PromptCompression(0.5, "token", other).to_json()
+    assert json.loads(written)["model"] == str(tmp_path)
+    assert PromptCompression.from_json(written).compress(llm, TEXT) == by_other
+
+
+def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
+    method = PromptCompression(0.5)
+    assert method.compress(llm, " \n ") == ""
+    with pytest.raises(TypeError, match="PromptCompression works on text, not on list"):
+        method.compress(llm, IDS)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a prompt of text, not of token ids"):
+        llm.generate(IDS, pruning=method)
+    with pytest.raises(TypeError, match="a prompt of text, not of token ids"):
+        llm.session(method).forward(IDS)
+
+
+# ---- settings --------------------------------------------------------------------------------------------
+
+METHODS = [
+    RandomDrop(0.5),
+    RandomDrop(0.25, seed=7),
+    StaticPruning(8, 0.5),
+    PromptCompression(0.5),
+    PromptCompression(0.2, "token", "some/model"),
+    Pruning({10: 0.7, 20: Mass(0.9)}, sink=3),
+    Pruning(),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
+    assert type(method).from_json(method.to_json()) == method
+    assert parse_method(method.to_json()) == method
+    assert {method: 1}[type(method).from_json(method.to_json())] == 1
+    with pytest.raises(AttributeError):
+        method.keep = 0.1
+
+
+def test_settings_print_as_they_are_typed() -> None:
+    assert repr(RandomDrop(0.5)) == "RandomDrop(keep=0.5, seed=0)"
+    assert str(StaticPruning(8, 0.5)) == "StaticPruning(layers=8, keep=0.5)"
+    assert repr(PromptCompression(0.5)) == "PromptCompression(ratio=0.5, unit='sentence', model=None)"
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: RandomDrop(0), ValueError, "keep must be above 0 and at most 1, not 0.0"),
+        (lambda: RandomDrop(1.5), ValueError, "keep must be above 0 and at most 1, not 1.5"),
+        (lambda: RandomDrop(math.nan), ValueError, "keep must be finite"),
+        (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
+        (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
+        (lambda: RandomDrop(0.5, 1.0), TypeError, "seed must be a whole number"),
+        (lambda: RandomDrop(0.5, True), TypeError, "seed must be a whole number"),
+        (lambda: StaticPruning(0, 0.5), ValueError, "layers must be from 1"),
+        (lambda: StaticPruning(2.0, 0.5), TypeError, "layers must be a whole number"),
+        (lambda: StaticPruning(2, -0.1), ValueError, "keep must be above 0"),
+        (lambda: StaticPruning(2, None), TypeError, "keep must be a number"),
+        (lambda: PromptCompression(-0.1), ValueError, "ratio must be from 0 to 1, not -0.1"),
+        (lambda: PromptCompression(1.1), ValueError, "ratio must be from 0 to 1"),
+        (lambda: PromptCompression(math.inf), ValueError, "ratio must be finite"),
+        (lambda: PromptCompression("half"), TypeError, "ratio must be a number"),
+        (lambda: PromptCompression(0.5, "word"), ValueError, "unit must be one of sentence, token, phrase"),
+        (lambda: PromptCompression(0.5, model=5), TypeError, "model must be an LLM, a folder or hub id"),
+    ],
+)
+def test_bad_fields_are_named(make: Callable[[], Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
+    words = "layers must be below 6, the number of the model's layers, not 6"
+    with pytest.raises(ValueError, match=words):
+        llm.session(StaticPruning(6, 0.5))
+    with pytest.raises(ValueError, match=words):
+        StaticPruning(6, 0.5).flops(llm.config, 100)
+    llm.session(StaticPruning(5, 0.5)).forward(IDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("dense", Pruning()),
+        (" dense ", Pruning()),
+        ("null", Pruning()),
+        ('{"10": 0.7}', Pruning({10: 0.7})),
+        ("[[10, 0.7]]", Pruning({10: 0.7})),
+        ("random:keep=0.5", RandomDrop(0.5)),
+        ("random:keep=1,seed=3", RandomDrop(1.0, 3)),
+        ("random: keep = 5e-1 , seed = 3", RandomDrop(0.5, 3)),
+        ("static:layers=8,keep=0.5", StaticPruning(8, 0.5)),
+        ("compress:ratio=0.5", PromptCompression(0.5)),
+        ("compress:ratio=0.5,unit=token,model=7", PromptCompression(0.5, "token", "7")),
+    ],
+)
+def test_parse_method(text: str, method: Any) -> None:
+    assert parse_method(text) == method
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        ("", ValueError, "it must be dense, random:keep=0.5"),
+        ("sparse", ValueError, "pruning is 'sparse'; it must be dense, random:keep=0.5"),
+        ("random", ValueError, "random needs keep"),
+        ("random:", ValueError, "random needs keep"),
+        ("random:0.5", ValueError, "has '0.5', where name=value is wanted"),
+        ("random:keep=", TypeError, "keep must be a number, not ''"),
+        ("random:keep=half", TypeError, "keep must be a number, not 'half'"),
+        ("random:keep=nan", ValueError, "keep must be finite"),
+        ("random:keep=0.5,keep=0.6", ValueError, "gives keep twice"),
+        ("random:keep=0.5,layers=3", ValueError, "random has no field 'layers'; its fields are keep, seed"),
+        ("random:keep=0.5,seed=1.5", TypeError, "seed must be a whole number"),
+        ("static:keep=0.5", ValueError, "static needs layers"),
+        ("compress:unit=token", ValueError, "compress needs ratio"),
+        ("{", ValueError, "pruning is not JSON"),
+        ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
+        ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
+        ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "random has no field 'seeds'"),
+        ('{"10": 0.7, "10": 0.5}', ValueError, "a key appears twice"),
+        (5, TypeError, "a method must be text"),
+    ],
+)
+def test_parse_method_refuses(text: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind) as caught:
+        parse_method(text)
+    assert words in str(caught.value)
+
+
+def test_from_json_refuses_other_methods() -> None:
+    with pytest.raises(ValueError, match="method is 'static'; it must be 'random'"):
+        RandomDrop.from_json(StaticPruning(2, 0.5).to_json())
+    with pytest.raises(TypeError, match="random must be a JSON object"):
+        RandomDrop.from_json("[0.5]")
+    assert RandomDrop.from_json('{"keep": 0.5}') == RandomDrop(0.5)
+
+
+def test_the_command_line_takes_every_method(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from lazyllm.cli import main
+
+    for method in ("random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5,unit=token", "dense"):
+        common = ["--model", str(folder), "--prompt", TEXT, "--max-new-tokens", "2", "--threads", "1"]
+        assert main(["generate", *common, "--pruning", method]) == 0
+        assert str(parse_method(method)) in capfd.readouterr().err
