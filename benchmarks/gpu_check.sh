@@ -5,12 +5,12 @@
 #
 #   benchmarks/gpu_check.sh [FOLDER]     FOLDER: for the results; benchmarks/results/DATE-GPU
 #
-# LAZYLLM_CHECK_SECONDS (450) is the time for everything. The exit code is 1 if something failed, 2 if nothing could be tried.
+# LAZYLLM_CHECK_SECONDS (465) is the time for everything. The exit code is 1 if something failed, 2 if nothing could be tried.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-BUDGET=${LAZYLLM_CHECK_SECONDS:-450}
-FOR_BENCHMARKS=180 # of it, kept from whatever comes before
+BUDGET=${LAZYLLM_CHECK_SECONDS:-465}
+FOR_BENCHMARKS=220 # of it, kept from whatever comes before
 NEEDED='numpy safetensors tokenizers jinja2 tqdm setuptools'
 out=build/gpu_check
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -53,14 +53,14 @@ rows=()
 # ---- steps ---------------------------------------------------------------------------------------------------------------------
 
 row() { # WHAT RESULT SECONDS DETAIL
-    rows+=("$(printf '| %-34s | %-9s | %4s | %s |' "$1" "$2" "$3" "$(echo "$4" | tr '|' '/' | cut -c 1-110)")")
+    rows+=("$(printf '| %-34s | %-10s | %4s | %s |' "$1" "$2" "$3" "$(echo "$4" | tr '|' '/' | cut -c 1-110)")")
 }
 
 skip() { row "$1" skipped '' "$2" && echo "---- $1: skipped, $2"; }
 
 # step WHAT LOG LIMIT DEADLINE COMMAND…: runs it for as many seconds, but not past the deadline
 step() {
-    local what=$1 log=$out/$2.log limit=$3 left=$(($4 - SECONDS)) begun=$SECONDS code result=ok
+    local what=$1 log=$out/$2.log limit=$3 left=$(($4 - SECONDS)) begun=$SECONDS code last result=ok
     shift 4
     ((left < limit)) && limit=$left
     if ((limit < 5)); then
@@ -77,7 +77,8 @@ step() {
         n_failed=$((n_failed + 1))
         tail -25 "$log" | sed 's/^/    /'
     fi
-    row "$what" "$result" $((SECONDS - begun)) "$(grep -v '^[[:space:]]*$' "$log" | tail -1)"
+    last=$(grep -av '^[[:space:]]*$' "$log" | tail -1)
+    row "$what" "$result" $((SECONDS - begun)) "${last:-exit code $code}"
     echo "     $result"
     return $code
 }
@@ -89,8 +90,8 @@ finish() {
     {
         echo "# A check on $gpu, $(date -u '+%Y-%m-%d %H:%M UTC')"
         echo
-        echo "| what                               | result    |    s | last words |"
-        echo "| ---------------------------------- | --------- | ---- | ---------- |"
+        echo "| what                               | result     |    s | last words |"
+        echo "| ---------------------------------- | ---------- | ---- | ---------- |"
         printf '%s\n' "${rows[@]}"
         for report in shapes ops; do
             goals=$(sed -n '/^## Goals/,/^## [^G]/p' "$results/$report/bench.md" 2>/dev/null | grep '^|')
@@ -176,6 +177,6 @@ measure() { # SUITE LIMIT ROUNDS
     step "benchmark: $1" "bench_$1" "$2" "$BUDGET" $python -m lazyllm bench "$1" --device cuda --rounds "$3" --out "$results/$1"
     grep -v '^$' "$out/bench_$1.log" 2>/dev/null | grep -a 'left out' | sed 's/^/     /' | sort -u
 }
-measure shapes 130 3
-measure ops 130 2
+measure shapes 170 3
+measure ops 200 2
 finish

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from folders import model_folder
 
@@ -267,6 +268,8 @@ def test_summary_by_hand() -> None:
     for number, (dense, pruned) in enumerate([(0.5, 0.25), (1.0, 0.5)]):
         rows += [row(DENSE, "lcc", number, dense, 4.0), row("p", "lcc", number, pruned, 1.0 + number)]
     rows += [row(DENSE, "trec", 0, 1.0, 6.0), row("p", "trec", 0, 1.0, 2.0)]
+    assert np.isnan(Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__).mean("p").low)  # of one item
+    rows += [row(DENSE, "trec", 1, 1.0, 6.0), row("p", "trec", 1, 1.0, 2.0)]
     summary = Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__)
     assert summary.score(DENSE, "lcc") == 75.0
     assert summary.score("p", "lcc") == 37.5
@@ -277,5 +280,5 @@ def test_summary_by_hand() -> None:
     assert difference.low <= difference.value <= difference.high <= 0
     speed = summary.speed("p", "ttft")
     assert speed is not None
-    assert speed.of_sums == pytest.approx(14 / 5)
+    assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)

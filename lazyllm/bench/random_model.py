@@ -71,6 +71,13 @@ def write_weights(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for shape in tensors.values():
-            values = random if len(shape) > 1 else np.ones(1, np.float32)
-            bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-            file.write(np.resize(bits, math.prod(shape)).tobytes())
+            block = encoded(random if len(shape) > 1 else np.ones(shape, np.float32))
+            whole, rest = divmod(2 * math.prod(shape), len(block))
+            for _ in range(whole):
+                file.write(block)
+            file.write(block[:rest])
+
+
+def encoded(values: np.ndarray) -> bytes:
+    """As bfloat16, cut and not rounded."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()

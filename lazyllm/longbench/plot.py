@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Summary
@@ -25,7 +26,7 @@ def plot(summary: Summary, file: Path, model: str) -> Path:
         axes.errorbar(
             speed.of_sums,
             mean.value,
-            yerr=[[max(0.0, mean.value - mean.low)], [max(0.0, mean.high - mean.value)]],
+            yerr=None if isnan(mean.low) else [[mean.value - mean.low], [mean.high - mean.value]],
             fmt="s" if dense else "o",
             color="black" if dense else None,
             capsize=3,
@@ -37,6 +38,9 @@ def plot(summary: Summary, file: Path, model: str) -> Path:
     axes.set_ylabel("score, mean of the categories (95 % interval)")
     axes.set_title(f"{model}: {len(summary.datasets)} data sets, {len(summary.rows)} results")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
+    else:
+        axes.text(0.5, 0.5, "speedups need a dense run beside", ha="center", transform=axes.transAxes)
     figure.savefig(file, dpi=DPI)
     return file

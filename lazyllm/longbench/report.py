@@ -62,7 +62,8 @@ def with_interval(value: Interval | None, signed: bool = False) -> str:
     if value is None:
         return ""
     sign = "+" if signed else ""
-    return f"{value.value:{sign}.2f} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
+    text = f"{value.value:{sign}.2f}"
+    return text if value.low != value.low else f"{text} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
 
 
 def factor(speed: Speed | None) -> str:

@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from functools import partial
 from hashlib import sha256
 from itertools import cycle, islice
+from numbers import Real
+from operator import index
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -76,7 +78,7 @@ class Draws:
                 moved[taken] = displaced
 
     def shuffled(self, values: Sequence[Drawn]) -> list[Drawn]:
-        return [values[index] for index in self.order(len(values))]
+        return [values[place] for place in self.order(len(values))]
 
 
 # ---- names, numbers and codes --------------------------------------------------------------------
@@ -93,7 +95,7 @@ marble meadow melon meteor mirror monsoon mosaic mustard napkin nectar needle nu
 opal orbit orchid otter oyster paddle palace panther paper parrot peach pebble pelican pencil pepper piano
 pigeon pillow pirate planet plaza pocket pollen poppy prairie pumpkin puzzle quartz rabbit radish raven
 ribbon river robin rocket saddle saffron salmon sandal sapphire scarlet shadow silver spider sponge squirrel
-stable summit sunset table teapot temple thistle thunder tiger timber tomato tulip tunnel turtle umbrella
+summit sunset table teapot temple thistle thunder tiger timber tomato tulip tunnel turtle umbrella
 valley vanilla velvet violin volcano wagon walnut water willow window winter wizard yogurt zebra zipper
 """
 WORDS = tuple(WORD_LIST.split())
@@ -160,12 +162,12 @@ class Haystack:
         """Sentences of so many words in all from sentence `start` on, the last one cut to fit."""
         taken: list[str] = []
         for sentence in islice(cycle(self.sentences), start, None):
-            parts = sentence.split()[:words]
-            words -= len(parts)
-            if parts:
-                taken.append(" ".join(parts))
-            if not words:
+            if words <= 0:
                 break
+            parts = sentence.split()
+            whole = len(parts) <= words
+            taken.append(sentence if whole else " ".join(parts[:words]).rstrip(",;:.") + ".")
+            words -= len(parts)
         return taken
 
     def around(self, needles: Iterable[tuple[float, str]], words: int, start: int) -> str:
@@ -438,11 +440,10 @@ def generate(
     needles; None takes noise, as niah_single_1 always does (niah_multikey_2 and _3 are needles only).
     """
     chosen = find_task(task)
-    for name, value, least in (("length", length, 1), ("count", count, 1), ("seed", seed, 0)):
-        check_whole(name, value, least)
-    check_depth(task, depth)
+    length, count, seed = whole("length", length, 1), whole("count", count, 1), whole("seed", seed, 0)
+    at = percentage(chosen, depth)
     text = prose if isinstance(prose, Haystack) else NOISE if prose is None else Haystack.read(prose)
-    return [make_item(chosen, tokenizer, length, seed, index, depth, text) for index in range(count)]
+    return [make_item(chosen, tokenizer, length, seed, number, at, text) for number in range(count)]
 
 
 def find_task(name: str) -> Task:
@@ -456,28 +457,37 @@ def find_task(name: str) -> Task:
     raise ValueError(f"there is no task {name!r}; {hint}")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def whole(name: str, value: int, least: int) -> int:
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
+    return number
 
 
-def check_depth(task: str, depth: float | None) -> None:
+def percentage(task: Task, depth: float | None) -> float | None:
+    """The depth, a whole number wherever it is one, so that 50.0 and 50 make the same item."""
     if depth is None:
-        return
-    if isinstance(depth, bool) or not isinstance(depth, int | float):
+        return None
+    if isinstance(depth, bool) or not isinstance(depth, Real):
         raise TypeError(f"depth must be a percentage or None, not {depth!r}")
     if not 0 <= depth <= 100:
         raise ValueError(f"depth must be from 0 to 100 percent, not {depth}")
-    if task not in ONE_NEEDLE:
-        raise ValueError(f"depth is for tasks with one needle ({', '.join(ONE_NEEDLE)}); {task} takes None")
+    if task.name not in ONE_NEEDLE:
+        raise ValueError(
+            f"depth is for tasks with one needle ({', '.join(ONE_NEEDLE)}); {task.name} takes None"
+        )
+    return int(depth) if depth == int(depth) else float(depth)
 
 
 def make_item(
-    task: Task, tokenizer: Encoder, length: int, seed: int, index: int, depth: float | None, prose: Haystack
+    task: Task, tokenizer: Encoder, length: int, seed: int, number: int, depth: float | None, prose: Haystack
 ) -> Item:
-    draws = Draws(f"{task.name}/{length}/{seed}/{index}")
+    draws = Draws(f"{task.name}/{length}/{seed}/{number}")
     drawn = draws.percent()
     at = drawn if depth is None else depth
     draft = DRAFTS[task.name](Request(draws, at, prose, length))
@@ -486,15 +496,15 @@ def make_item(
         prompt = task.template.format(input=draft.input, context=draft.context(size))
         return len(tokenizer.encode(prompt))
 
-    if (fewest := tokens(draft.least)) > length:
-        raise ValueError(f"length is {length}; an item of {task.name} needs at least {fewest} tokens")
-    size = fitting_size(tokens, length, draft.least)
-    if not nearly(fitted := tokens(size), length, percent=97):
+    size, fitted = fit(tokens, length, draft.least)
+    if fitted > length:
+        raise ValueError(f"length is {length}; item {number} of {task.name} needs at least {fitted} tokens")
+    if not nearly(fitted, length, percent=97):
         raise ValueError(
-            f"length is {length}; the nearest that item {index} of {task.name} comes to it is {fitted} tokens"
+            f"length is {length}; the nearest below for item {number} of {task.name} is {fitted} tokens"
         )
     one_needle = task.name in ONE_NEEDLE
-    where = f"-{at:g}%" if one_needle else ""
+    where = f"-depth{at}" if one_needle else ""
     return {
         "input": draft.input,
         "context": draft.context(size),
@@ -503,7 +513,7 @@ def make_item(
         "dataset": task.name,
         "language": "en",
         "all_classes": None,
-        "_id": f"{task.name}-{length}{where}-{seed}-{index}",
+        "_id": f"{task.name}-{length}{where}-seed{seed}-{number}",
         "depth": at if one_needle else None,
     }
 
@@ -512,23 +522,25 @@ def nearly(tokens: int, length: int, percent: int) -> bool:
     return 100 * tokens >= percent * length
 
 
-def fitting_size(tokens: Callable[[int], int], length: int, least: int) -> int:
-    """A size of at most `length` tokens: 1 percent fewer, or so many that the next size is too large."""
+def fit(tokens: Callable[[int], int], length: int, least: int) -> tuple[int, int]:
+    """A size and its tokens: at most 1 percent below `length`, or so many that the next size is too large.
+
+    Only if the least size is too large is it the one returned.
+    """
     low, low_tokens = least, tokens(least)
-    high, high_tokens = 2 * least, tokens(2 * least)
+    high, high_tokens = low, low_tokens
     while high_tokens <= length:
         low, low_tokens = high, high_tokens
         high *= 2
         high_tokens = tokens(high)
     halve = False
     while high - low > 1 and not nearly(low_tokens, length, percent=99):
-        share = (length - low_tokens) / (high_tokens - low_tokens)
-        middle = (low + high) // 2 if halve else low + int((high - low) * share)
-        size = min(max(middle, low + 1), high - 1)
+        share = 0.5 if halve else (length - low_tokens) / (high_tokens - low_tokens)
+        size = min(max(low + int((high - low) * share), low + 1), high - 1)
         size_tokens = tokens(size)
         if size_tokens <= length:
             low, low_tokens = size, size_tokens
         else:
             high, high_tokens = size, size_tokens
         halve = not halve
-    return low
+    return low, low_tokens

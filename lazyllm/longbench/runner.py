@@ -14,6 +14,7 @@ from lazyllm.generation import Generation, Request, Stream, answer
 from lazyllm.llm import LLM
 from lazyllm.longbench.conditions import conditions
 from lazyllm.longbench.results import Key, RunFolder
+from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Task, Tasks
 from lazyllm.methods import Method, PromptCompression, parse_method
 from lazyllm.progress import bar
@@ -41,12 +42,16 @@ def checked_settings(pruning: Method | str | Sequence[Method | str | None] | Non
     made: dict[str, Method] = {}
     for one in several:
         method = Pruning() if one is None else parse_method(one) if isinstance(one, str) else one
-        if (label := str(method)) in made:
+        if (label := label_of(method)) in made:
             raise ValueError(f"the setting {label} is given twice")
         made[label] = method
     if not made:
         raise ValueError("no setting is given; None is dense")
     return made
+
+
+def label_of(method: Method) -> str:
+    return DENSE if method == Pruning() else str(method)
 
 
 def run_items(
@@ -86,7 +91,7 @@ def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Asked], runs: int) -> None:
     """Pages in weights, wakes threads, chooses kernels: what only the first runs pay."""
     for one in left[:runs] * runs:
         ids = tasks.prompt(llm, one.task, one.item).ids[:WARM_UP_TOKENS]
-        Stream(answer(llm.session(), ids, Request.checked(2, None, (), False, False), 0.0)).finished()
+        llm.generate(ids, max_new_tokens=2, progress=False)
         runs -= 1
         if not runs:
             return
@@ -117,7 +122,8 @@ def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
         progress=False,
         stop_ids=tasks.stop_ids(llm, one.task),
     )
-    out = Stream(llm.answering(prompt.ids, method, request)).finished()
+    session = llm.session(method)
+    out = Stream(answer(session, session.given(prompt.ids, chat=False), request)).finished()
     if out.seconds <= 0:
         raise RuntimeError("no token was generated")
     prediction = tasks.prediction(llm, out.text)

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.pruning import Pruning
-
 Row = Mapping[str, Any]
-DENSE = str(Pruning())
+DENSE = "dense"
 RESAMPLES, SEED = 2000, 0
 LEVEL = (2.5, 97.5)  # percentiles: a 95 % interval
 
@@ -85,8 +83,8 @@ class Summary:
 
     @staticmethod
     def _draw(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """(RESAMPLES,) means of as many values, drawn with replacement."""
-        if not len(values):
+        """(RESAMPLES,) means of as many values, drawn with replacement; of fewer than two nothing can be said."""
+        if len(values) < 2:
             return np.full(RESAMPLES, np.nan)
         drawn: np.ndarray = values[random.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
         return drawn
