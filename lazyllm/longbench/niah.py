@@ -6,7 +6,6 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +119,7 @@ def make_panels(rows: Iterable[Mapping[str, Any]]) -> list[Panel]:
 def check_row(number: int, row: Mapping[str, Any]) -> None:
     for name, high in (("length", float("inf")), ("depth", 100), ("score", 1)):
         value: object = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= high:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
             expected = f"a number from 0 to {high}" if name != "length" else "a number of tokens"
             raise ValueError(f"row {number}: {name} is {value!r}; expected {expected}")
 

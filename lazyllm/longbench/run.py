@@ -12,10 +12,9 @@ from lazyllm.longbench.datasets import DATA_SETS
 from lazyllm.longbench.prompt import MAX_LENGTH, Chat
 from lazyllm.longbench.report import REPORT, report
 from lazyllm.longbench.results import read_manifest, read_rows
-from lazyllm.longbench.runner import WARM_UPS, checked_settings, run_items
+from lazyllm.longbench.runner import WARM_UPS, Setting, checked_settings, run_items
 from lazyllm.longbench.summary import Summary
 from lazyllm.longbench.tasks import Limits, LongBench
-from lazyllm.methods import Method
 
 if TYPE_CHECKING:
     import pandas
@@ -71,7 +70,7 @@ class Run:
 
 def run(
     llm: LLM,
-    pruning: Method | str | Sequence[Method | str | None] | None = None,
+    pruning: Setting | Sequence[Setting] = None,
     *,
     data: str | Path,
     datasets: Sequence[str] | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lazyllm.progress import bar
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
 
+Setting = Method | str | None
 WARM_UPS, WARM_UP_TOKENS = 5, 512
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
 """What may go wrong with one item without ending the run; the errors of lazyllm are among them."""
@@ -36,9 +38,9 @@ class Asked:
     method: Method
 
 
-def checked_settings(pruning: Method | str | Sequence[Method | str | None] | None) -> dict[str, Method]:
+def checked_settings(pruning: Setting | Sequence[Setting]) -> dict[str, Method]:
     """Settings by how they print; None and "dense" are no pruning at all."""
-    several = list(pruning) if isinstance(pruning, list | tuple) else [pruning]
+    several: list[Setting] = [pruning] if isinstance(pruning, Setting) else list(pruning)
     made: dict[str, Method] = {}
     for one in several:
         method = Pruning() if one is None else parse_method(one) if isinstance(one, str) else one
@@ -89,12 +91,9 @@ def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Asked]:
 
 def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Asked], runs: int) -> None:
     """Pages in weights, wakes threads, chooses kernels: what only the first runs pay."""
-    for one in left[:runs] * runs:
+    for one in islice(cycle(left), runs):
         ids = tasks.prompt(llm, one.task, one.item).ids[:WARM_UP_TOKENS]
         llm.generate(ids, max_new_tokens=2, progress=False)
-        runs -= 1
-        if not runs:
-            return
 
 
 def outcome(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Summary:
 
     @staticmethod
     def _draw(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
-        """(RESAMPLES,) means of as many values, drawn with replacement; of fewer than two nothing can be said."""
+        """(RESAMPLES,) means of as many values, drawn with replacement; nothing is known from one."""
         if len(values) < 2:
             return np.full(RESAMPLES, np.nan)
         drawn: np.ndarray = values[random.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)

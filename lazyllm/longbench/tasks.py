@@ -86,12 +86,14 @@ class LongBench:
         if not wanted:
             raise FileNotFoundError(f"{data} holds no data set of LongBench")
         self._templates, self._limits, self._edit_sim = find_templates(data, prompts), limits, edit_sim
-        self.items = {name: limits.chosen(files.read(data, name)) for name in wanted}
+        self.items: Mapping[str, Sequence[Mapping[str, Any]]] = {
+            name: limits.chosen(files.read(data, name)) for name in wanted
+        }
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
         for name in wanted:
             self._templates.template(name)
-        self.conditions = {
+        self.conditions: Mapping[str, Any] = {
             "prompts": self._templates.verdict(wanted),
             "max length": limits.max_length,
             "cap on new tokens": limits.max_new_tokens,
