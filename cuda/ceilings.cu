@@ -6,7 +6,7 @@ namespace
 enum {
     THREADS = 256,
     BLOCKS_PER_PROCESSOR = 8,
-    PRODUCTS = 16,           /* of one run: what surrounds them must not count */
+    PRODUCTS = 64,           /* of one run: what surrounds them must not count */
     SIZE_PER_PROCESSOR = 64, /* of the product's sides: about 8192 on the largest devices */
 };
 
