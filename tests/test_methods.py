@@ -145,6 +145,7 @@ def test_what_is_dropped_is_never_in_play_again(tiny_of: Build) -> None:
         assert sets[0] == sets[1]
         assert sets[2] == sets[3] == sets[4]
         assert (sets[1] == sets[2]) == generated
+        assert len(session.last_trace) == (1 if generated else 2)  # nothing waits to be looked for
         gone |= sets[1] - sets[2]
         prompt = {i for i, kind in enumerate(session.kinds.tolist()) if kind == 0}
         assert len(prompt - gone) == math.ceil(0.3 * n_prompt)
@@ -219,7 +220,7 @@ def test_threads_change_nothing(tiny_of: Build) -> None:
     for threads in (1, 3):
         session = tiny.load(threads).session(static(3, 0.3))
         logits = [session.forward(tiny.ids(1500)), session.forward(tiny.ids(1), generated=True)]
-        surprisal = tiny.load(threads).session(None).surprisal(tiny.ids(700))
+        surprisal = tiny.load(threads).session(None).surprisal(tiny.ids(1500))
         seen.append([array.tobytes() for array in (*logits, session.depths, surprisal)])
     assert seen[0] == seen[1]
 
@@ -411,6 +412,7 @@ def test_units_below_the_percentile_go() -> None:
     assert kept(scores, 1.0).tolist() == [False, True, False, False, False]
     assert kept(np.array([np.nan, 5.0, 3.0]), 1.0).tolist() == [True, True, False]
     assert kept(np.full(3, 2.0), 0.5).all()
+    assert kept(np.arange(101.0), 0.37).tolist() == [score >= 37 for score in range(101)]
 
 
 def fake_llm(information: list[float], pieces: list[str]) -> Any:
@@ -566,6 +568,9 @@ def test_another_model_may_judge(llm: LLM, folder: Path, tmp_path: Path) -> None
 def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
     method = PromptCompression(0.5)
     assert method.compress(llm, " \n ") == ""
+    assert (
+        PromptCompression(0.0).compress(llm, "\n The sea.\t\tIt \u3000was  calm. ") == "The sea. It was calm."
+    )
     with pytest.raises(TypeError, match="PromptCompression works on text, not on list"):
         method.compress(llm, IDS)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a prompt of text, not of token ids"):
