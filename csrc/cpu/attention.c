@@ -1,8 +1,9 @@
 /* attention.c — softmax(q k^T) v in one sweep over the keys, never a map of rows by keys; K and V are read where they lie.
  *
- * A task takes a block of rows, with all query heads that share one key head, through blocks of keys: each block of keys is
- * packed once in the worker's scratch, each block of scores softened there. Where the rows are few, the keys too are divided
- * among tasks, into chunks that are merged in order. One row alone is bound by reading: its keys are not packed.
+ * A task takes a block of rows, with all query heads that share one key head, through blocks of keys. Scores are held turned round, a
+ * row for each key and a column for each row's head: the register tile then takes keys and values as they lie, and a softmax runs down
+ * the lanes of a vector. Where the rows are few, the keys too are divided among tasks, into chunks that are merged in order. Columns
+ * that would fill no more than half a vector go row by row instead, as does one row alone: that is bound by reading.
  *
  * Exponents are to the base 2: q is scaled by log2(e) / sqrt(D) beforehand. */
 #include <math.h>
@@ -11,7 +12,8 @@
 #include "cpu.h"
 
 enum {
-    HEAD_ROWS = 196, /* rows x heads of one task, unless scratch is short */
+    HEAD_ROWS = 192, /* rows x heads of one task, unless scratch is short; a multiple of every tile's columns */
+    KEY_BLOCK = 256, /* keys whose scores are held at a time, unless scratch is short */
     KEY_CHUNK = 256, /* least keys of a chunk, where keys are divided */
 };
 
@@ -41,7 +43,8 @@ typedef struct attending {
     int heads, head_blocks;    /* of them in one task */
     int row_block, row_blocks; /* rows in one task */
     int chunk, chunks;         /* keys in one task; one chunk means all of them */
-    int key_block;             /* keys whose scores are held at a time; a multiple of every tile's columns */
+    bool by_rows;              /* so few that they are not held in columns */
+    int key_block;             /* keys whose scores are held at a time */
 } attending;
 
 static int between(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
@@ -68,105 +71,115 @@ static void deliver(const attending *t, int row, int head, int chunk, const floa
 
 /* ---- a block of rows -------------------------------------------------------------------- */
 
-/* What a task works on: `rows` rows of `heads` heads of one key head, row by row; all of it in the worker's scratch. */
+/* What a task works on: `rows` rows of `heads` heads of one key head, row by row; all of it in the worker's scratch. Where not by rows,
+ * each row's head is a column; panels are of tile_cols columns. */
 typedef struct sweep {
     int first, rows, g, head, heads;
-    float *q, *o;        /* (rows heads, D) */
-    float *max, *sum;    /* (rows heads,) */
-    float *s;            /* (rows heads, key_block) scores, then their powers */
-    float *keys;         /* panels (D, tile_cols) of a block's keys */
-    float *room;         /* (key_block, value_stride) for a block's values */
-    const float *values; /* the same, or where they lie */
-    int value_stride;
+    int n;                        /* rows heads */
+    float *q;                     /* panels (D, tile_cols); by rows (n, D) */
+    float *o;                     /* (n, D) */
+    float *max, *sum;             /* (n,), whole panels */
+    float *s;                     /* a panel's scores, then their powers (key_block, tile_cols); by rows (n, key_block) */
+    float *factor;                /* (tile_cols,) by which a panel's outputs shrink */
+    float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for scattered ones */
+    const float *keys, *values;   /* of a block: there, or where they lie */
 } sweep;
 
-static int value_stride(const attending *t)
+static int value_stride(const attending *t) { return quotient_up(t->c->head_dim, t->kernels->lanes) * t->kernels->lanes; }
+
+/* q row by row, scaled. */
+static void take_rows(const attending *t, const sweep *w)
 {
-    int cols = t->kernels->tile_cols;
-    return (t->c->head_dim + cols - 1) / cols * cols;
+    int size = w->heads * t->c->head_dim;
+    for (int r = 0; r < w->rows; r++) {
+        const float *q = t->qkv + (int64_t)(w->first + r) * t->width + w->head * t->c->head_dim;
+        for (int i = 0; i < size; i++) w->q[r * size + i] = q[i] * t->scale;
+    }
+}
+
+/* q into panels, scaled; the last panel filled up with its last column. */
+static void pack_rows(const attending *t, const sweep *w)
+{
+    int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    const void *row[MOST_TILE_COLS];
+    for (int top = 0; top < w->n; top += cols) {
+        for (int i = 0; i < cols; i++) {
+            int at = least(top + i, w->n - 1);
+            row[i] = t->qkv + (int64_t)(w->first + at / w->heads) * t->width + (w->head + at % w->heads) * d;
+        }
+        t->kernels->pack(w->q + top * d, row, cols, LAZY_F32, d);
+        t->kernels->scale_row(w->q + top * d, cols * d, t->scale);
+    }
 }
 
 static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
 {
-    int d = t->c->head_dim;
+    int d = t->c->head_dim, cols = t->kernels->tile_cols;
     sweep w = { .first = first, .rows = least(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
     w.heads = least(t->heads, (g + 1) * t->group - w.head);
-    int n = w.rows * w.heads;
-    w.q = scratch;
-    w.o = w.q + n * d;
-    w.max = w.o + n * d;
-    w.sum = w.max + n;
-    w.s = w.sum + n;
-    w.keys = w.s + n * t->key_block;
-    w.room = w.keys + t->key_block * d;
-    w.value_stride = value_stride(t);
-    for (int r = 0; r < w.rows; r++) {
-        const float *q = t->qkv + (int64_t)(first + r) * t->width + w.head * d;
-        for (int i = 0; i < w.heads * d; i++) w.q[r * w.heads * d + i] = q[i] * t->scale;
-    }
-    memset(w.o, 0, (size_t)n * (size_t)d * sizeof *w.o);
-    for (int i = 0; i < n; i++) {
+    w.n = w.rows * w.heads;
+    int padded = t->by_rows ? w.n : quotient_up(w.n, cols) * cols;
+    w.s = scratch;
+    w.q = w.s + t->key_block * (t->by_rows ? w.n : cols);
+    w.o = w.q + padded * d;
+    w.max = w.o + padded * d;
+    w.sum = w.max + padded;
+    w.factor = w.sum + padded;
+    w.key_room = w.factor + cols;
+    w.value_room = w.key_room + t->key_block * d;
+    if (t->by_rows) take_rows(t, &w);
+    else pack_rows(t, &w);
+    memset(w.o, 0, (size_t)w.n * (size_t)d * sizeof *w.o);
+    for (int i = 0; i < padded; i++) {
         w.max[i] = -INFINITY;
         w.sum[i] = 0.0f;
     }
     return w;
 }
 
-/* A block's keys into panels, its values into rows: read once here, many times there. Values that lie one after the other, whole
- * tiles wide, stay where they are. */
-static void pack_block(const attending *t, sweep *w, int key, int n)
+/* Where n rows of a cache's head lie one after the other; elsewhere they are copied to room, in streams that hardware fetches ahead. */
+static const float *in_order(const attending *t, const float *head, const int32_t *slot, int n, float *room, int stride)
 {
-    int d = t->c->head_dim, cols = t->kernels->tile_cols;
-    const int32_t *slot = t->in_play + key;
-    const float *k = t->k + w->g * t->head, *v = t->v + w->g * t->head;
-    const void *row[MOST_TILE_COLS];
-    for (int j = 0; j < n; j += cols) {
-        int here = least(cols, n - j);
-        for (int i = 0; i < here; i++) row[i] = k + (int64_t)slot[j + i] * d;
-        t->kernels->pack(w->keys + j * d, row, here, LAZY_F32, d);
-    }
-    if (slot[n - 1] - slot[0] == n - 1 && w->value_stride == d) {
-        w->values = v + (int64_t)slot[0] * d;
-        return;
-    }
-    w->values = w->room;
-    for (int j = 0; j < n; j++) memcpy(w->room + j * w->value_stride, v + (int64_t)slot[j] * d, (size_t)d * sizeof *v);
+    enum { STREAMS = 4 };
+    int d = t->c->head_dim, stream = quotient_up(n, STREAMS);
+    if (slot[n - 1] - slot[0] == n - 1 && stride == d) return head + (int64_t)slot[0] * d;
+    for (int i = 0; i < stream; i++)
+        for (int j = i; j < n; j += stream) memcpy(room + j * stride, head + (int64_t)slot[j] * d, (size_t)d * sizeof *room);
+    return room;
 }
 
-/* One block of keys for a strip of `rows` of the task's rows x heads from `top` on. */
-static void sweep_strip(const attending *t, const sweep *w, int key, int n_keys, int top, int rows)
+/* One block of keys for the panel of columns from `top` on. */
+static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys, int top)
 {
     const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim, cols = kernels->tile_cols;
-    const int32_t *limits = t->limits + w->first;
-    int reach = between(limits[(top + rows - 1) / w->heads] - key, 0, n_keys);
+    int d = t->c->head_dim, cols = least(kernels->tile_cols, w->n - top),
+        width = cols <= kernels->lanes ? kernels->lanes : kernels->tile_cols;
+    int32_t visible[MOST_TILE_COLS];
+    for (int c = 0; c < width; c++) visible[c] = t->limits[w->first + (top + least(c, cols - 1)) / w->heads] - key;
+    int reach = between(visible[cols - 1], 0, n_keys);
     if (reach == 0) return;
-    for (int j = 0; j < reach; j += cols)
-        kernels->tile(w->s + top * t->key_block + j, t->key_block, w->q + top * d, d, w->keys + j * d, cols, d, rows, cols, false);
-    for (int i = top; i < top + rows; i++) {
+    kernels->key_columns(w->s, width, w->keys, w->q + top * d, w->values, reach, d);
+    kernels->soften_columns(w->s, width, reach, visible, w->max + top, w->sum + top, w->factor);
+    for (int c = 0; c < cols; c++)
+        if (w->factor[c] != 1.0f) kernels->scale_row(w->o + (top + c) * d, d, w->factor[c]);
+    kernels->value_columns(w->o + top * d, w->s, width, cols, w->values, value_stride(t), reach, d);
+}
+
+/* One block of keys for all of a task's rows. */
+static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
+{
+    const lazy_kernels *kernels = t->kernels;
+    int d = t->c->head_dim;
+    kernels->key_dots(w->s, t->key_block, w->q, w->n, t->k + w->g * t->head, t->in_play + key, n_keys, d);
+    for (int i = 0; i < w->n; i++) {
         float *s = w->s + i * t->key_block;
-        int visible = between(limits[i / w->heads] - key, 0, reach);
-        if (visible < reach) memset(s + visible, 0, (size_t)(reach - visible) * sizeof *s);
+        int visible = between(t->limits[w->first + i / w->heads] - key, 0, n_keys);
+        memset(s + visible, 0, (size_t)(n_keys - visible) * sizeof *s);
         if (visible == 0) continue;
         float factor = kernels->soften(s, visible, &w->max[i], &w->sum[i]);
         if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
     }
-    for (int i = 0; i < d; i += cols)
-        kernels->tile(w->o + top * d + i, d, w->s + top * t->key_block, t->key_block, w->values + i, w->value_stride, reach, rows,
-                      least(cols, d - i), true);
-}
-
-/* One block of keys for one row: all of its heads see all of them. */
-static void sweep_row(const attending *t, const sweep *w, int key, int n_keys)
-{
-    const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim;
-    kernels->key_dots(w->s, t->key_block, w->q, w->heads, t->k + w->g * t->head, t->in_play + key, n_keys, d);
-    for (int h = 0; h < w->heads; h++) {
-        float factor = kernels->soften(w->s + h * t->key_block, n_keys, &w->max[h], &w->sum[h]);
-        if (factor != 1.0f) kernels->scale_row(w->o + h * d, d, factor);
-    }
-    kernels->value_sums(w->o, w->s, t->key_block, w->heads, t->v + w->g * t->head, t->in_play + key, n_keys, d);
+    kernels->value_sums(w->o, w->s, t->key_block, w->n, t->v + w->g * t->head, t->in_play + key, n_keys, d);
 }
 
 static void attend(void *job, int task, int worker)
@@ -176,20 +189,18 @@ static void attend(void *job, int task, int worker)
     int chunk = task % t->chunks, block = task / t->chunks % blocks;
     int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* long ones first */
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
-    int n = w.rows * w.heads, end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
+    int end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
     for (int key = chunk * t->chunk; key < end; key += t->key_block) {
-        int n_keys = least(t->key_block, end - key), strips = (n + t->kernels->tile_rows - 1) / t->kernels->tile_rows;
-        if (t->n == 1) {
-            sweep_row(t, &w, key, n_keys);
+        int n_keys = least(t->key_block, end - key);
+        if (t->by_rows) {
+            sweep_rows(t, &w, key, n_keys);
             continue;
         }
-        pack_block(t, &w, key, n_keys);
-        for (int top = 0, rows; top < n; top += rows, strips--) {
-            rows = (n - top + strips - 1) / strips;
-            sweep_strip(t, &w, key, n_keys, top, rows);
-        }
+        w.keys = in_order(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room, d);
+        w.values = in_order(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room, value_stride(t));
+        for (int top = 0; top < w.n; top += t->kernels->tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
-    for (int i = 0; i < n; i++) deliver(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
+    for (int i = 0; i < w.n; i++) deliver(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
 }
 
 /* ---- dividing, merging ------------------------------------------------------------------ */
@@ -217,21 +228,28 @@ static void merge_row(void *job, int row, int worker)
 /* Fixed by the shapes alone, never by the number of threads, so that sums always run in the same order. */
 static void divide(attending *t)
 {
-    int d = t->c->head_dim;
-    t->key_block = t->n == 1 ? 1024 : 256;
-    while (t->key_block * (d + value_stride(t)) > WORKER_SCRATCH / 2) t->key_block /= 2;
-    int room = (WORKER_SCRATCH - t->key_block * (d + value_stride(t))) / (2 * d + 2 + t->key_block), most = least(HEAD_ROWS, room);
-    t->head_blocks = (t->group + most - 1) / most;
-    t->heads = (t->group + t->head_blocks - 1) / t->head_blocks;
+    int d = t->c->head_dim, cols = t->kernels->tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2, most = HEAD_ROWS;
+    t->by_rows = t->n == 1 || t->n * t->group <= t->kernels->lanes / 2;
+    if (t->by_rows) {
+        t->key_block = 1024;
+        most = least(most, WORKER_SCRATCH / (per_head + t->key_block));
+    } else {
+        t->key_block = KEY_BLOCK;
+        while (t->key_block * per_key > WORKER_SCRATCH / 2) t->key_block /= 2;
+        most = least(most, (WORKER_SCRATCH - cols - t->key_block * per_key) / (cols * per_head) * cols);
+    }
+    t->head_blocks = quotient_up(t->group, most);
+    t->heads = quotient_up(t->group, t->head_blocks);
     t->row_block = most / t->heads;
-    t->row_blocks = (t->n + t->row_block - 1) / t->row_block;
+    t->row_blocks = quotient_up(t->n, t->row_block);
+    t->row_block = quotient_up(t->n, t->row_blocks);
     t->chunk = t->m;
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
-    t->chunk = (t->m + MOST_CHUNKS - 1) / MOST_CHUNKS;
+    t->chunk = quotient_up(t->m, MOST_CHUNKS);
     int smallest = t->n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
-    t->chunk = t->chunk < smallest ? smallest : (t->chunk + KEY_CHUNK - 1) / KEY_CHUNK * KEY_CHUNK;
-    t->chunks = (t->m + t->chunk - 1) / t->chunk;
+    t->chunk = t->chunk < smallest ? smallest : quotient_up(t->chunk, KEY_CHUNK) * KEY_CHUNK;
+    t->chunks = quotient_up(t->m, t->chunk);
 }
 
 int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play, int m,

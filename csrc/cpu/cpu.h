@@ -35,6 +35,7 @@ enum {
 enum { MOST_TILE_COLS = 64 }; /* of any instruction set's tile */
 
 static inline int least(int a, int b) { return a < b ? a : b; }
+static inline int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }

@@ -13,6 +13,7 @@ enum { FEW_PRODUCT_ROWS = 160 };
 typedef struct lazy_kernels {
     const char *name;
     int tile_rows, tile_cols; /* of the register tile */
+    int lanes;                /* floats of a vector; tile_cols is a multiple of them */
     int few_rows;             /* up to here dots beat packing and tiles; at most FEW_PRODUCT_ROWS */
 
     /* panel[kk, j] = row[j][kk], widened to f32; kk < k, j < tile_cols, columns from n on are 0 */
@@ -25,7 +26,16 @@ typedef struct lazy_kernels {
     void (*dots)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
 
-    /* One row's heads that share a key head, over n keys and values.
+    /* A panel of up to tile_cols columns, each some row's query head, over n keys that lie one after the other. Its scores have a row
+     * of `width` for each key: lanes where that holds the columns, else tile_cols.
+     * s[j, :width] = key[j, :d] . q[:d, :width], of q (d, tile_cols); has value (n, d) fetched meanwhile */
+    void (*key_columns)(float *s, int width, const float *key, const float *q, const float *value, int n, int d);
+    /* soften() for every column of s (n, width); column c sees the first visible[c] keys, the powers of others are 0 */
+    void (*soften_columns)(float *s, int width, int n, const int32_t *visible, float *max, float *sum, float *factor);
+    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; value is read to a multiple of lanes */
+    void (*value_columns)(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d);
+
+    /* A few rows' heads that share a key head, over n keys and values.
      * s[h, j] = q[h, :d] . key[slot[j], :d] */
     void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d);
     /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */

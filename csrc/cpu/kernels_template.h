@@ -3,6 +3,7 @@
  * The including file defines VARIANT, LANES (floats per vector), TILE_ROWS x TILE_VECTORS (the register tile, sized so that
  * sums, one row of b and a broadcast fit the registers), DOT_ROWS (2, 3 or 6, so that four times as many sums do), FEW_PRODUCTS, and where the
  * instruction set can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16, and LARGER(a, b). */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -183,6 +184,39 @@ static float soften(float *s, int n, float *max, float *sum)
     return factor;
 }
 
+/* A vector of columns; `masked`: some of them do not see all n. */
+INLINE void soften_lanes(float *s, int width, int n, const int32_t *visible, float *max, float *sum, float *factor, const bool masked)
+{
+    vec before = load(max), m = before, total = splat(0.0f);
+    ints seen;
+    memcpy(&seen, visible, sizeof seen);
+    for (int j = 0; j < n; j++) {
+        vec x = load(s + j * width);
+        if (masked) store(s + j * width, x = choose(seen > j, x, splat(-INFINITY)));
+        m = LARGER(x, m);
+    }
+    vec top = LARGER(m, splat(-FLT_MAX)); /* of a column that has seen nothing so far: its powers are 0, not NaN */
+    for (int j = 0; j < n; j++) {
+        vec e = exp2_of(load(s + j * width) - top);
+        store(s + j * width, e);
+        total += e;
+    }
+    vec shrink = choose(before == m, splat(1.0f), exp2_of(before - top));
+    store(sum, load(sum) * shrink + total);
+    store(max, m);
+    store(factor, shrink);
+}
+
+static void soften_columns(float *s, int width, int n, const int32_t *visible, float *max, float *sum, float *factor)
+{
+    for (int c = 0; c < width; c += LANES) {
+        bool masked = false;
+        for (int lane = 0; lane < LANES; lane++) masked |= visible[c + lane] < n;
+        if (masked) soften_lanes(s + c, width, n, visible + c, max + c, sum + c, factor + c, true);
+        else soften_lanes(s + c, width, n, visible + c, max + c, sum + c, factor + c, false);
+    }
+}
+
 static void scale_row(float *y, int n, float factor)
 {
     for (int i = 0; i < n; i++) y[i] *= factor;
@@ -278,46 +312,49 @@ static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, 
     }
 }
 
-INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int cols,
-                    bool accumulate, const int rows)
+/* `rows` rows of a, at a[r * a_row + kk * a_step], by `vectors` vectors of b. What lies at either of `soon` is fetched meanwhile, as many
+ * floats as TILE_ROWS rows of a hold. */
+INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_stride, int k,
+                    int cols, bool accumulate, const float *const soon[2], const int rows, const int vectors)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
+        for (int v = 0; v < vectors; v++) sum[r][v] = splat(0.0f);
 
     for (int kk = 0; kk < k; kk++, b += b_stride) {
         vec column[TILE_VECTORS];
+        for (int i = 0; soon && i < 2; i++) __builtin_prefetch(soon[i] + kk * TILE_ROWS);
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) column[v] = load(b + v * LANES);
+        for (int v = 0; v < vectors; v++) column[v] = load(b + v * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            float x = a[r * a_stride + kk];
+            float x = a[r * a_row + kk * a_step];
 #pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] += column[v] * x;
+            for (int v = 0; v < vectors; v++) sum[r][v] += column[v] * x;
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         float *out = c + r * c_stride;
-        if (cols == TILE_COLS) {
+        if (cols == vectors * LANES) {
 #pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) store(out + v * LANES, accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+            for (int v = 0; v < vectors; v++) store(out + v * LANES, accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
             continue;
         }
         float part[TILE_COLS];
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) store(part + v * LANES, sum[r][v]);
+        for (int v = 0; v < vectors; v++) store(part + v * LANES, sum[r][v]);
         for (int j = 0; j < cols; j++) out[j] = accumulate ? out[j] + part[j] : part[j];
     }
 }
 
-static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
-                 bool accumulate)
+INLINE void tile_any(float *c, int64_t c_stride, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_stride, int k,
+                     int rows, int cols, bool accumulate, const float *const soon[2], const int vectors)
 {
 #define TILE(n)                                                                                                                            \
-    case n: tile_of(c, c_stride, a, a_stride, b, b_stride, k, cols, accumulate, n); break;
+    case n: tile_of(c, c_stride, a, a_row, a_step, b, b_stride, k, cols, accumulate, soon, n, vectors); break;
     switch (rows) {
         TILE(1)
         TILE(2)
@@ -337,6 +374,12 @@ static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, c
 #endif
     }
 #undef TILE
+}
+
+static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
+                 bool accumulate)
+{
+    tile_any(c, c_stride, a, a_stride, 1, b, b_stride, k, rows, cols, accumulate, NULL, TILE_VECTORS);
 }
 
 /* ---- few rows --------------------------------------------------------------------------- */
@@ -445,7 +488,49 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
     }
 }
 
-/* ---- attention of one row --------------------------------------------------------------- */
+/* ---- attention in columns --------------------------------------------------------------- */
+
+/* Strips of a tile's rows, all about as high, that n rows need. */
+INLINE int strips_of(int n) { return (n + TILE_ROWS - 1) / TILE_ROWS; }
+
+/* The next strip's keys, and the values, are fetched meanwhile: a tile reads more rows at a time than the hardware foresees. */
+INLINE void key_columns_of(float *s, const float *key, const float *q, const float *value, int n, int d, const int vectors)
+{
+    const int width = vectors * LANES;
+    for (int strips = strips_of(n), rows; n > 0; n -= rows, s += rows * width, key += rows * d, value += rows * d) {
+        rows = (n + strips - 1) / strips;
+        strips--;
+        const float *const soon[2] = { key + rows * d, value };
+        tile_any(s, width, key, d, 1, q, TILE_COLS, d, rows, width, false, soon, vectors);
+    }
+}
+
+static void key_columns(float *s, int width, const float *key, const float *q, const float *value, int n, int d)
+{
+    if (width == LANES) key_columns_of(s, key, q, value, n, d, 1);
+    else key_columns_of(s, key, q, value, n, d, TILE_VECTORS);
+}
+
+INLINE void value_columns_of(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d, int here,
+                             const int vectors)
+{
+    for (int strips = strips_of(cols), rows; cols > 0; cols -= rows, o += rows * d, p += rows) {
+        rows = (cols + strips - 1) / strips;
+        strips--;
+        tile_any(o, d, p, 1, width, value, stride, n, rows, here, true, NULL, vectors);
+    }
+}
+
+static void value_columns(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d)
+{
+    for (int i = 0; i < d; i += TILE_COLS) {
+        int here = d - i < TILE_COLS ? d - i : TILE_COLS;
+        if (here <= LANES) value_columns_of(o + i, p, width, cols, value + i, stride, n, d, here, 1);
+        else value_columns_of(o + i, p, width, cols, value + i, stride, n, d, here, TILE_VECTORS);
+    }
+}
+
+/* ---- attention row by row --------------------------------------------------------------- */
 
 /* Four rows of a cache, and which of the n tokens they belong to. The tokens are gone through in four streams, like weights;
  * the few left over at the end come together. */
@@ -597,10 +682,14 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .name = STRING(VARIANT),
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
+    .lanes = LANES,
     .few_rows = FEW_PRODUCTS,
     .pack = pack,
     .tile = tile,
     .dots = dots,
+    .key_columns = key_columns,
+    .soften_columns = soften_columns,
+    .value_columns = value_columns,
     .key_dots = key_dots,
     .value_sums = value_sums,
     .soften = soften,

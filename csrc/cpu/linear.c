@@ -51,7 +51,6 @@ static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
 }
 
 static int most(int a, int b) { return a > b ? a : b; }
-static int quotient_up(int a, int b) { return (a + b - 1) / b; }
 
 /* Where block i of `blocks` begins, all of them made of whole units and as even as can be. */
 static int edge(int i, int blocks, int size, int unit) { return least(size, (int)((int64_t)quotient_up(size, unit) * i / blocks) * unit); }

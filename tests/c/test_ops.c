@@ -661,6 +661,79 @@ static void test_extremes(const char *variant)
     }
 }
 
+/* Attention of n rows, the last of length tokens, all of them in play; NaN where `spoilt` says: 'q' of the middle row, 'k' or 'v' of the
+ * middle row's token; 0 for nowhere. */
+static float *spoilt_attention(const char *variant, const lazy_config *c, int threads, int n, int length, char spoilt)
+{
+    size_t d = (size_t)c->head_dim, width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * d,
+           kv_size = (size_t)length * (size_t)c->n_kv_heads * d;
+    uint64_t before = seed;
+    float *qkv = random_floats((size_t)n * width), *k = random_floats(kv_size), *v = random_floats(kv_size);
+    int32_t *in_play = random_positions(length, length), middle = length - n + n / 2;
+    float *y = malloc((size_t)n * (size_t)c->n_heads * d * sizeof *y);
+    if (spoilt == 'q') qkv[(size_t)(n / 2) * width] = NAN;
+    if (spoilt == 'k') k[(size_t)middle * d] = NAN;
+    if (spoilt == 'v') v[(size_t)middle * d] = NAN;
+    side s = open_side(variant, c, threads);
+    s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, NULL);
+    close_side(s);
+    free(in_play);
+    free(qkv);
+    free(k);
+    free(v);
+    seed = before; /* the next one's data are the same */
+    return y;
+}
+
+/* Whether some output of a row's first head is NaN. */
+static bool lost(const float *y, int row, const lazy_config *c)
+{
+    bool nan = false;
+    for (int i = 0; i < c->head_dim; i++) nan = nan || isnan(y[row * c->n_heads * c->head_dim + i]);
+    return nan;
+}
+
+/* A NaN reaches every row that sees it; threads change nothing. */
+static void test_spoilt_attention(const char *variant, int n, int length)
+{
+    const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
+    float *alone = spoilt_attention(variant, &config, 1, n, length, 0), *shared = spoilt_attention(variant, &config, 4, n, length, 0);
+    check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one", variant, n);
+    free(alone);
+    free(shared);
+    for (const char *where = "qkv"; *where; where++) {
+        float *y = spoilt_attention(variant, &config, 2, n, length, *where);
+        bool spread = true;
+        for (int r = n / 2; r < (*where == 'q' ? n / 2 + 1 : n); r++) spread = spread && lost(y, r, &config);
+        check(spread, "%s attention n %d: a NaN in %c was lost", variant, n, *where);
+        check(*where == 'v' || !lost(y, 0, &config), "%s attention n %d: a NaN in %c reached a row that sees none", variant, n, *where);
+        free(y);
+    }
+}
+
+/* As many columns of rows x heads as make parts of a vector, whole ones, and panels; tokens that lie one after the other and that
+ * do not; heads that are not whole vectors. */
+static void test_columns(const char *variant)
+{
+    const struct {
+        int heads, group, head_dim;
+    } shapes[] = { { 1, 1, 64 }, { 6, 3, 80 }, { 5, 5, 96 }, { 2, 1, 40 }, { 4, 2, 10 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8 };
+        config.n_kv_heads = config.n_heads / shapes[i].group;
+        side fast = open_side(variant, &config, 2), plain = open_side("reference", &config, 1);
+        for (int n = 2; n <= 35; n++) {
+            int m = random_int(n, 700);
+            test_attention(fast, plain, n, m, n % 2 ? m : m + random_int(0, 20));
+        }
+        close_side(plain);
+        close_side(fast);
+    }
+    test_spoilt_attention(variant, 2, 700);
+    test_spoilt_attention(variant, 20, 700);
+    test_spoilt_attention(variant, FEW_ROWS + 20, 700);
+}
+
 int main(void)
 {
     const lazy_config shapes[] = {
@@ -680,6 +753,7 @@ int main(void)
         test_soften(*variant);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
         test_extremes(*variant);
+        test_columns(*variant);
         test_any_threads(*variant);
         test_short_gates(*variant);
     }
