@@ -97,7 +97,7 @@ asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the 
 cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
 	LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
-ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py tests/test_methods.py
+ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
 cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asan/liblazyllm_cuda.so \

@@ -7,6 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lazyllm.llm import LLM
+    from lazyllm.longbench import Run
 
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -109,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
         "run LongBench under one setting or several, time it, score it; run again, it resumes",
         """longbench --model DIR --data LongBench --pruning dense --pruning '{"10": 0.7}' --out run""",
     )
-    longbench.add_argument("--model", required=True, help="folder in Hugging Face layout, or a hub id")
+    add_run_options(longbench)
     longbench.add_argument(
         "--data",
         required=True,
@@ -118,16 +123,6 @@ def parser() -> argparse.ArgumentParser:
     )
     longbench.add_argument(
         "--datasets", type=names, metavar="NAME,…", help="default: the 16 English ones that are there"
-    )
-    longbench.add_argument(
-        "--pruning",
-        action="append",
-        metavar="SETTING",
-        help="dense, stages such as {"
-        '"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, compress:ratio=0.5 (repeatable)',
-    )
-    longbench.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="manifest.json, items.jsonl, report.md, …"
     )
     longbench.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
     longbench.add_argument(
@@ -139,18 +134,34 @@ def parser() -> argparse.ArgumentParser:
     longbench.add_argument(
         "--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits"
     )
-    longbench.add_argument("--chat", default="auto", help="auto (default), none, llama-2, xgen or template")
     longbench.add_argument(
         "--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data"
     )
     longbench.add_argument(
         "--edit-sim", default="levenshtein", help="of code: levenshtein (default) or difflib"
     )
-    longbench.add_argument(
-        "--warm-ups", type=int, default=5, metavar="N", help="runs before the first timed one, default 5"
+
+    ruler = command(
+        "ruler",
+        run_ruler,
+        "run generated long-context tasks like RULER's under one setting or several; run again, it resumes",
+        """ruler --model DIR --lengths 1024,4096 --pruning dense --pruning '{"10": 0.7}' --out run""",
     )
-    longbench.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
-    longbench.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    add_run_options(ruler)
+    add_generated_options(ruler)
+    ruler.add_argument("--tasks", type=names, metavar="NAME,…", help="default: all of them")
+
+    niah = command(
+        "niah",
+        run_niah,
+        "look for a needle at every depth of texts of several lengths, and draw a heat map",
+        """niah --model DIR --lengths 1024,2048,4096,8000 --depths 0,25,50,75,100 --out run""",
+    )
+    add_run_options(niah)
+    add_generated_options(niah)
+    niah.add_argument(
+        "--depths", type=whole_numbers, metavar="P,…", help="in percent; default every tenth from 0 to 100"
+    )
 
     bench = command(
         "bench",
@@ -190,6 +201,42 @@ def parser() -> argparse.ArgumentParser:
         help="for bench.json, bench.md and bench.png; default bench-output",
     )
     return top
+
+
+def add_run_options(command: argparse.ArgumentParser) -> None:
+    """Of every command that asks items and keeps what comes."""
+    command.add_argument("--model", required=True, help="folder in Hugging Face layout, or a hub id")
+    command.add_argument(
+        "--pruning",
+        action="append",
+        metavar="SETTING",
+        help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5 or '
+        "compress:ratio=0.5 (repeatable)",
+    )
+    command.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="manifest.json, items.jsonl, report.md, …"
+    )
+    command.add_argument("--chat", default="auto", help="auto (default), none, llama-2, xgen or template")
+    command.add_argument(
+        "--warm-ups", type=int, default=5, metavar="N", help="runs before the first timed one, default 5"
+    )
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
+    command.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
+
+def add_generated_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--lengths",
+        required=True,
+        type=whole_numbers,
+        metavar="N,…",
+        help="of prompts, in the model's tokens",
+    )
+    command.add_argument("--count", type=int, metavar="N", help="items of each kind")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the items, default 0")
+    command.add_argument(
+        "--prose", metavar="DIR", help=".txt files around the needles; default: noise sentences"
+    )
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -257,29 +304,58 @@ def run_demo(args: argparse.Namespace) -> int:
     return run(args.model, Path(args.out))
 
 
-def run_longbench(args: argparse.Namespace) -> int:
+def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm import load
-    from lazyllm.longbench import run
 
-    llm = load(args.model, device=args.device, threads=args.threads)
-    made = run(
-        llm,
-        args.pruning,
-        data=args.data,
-        datasets=args.datasets,
-        out=args.out,
-        limit=args.limit,
-        sample=args.sample,
-        max_length=args.max_length,
-        max_new_tokens=args.max_new_tokens,
-        chat=args.chat,
-        prompts=args.prompts,
-        edit_sim=args.edit_sim,
-        warm_ups=args.warm_ups,
-    )
+    return load(args.model, device=args.device, threads=args.threads)
+
+
+def told(made: Run) -> int:
+    """Prints the report down to its conditions."""
     print(made.report().read_text(encoding="utf-8").partition("## Conditions")[0].rstrip())
     print(f"\nwrote {made.folder}")
     return 1 if made.summary.failed else 0
+
+
+def run_longbench(args: argparse.Namespace) -> int:
+    from lazyllm.longbench import run
+
+    return told(
+        run(
+            loaded(args),
+            args.pruning,
+            data=args.data,
+            datasets=args.datasets,
+            out=args.out,
+            limit=args.limit,
+            sample=args.sample,
+            max_length=args.max_length,
+            max_new_tokens=args.max_new_tokens,
+            chat=args.chat,
+            prompts=args.prompts,
+            edit_sim=args.edit_sim,
+            warm_ups=args.warm_ups,
+        )
+    )
+
+
+def generated_options(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"out": args.out, "lengths": args.lengths, "seed": args.seed, "prose": args.prose}
+    given |= {"chat": args.chat, "warm_ups": args.warm_ups}
+    return given if args.count is None else {**given, "count": args.count}
+
+
+def run_ruler(args: argparse.Namespace) -> int:
+    from lazyllm.longbench import run_ruler
+
+    return told(run_ruler(loaded(args), args.pruning, tasks=args.tasks, **generated_options(args)))
+
+
+def run_niah(args: argparse.Namespace) -> int:
+    from lazyllm.longbench import run_niah
+
+    depths = {} if args.depths is None else {"depths": args.depths}
+    return told(run_niah(loaded(args), args.pruning, **depths, **generated_options(args)))
 
 
 def run_bench(args: argparse.Namespace) -> int:

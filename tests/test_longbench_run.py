@@ -135,6 +135,38 @@ def test_a_failed_item_is_an_error_row_and_no_score(
     assert "lcc-1" in (tmp_path / "report.md").read_text()
 
 
+# ---- generated tasks -----------------------------------------------------------------------------
+
+
+def test_niah_draws_a_heat_map_of_every_depth_and_length(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    made = longbench.run_niah(
+        llm,
+        SETTINGS[:2],
+        out=tmp_path,
+        lengths=[350, 400],
+        depths=[0, 50, 100],
+        chat="none",
+        warm_ups=0,
+        progress=False,
+    )
+    assert len(made.rows) == 2 * 2 * 3
+    assert {row["dataset"] for row in made.rows} == {"niah_single_1@350", "niah_single_1@400"}
+    assert {row["item"] for row in made.rows} == {"0/0", "50/0", "100/0"}
+    assert all(row["prompt_tokens"] <= 400 for row in made.rows)
+    assert (tmp_path / "heat_map.png").stat().st_size > 1000
+    assert "![](heat_map.png)" in (tmp_path / "report.md").read_text()
+
+
+def test_ruler_tasks_have_items_at_every_length(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    tasks = ["niah_single_1", "niah_single_2"]
+    made = longbench.run_ruler(
+        llm, out=tmp_path, lengths=[400], tasks=tasks, chat="none", count=2, warm_ups=0, progress=False
+    )
+    assert {row["dataset"] for row in made.rows} == {f"{name}@400" for name in tasks}
+    assert len(made.rows) == 4
+    assert sum(map(len, made.summary.categories.values())) == len(tasks)
+
+
 # ---- refused -------------------------------------------------------------------------------------
 
 

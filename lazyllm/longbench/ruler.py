@@ -238,7 +238,7 @@ class Draft:
 
 Source = Callable[[Draws], Iterator[str]]
 
-NEEDLE = "Remember: an access code of {} is {}."
+NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 LEAST_WORDS = 30
 NUMBER_FILLER, UUID_FILLER = 48, 160  # words of noise that take more tokens than one needle
 HOPS = 4
@@ -262,7 +262,8 @@ def hidden_needles(
     draws, text = request.draws, NOISE if noise else request.prose
     named = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
-    needles = [NEEDLE.format(named[place // each], code) for place, code in enumerate(codes)]
+    needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
+    needles = [needle.format(named[place // each], code) for place, code in enumerate(codes)]
     percents = [request.depth, *(draws.percent() for _ in needles[1:])]
     start = draws.below(len(text.sentences))
     return Draft(
@@ -292,12 +293,12 @@ def only_needles(request: Request, *, keys: Source, values: Source, filler: int)
 
 
 def question(keys: Sequence[str], each: int) -> str:
+    listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
     if each > 1:
-        return f"Which {each} access codes of {keys[0]} does the text give? List all of them."
+        return f"What are the {each} secret codes of {listed}? The {each} secret codes of {listed} are"
     if len(keys) > 1:
-        listed = f"{', '.join(keys[:-1])} and {keys[-1]}"
-        return f"Which access codes of {listed} does the text give? List all {len(keys)} of them."
-    return f"Which access code of {keys[0]} does the text give?"
+        return f"What are the secret codes of {listed}? The secret codes of {listed} are"
+    return f"What is the secret code of {listed}? The secret code of {listed} is"
 
 
 def chained_variables(request: Request) -> Draft:
@@ -309,7 +310,7 @@ def chained_variables(request: Request) -> Draft:
     percents = sorted(draws.percent() for _ in steps)
     start = draws.below(len(NOISE.sentences))
     return Draft(
-        f"Which {len(variables)} variables have the value {value} in the end?",
+        f"Which {len(variables)} variables have the value {value}? The variables with the value {value} are",
         variables,
         lambda words: NOISE.around(zip(percents, steps, strict=True), words, start),
         LEAST_WORDS,
@@ -328,7 +329,7 @@ def common_words(request: Request) -> Draft:
         return " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
 
     return Draft(
-        f"Which {COMMON} words come most often in the list?",
+        f"Which {COMMON} words come most often in the list? The {COMMON} words that come most often are",
         list(islice(names(draws.fork("words")), COMMON)),
         context,
         COMMON,
@@ -349,7 +350,7 @@ def frequent_words(request: Request) -> Draft:
         return " ".join(draws.fork("order").shuffled(text))
 
     return Draft(
-        f"Leaving the dots aside, which {FREQUENT} words come most often in the text?",
+        f"Which {FREQUENT} words come most often in the text? The {FREQUENT} words that come most often are",
         words(FREQUENT),
         context,
         LEAST_FREQUENCY,
@@ -371,42 +372,39 @@ DRAFTS: Mapping[str, Callable[[Request], Draft]] = {
 }
 ONE_NEEDLE = tuple(name for name in DRAFTS if name.startswith(("niah_single", "niah_multikey")))
 
+# Each input ends where its answer begins, so that models without a chat template answer it, too.
 RETRIEVAL = """\
-The text below has access codes written into it. Read it and remember them: afterwards you are asked for them.
+Read the text and keep its secret codes in mind.
 
 {context}
 
-That was the text. {input}
-Answer:"""
+{input}"""
 TRACKING = """\
-The text below gives values to variables. A variable may take over the value of another one.
+Read the text and keep in mind which value each variable has. A variable may take the value of another one.
 
-Example: Let MOON be 12. Let STAR be MOON.
-Which 2 variables have the value 12 in the end?
-Answer: MOON, STAR
+Let MOON be 12. There is bread on the shelf. Let STAR be MOON.
+
+Which 2 variables have the value 12? The variables with the value 12 are MOON, STAR.
 
 {context}
 
-That was the text. {input}
-Answer:"""
+{input}"""
 COMMON_WORDS = """\
-Below is a list of words. Some of them come often, the others seldom. Keep count of them.
+Read the list of words and keep count of them. Some come often, the others seldom.
 
-Example: 1. moon 2. star 3. sun 4. moon 5. star 6. moon 7. star
-Which 2 words come most often in the list?
-Answer: moon, star
+1. moon 2. star 3. sun 4. moon 5. star 6. moon 7. star
 
-List: {context}
-
-That was the list. {input}
-Answer:"""
-FREQUENT_WORDS = """\
-The text below is made of code words, with dots between them. Keep count of how often each of the words comes.
+Which 2 words come most often in the list? The 2 words that come most often are moon, star.
 
 {context}
 
-That was the text. {input}
-Answer:"""
+{input}"""
+FREQUENT_WORDS = """\
+Read the text of code words and keep count of each of them. The dots between them do not count.
+
+{context}
+
+{input}"""
 
 
 def _tasks() -> Iterator[Task]:
@@ -478,9 +476,7 @@ def percentage(task: Task, depth: float | None) -> float | None:
     if not 0 <= depth <= 100:
         raise ValueError(f"depth must be from 0 to 100 percent, not {depth}")
     if task.name not in ONE_NEEDLE:
-        raise ValueError(
-            f"depth is for tasks with one needle ({', '.join(ONE_NEEDLE)}); {task.name} takes None"
-        )
+        raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task.name} takes None")
     return int(depth) if depth == int(depth) else float(depth)
 
 

@@ -9,17 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from lazyllm.llm import LLM
 from lazyllm.longbench.datasets import DATA_SETS
+from lazyllm.longbench.generated import Generated, heat_map_rows, niah_items, ruler_items, task_and_length
+from lazyllm.longbench.niah import DEPTHS, heat_map
 from lazyllm.longbench.prompt import MAX_LENGTH, Chat
 from lazyllm.longbench.report import REPORT, report
 from lazyllm.longbench.results import read_manifest, read_rows
+from lazyllm.longbench.ruler import TASKS
 from lazyllm.longbench.runner import WARM_UPS, Setting, checked_settings, run_items
 from lazyllm.longbench.summary import Summary
-from lazyllm.longbench.tasks import Limits, LongBench
+from lazyllm.longbench.tasks import Limits, LongBench, Tasks
+from lazyllm.methods import Method
 
 if TYPE_CHECKING:
     import pandas
 
-PICTURE = "scores.png"
+PICTURE, HEAT_MAP = "scores.png", "heat_map.png"
+
+
+def category_of(name: str) -> str:
+    """Of a data set of the benchmark, or of a generated task at a length."""
+    return DATA_SETS[name].category if name in DATA_SETS else TASKS[task_and_length(name)[0]].category
 
 
 class Run:
@@ -37,7 +46,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        return Summary(self.rows, lambda name: DATA_SETS[name].category)
+        return Summary(self.rows, category_of)
 
     def scores(self) -> dict[str, dict[str, float]]:
         """By setting: the score of each data set, 0 to 100."""
@@ -62,6 +71,9 @@ class Run:
         """Writes report.md, the tables and, with matplotlib, the picture."""
         try:
             pictures = [self.plot().name]
+            if "depths" in self.manifest:
+                rows = heat_map_rows(self.summary.rows)
+                pictures.insert(0, heat_map(rows, self.folder / HEAT_MAP).name)
         except ImportError:
             pictures = []
         report(self.folder, self.summary, self.manifest, pictures)
@@ -97,6 +109,60 @@ def run(
     limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
     settings = checked_settings(pruning)
     tasks = LongBench(data, datasets, Path(prompts) if prompts else None, limits, edit_sim)
+    return finished(llm, settings, tasks, out, warm_ups, progress)
+
+
+def run_ruler(
+    llm: LLM,
+    pruning: Setting | Sequence[Setting] = None,
+    *,
+    out: str | Path,
+    lengths: Sequence[int],
+    tasks: Sequence[str] | None = None,
+    count: int = 5,
+    seed: int = 0,
+    prose: str | Path | None = None,
+    chat: Chat = "auto",
+    warm_ups: int = WARM_UPS,
+    progress: bool = True,
+) -> Run:
+    """RULER-style tasks, generated: `count` items of each at each length in the model's own tokens."""
+    settings = checked_settings(pruning)
+    items = ruler_items(llm.tokenizer, tasks, lengths, count, seed, prose)
+    asked = {"tasks": "ruler", "lengths": list(lengths), "seed": seed, "prose": str(prose)}
+    return finished(llm, settings, Generated(items, asked, chat), out, warm_ups, progress)
+
+
+def run_niah(
+    llm: LLM,
+    pruning: Setting | Sequence[Setting] = None,
+    *,
+    out: str | Path,
+    lengths: Sequence[int],
+    depths: Sequence[float] = DEPTHS,
+    count: int = 1,
+    seed: int = 0,
+    prose: str | Path | None = None,
+    chat: Chat = "auto",
+    warm_ups: int = WARM_UPS,
+    progress: bool = True,
+) -> Run:
+    """One needle at each depth, in percent, of texts of each length; the report has a heat map."""
+    settings = checked_settings(pruning)
+    items = niah_items(llm.tokenizer, lengths, depths, count, seed, prose)
+    asked = {
+        "tasks": "niah",
+        "lengths": list(lengths),
+        "depths": list(depths),
+        "seed": seed,
+        "prose": str(prose),
+    }
+    return finished(llm, settings, Generated(items, asked, chat), out, warm_ups, progress)
+
+
+def finished(
+    llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, warm_ups: int, progress: bool
+) -> Run:
     run_items(llm, settings, tasks, Path(out), warm_ups, progress)
     made = Run(out)
     made.report()
