@@ -30,6 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "revive all": pruning([(0, 0.5), (1, 0.3), (2, 0.2), (3, 0.1)], decode=[]),
     "frozen": pruning([(1, 0.5), (3, 0.2)], decode="frozen"),
     "generated too": pruning([(0, 0.5), (2, 0.3)], prune_generated=True),
+    "for good": pruning([(2, 0.3)], permanent=True),
     "mass": pruning([(1, (0.7, 0.1, 0.6)), (3, (0.5, 0.0, 1.0))]),
     "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3),
 }
