@@ -246,7 +246,8 @@ COMMON = 10
 LONG = 4096  # tokens from which on words come more often
 TIMES, LONG_TIMES = (6, 1), (30, 3)  # of a common and of any other word
 FREQUENT = 3
-LEAST_FREQUENCY = 80  # from here on no other word comes as often as one of the FREQUENT
+DOTS_FILLER = 64  # dots that take more tokens than the words of one step
+LEAST_FREQUENCY = 32  # from here on no other word comes as often as one of the FREQUENT
 
 
 def hidden_needles(
@@ -337,23 +338,24 @@ def common_words(request: Request) -> Draft:
 
 
 def frequent_words(request: Request) -> Draft:
-    """Dots as often as the size says, and every other word with one over the square of its rank."""
+    """Dots, and words whose counts fall with the square of their rank; a size in between has more dots."""
     draws = request.draws
 
     def words(count: int) -> list[str]:
         return list(islice(distinct(codewords(draws.fork("words"), 6)), count))
 
     def context(size: int) -> str:
-        text = ["..."] * size
-        for rank, word in enumerate(words(math.isqrt(size) - 1), 2):
-            text += [word] * (size // rank**2)
+        most, dots = divmod(size, DOTS_FILLER)
+        text = ["..."] * (most + dots)
+        for rank, word in enumerate(words(math.isqrt(most) - 1), 2):
+            text += [word] * (most // rank**2)
         return " ".join(draws.fork("order").shuffled(text))
 
     return Draft(
         f"Which {FREQUENT} words come most often in the text? The {FREQUENT} words that come most often are",
         words(FREQUENT),
         context,
-        LEAST_FREQUENCY,
+        LEAST_FREQUENCY * DOTS_FILLER,
     )
 
 
