@@ -14,6 +14,9 @@
 
 #include "lazyllm.h"
 
+/* Bytes of one value. */
+static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
+
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;
 

@@ -84,7 +84,7 @@ static int activations(lazy_bench *b, void **out, int64_t rows, int64_t cols, la
 static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    size_t width = s->dtype == LAZY_F32 ? 4 : 2, elements = (size_t)s->rows * (size_t)s->cols;
+    size_t width = lazy_dtype_width(s->dtype), elements = (size_t)s->rows * (size_t)s->cols;
     size_t copies = COLD_BYTES / (elements * width) + 1;
     b->n_copies = copies < (size_t)most_copies ? (int)copies : most_copies;
     b->weight_bytes = elements * width;

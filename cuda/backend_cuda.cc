@@ -14,8 +14,6 @@ namespace
 {
 enum { ROW_CHUNK = 4096, LEAST_CAPABILITY = 8 /* bf16 on tensor cores */ };
 
-size_t width_of(lazy_dtype type) { return type == LAZY_F32 ? 4 : 2; }
-
 /* ---- memory ----------------------------------------------------------------------------- */
 
 int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, lazy_error *err)
@@ -50,10 +48,10 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
 
 int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
 {
-    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * width_of(cuda->type);
+    size_t n = (size_t)part->rows * (size_t)cols, bytes = n * lazy_dtype_width(cuda->type);
     if (part->dtype == cuda->type) return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
     void *converted;
-    int code = lazy_alloc(&converted, n, width_of(cuda->type), "converted weights", err);
+    int code = lazy_alloc(&converted, n, lazy_dtype_width(cuda->type), "converted weights", err);
     if (code) return code;
     lazy_cuda_convert(converted, cuda->type, part->data, part->dtype, n);
     code = lazy_cuda_check(cudaMemcpy(to, converted, bytes, cudaMemcpyHostToDevice), "weights", err);
@@ -65,7 +63,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
 int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
-    size_t row = (size_t)matrix->cols * width_of(cuda->type);
+    size_t row = (size_t)matrix->cols * lazy_dtype_width(cuda->type);
     void *memory;
     int code = allocate(backend, &memory, (size_t)matrix->rows * row, "weights", err);
     char *to = (char *)memory;
@@ -155,7 +153,7 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     if (!code)
         code = allocate(backend, (void **)&fresh.partial,
                         few * heads * ATTENTION_MOST_CHUNKS * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
-    if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * width_of(cuda->type), what, err);
+    if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type), what, err);
     if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
     free_scratch(code ? &fresh : s);
     if (!code) *s = fresh;
@@ -284,7 +282,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.name = cuda->name;
     cuda->base.variant = cuda->variant;
     cuda->base.threads = 1;
-    cuda->base.activation_bytes = width_of(cuda->type);
+    cuda->base.activation_bytes = lazy_dtype_width(cuda->type);
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);

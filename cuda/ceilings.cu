@@ -38,7 +38,7 @@ int lazy_cuda_multiply_adds(lazy_stream *stream, double *flops, lazy_error *err)
     uint32_t mask = cuda->type == LAZY_F32 ? 0x807fffffu : 0x807f807fu, bits = cuda->type == LAZY_F32    ? 0x3f000000u
                                                                                : cuda->type == LAZY_BF16 ? 0x3f003f00u
                                                                                                          : 0x38003800u;
-    cudaDataType_t type = cuda->type == LAZY_F32 ? CUDA_R_32F : cuda->type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
+    cudaDataType_t type = lazy_cuda_data_type(cuda->type);
     const lazy_ops *ops = stream->backend->ops;
     void *x = nullptr, *w = nullptr, *y = nullptr;
     char last;

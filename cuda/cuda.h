@@ -56,6 +56,10 @@ int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
 static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return reinterpret_cast<lazy_cuda *>(stream->backend); }
 static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream) { return reinterpret_cast<lazy_cuda_stream *>(stream); }
+static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
+{
+    return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
+}
 static inline cudaStream_t lazy_cuda_queue(lazy_stream *stream) { return lazy_cuda_scratch(stream)->queue; }
 
 /* products.cu */

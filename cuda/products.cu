@@ -35,12 +35,6 @@ template <class T, int ROWS> __device__ __forceinline__ void add_products(float 
     }
 }
 
-__device__ __forceinline__ float over_warp(float sum)
-{
-    for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    return sum;
-}
-
 __device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 template <class T> struct few_product {
@@ -62,8 +56,8 @@ template <class T, class Y, int ROWS, bool GATED> __global__ void __launch_bound
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= p.n) break;
-        float total = over_warp(sum[r]);
-        if (GATED) total = swiglu(total, over_warp(up[r]));
+        float total = lazy_warp_sum(sum[r]);
+        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]));
         if (p.bias) total += p.bias[column];
         Y *out = y + (int64_t)r * p.columns + column;
         if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
@@ -95,8 +89,6 @@ template <class T> __global__ void __launch_bounds__(THREADS) join_gate(T *y, co
 
 dim3 blocks_for(int64_t size) { return dim3((unsigned)((size + THREADS - 1) / THREADS)); }
 
-cudaDataType_t type_of(lazy_dtype type) { return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF; }
-
 /* y[n, w->rows] (+)= x w^T + bias; y as wide as activations, or f32. */
 template <class Y> int multiply(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
 {
@@ -109,7 +101,7 @@ template <class Y> int multiply(lazy_stream *stream, Y *y, const void *x, int n,
             else return run_few<T, T, false>((T *)y, p, queue);
         });
     int code = lazy_cuda_enter(stream->backend, err);
-    cudaDataType_t type = type_of(lazy_cuda_of(stream)->type);
+    cudaDataType_t type = lazy_cuda_data_type(lazy_cuda_of(stream)->type);
     if (!code)
         code = lazy_gemm_run(lazy_cuda_scratch(stream)->gemm, y, x, weights, n, w->rows, w->cols, accumulate, type,
                              std::is_same_v<Y, float> ? CUDA_R_32F : type, err);

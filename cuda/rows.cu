@@ -44,12 +44,12 @@ template <class T> __device__ __forceinline__ void turn_head(T *to, const T *fro
     if (weight) {
         float sum = 0.0f;
         for (int i = lane; i < d; i += 32) sum += lazy_wide(from[i]) * lazy_wide(from[i]);
-        for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+        sum = lazy_warp_sum(sum);
         factor = 1.0f / sqrtf(sum / (float)d + eps);
         if (factor == 0.0f) { /* the squares overflowed */
             double wide = 0.0;
             for (int i = lane; i < d; i += 32) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
-            for (int step = 16; step; step /= 2) wide += __shfl_xor_sync(~0u, wide, step);
+            wide = lazy_warp_sum(wide);
             factor = (float)(1.0 / sqrt(wide / d + eps));
         }
         __syncwarp(); /* the whole head was read; what follows may write over it */

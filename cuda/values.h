@@ -38,10 +38,17 @@ template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what,
     });
 }
 
+/* The sum over the warp, known to all of its threads. Orders no memory. */
+template <class T> __device__ __forceinline__ T lazy_warp_sum(T value)
+{
+    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
 /* Sums and maxima over the block, known to all of its threads afterwards. `room` is shared, 32 values. */
 template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *room)
 {
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    value = lazy_warp_sum(value);
     int warps = ((int)blockDim.x + 31) / 32;
     __syncthreads(); /* the room may still be read from */
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;

@@ -25,8 +25,6 @@ typedef struct product {
     int stretch; /* elements of a column that a panel holds */
 } product;
 
-static size_t dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
-
 /* The part of w that holds output column `column`; *first is the part's first column. */
 static const lazy_part *part_of(const lazy_matrix *w, int column, int *first)
 {
@@ -38,7 +36,7 @@ static const lazy_part *part_of(const lazy_matrix *w, int column, int *first)
 
 static const char *weight_row(const lazy_part *part, int row, int cols)
 {
-    return (const char *)part->data + (size_t)row * (size_t)cols * dtype_width(part->dtype);
+    return (const char *)part->data + (size_t)row * (size_t)cols * lazy_dtype_width(part->dtype);
 }
 
 static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
@@ -103,7 +101,7 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
         int first;
         const lazy_part *part = part_of(p->w, col + j, &first);
         dtype[j] = part->dtype;
-        row[j] = weight_row(part, col + j - first, p->w->cols) + (size_t)k * dtype_width(part->dtype);
+        row[j] = weight_row(part, col + j - first, p->w->cols) + (size_t)k * lazy_dtype_width(part->dtype);
         uniform = uniform && dtype[j] == dtype[0];
     }
     if (uniform) {
@@ -115,7 +113,7 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
     for (int j = 0; j < n; j++) {
         for (int kk = 0; kk < len; kk++)
             kernels->widen_row(&panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j],
-                               (const char *)row[j] + (size_t)kk * dtype_width(dtype[j]), dtype[j], 1);
+                               (const char *)row[j] + (size_t)kk * lazy_dtype_width(dtype[j]), dtype[j], 1);
     }
 }
 

@@ -10,7 +10,7 @@ static double weight_at(lazy_stream *stream, const lazy_matrix *w, int row, int 
 {
     const lazy_part *part = w->part;
     while (row >= part->rows) row -= part++->rows;
-    size_t width = part->dtype == LAZY_F32 ? 4 : 2;
+    size_t width = lazy_dtype_width(part->dtype);
     float value;
     kernels_of(stream)->widen_row(&value, (const char *)part->data + ((size_t)row * (size_t)w->cols + (size_t)col) * width, part->dtype, 1);
     return value;

@@ -95,7 +95,7 @@ def speed_table(summary: Summary) -> Table:
     rows = [
         [
             setting,
-            figure(summary.mean(setting).value),
+            figure(summary.mean_score(setting)),
             factor(summary.speed(setting, "ttft")),
             factor(summary.speed(setting, "seconds")),
             f"{summary.average(setting, 'computed'):.1%}",

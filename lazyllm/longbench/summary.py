@@ -61,11 +61,14 @@ class Summary:
     def category_score(self, setting: str, category: str) -> float:
         return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
 
+    def mean_score(self, setting: str) -> float:
+        """The plain mean of the categories."""
+        return float(np.mean([self.category_score(setting, category) for category in self.categories]))
+
     def mean(self, setting: str) -> Interval:
         """The plain mean of the categories, with its interval over resampled items."""
         drawn = self._resampled(lambda name, random: self._draw(self._values(setting, name), random))
-        value = float(np.mean([self.category_score(setting, category) for category in self.categories]))
-        return interval(value, drawn)
+        return interval(self.mean_score(setting), drawn)
 
     def difference(self, setting: str) -> Interval | None:
         """To dense, item by item; None where an item of one lacks the other."""
