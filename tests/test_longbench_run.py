@@ -18,8 +18,11 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm import longbench
+from lazyllm.longbench.report import lengths_table, seeds_table
 from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
 from lazyllm.longbench.summary import DENSE, Summary
+from lazyllm.longbench.templates import find_templates
+from lazyllm.longbench.token_use import token_use
 
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
 WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
@@ -65,7 +68,7 @@ def llm(model: Path) -> lazyllm.LLM:
     return lazyllm.load(model, device="cpu", threads=1)
 
 
-def run(llm: lazyllm.LLM, data: Path, out: Path, **options: Any) -> longbench.Run:
+def run(llm: lazyllm.LLM, data: Path | None, out: Path, **options: Any) -> longbench.Run:
     asked = {"pruning": SETTINGS, "max_length": 80, "warm_ups": 0, "progress": False, **options}
     return longbench.run(llm, asked.pop("pruning"), data=data, out=out, **asked)
 
@@ -165,6 +168,60 @@ def test_ruler_tasks_have_items_at_every_length(llm: lazyllm.LLM, tmp_path: Path
     assert {row["dataset"] for row in made.rows} == {f"{name}@400" for name in tasks}
     assert len(made.rows) == 4
     assert sum(map(len, made.summary.categories.values())) == len(tasks)
+
+
+def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    made = run(
+        llm,
+        None,
+        tmp_path,
+        datasets=["niah_single_1"],
+        limit=2,
+        max_length=400,
+        chat="none",
+        max_new_tokens=3,
+    )
+    assert {row["dataset"] for row in made.rows} == {"niah_single_1@400"}
+    assert len(made.rows) == 2 * len(SETTINGS)
+    assert all(row["new_tokens"] <= 3 for row in made.rows)
+    with pytest.raises(ValueError, match="sample is for LongBench's own items and needs data"):
+        run(llm, None, tmp_path, sample=2)
+
+
+# ---- token use -----------------------------------------------------------------------------------
+
+
+def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    setting = SETTINGS[1]
+    made = run(llm, data, tmp_path, datasets=["qasper"], limit=1, pruning=setting)
+    row = made.rows[0]
+    prompt = json.loads((data / "qasper.jsonl").read_text().splitlines()[0])
+    ids = longbench.prompt_ids(llm.tokenizer, prompt, 80, templates=find_templates(data))
+    session = llm.session(lazyllm.parse_method(setting))
+    tokens = [int(session.forward(ids).argmax())]
+    while len(tokens) < row["new_tokens"]:
+        tokens.append(int(session.forward([tokens[-1]], generated=True).argmax()))
+    depths = session.depths[session.kinds == 0]
+    assert len(tokens) > 1
+    assert list(row["used"]) == ["0", "2", "4"]
+    for layer, series in row["used"].items():
+        assert len(series) == len(tokens)
+        assert series[-1] == (depths > int(layer)).sum()
+    assert [row["used"][layer][0] for layer in ("0", "2", "4")] == [
+        row["in_play"][layer] for layer in ("0", "2", "4")
+    ]
+
+
+def test_token_use_is_the_mean_over_items() -> None:
+    rows = [
+        {"used": {"0": [10, 10, 10], "4": [2, 3, 5]}, "new_tokens": 3, "prompt_tokens": 10},
+        {"used": {"0": [20], "2": [10]}, "new_tokens": 1, "prompt_tokens": 20},
+    ]
+    shares = token_use(rows)
+    assert list(shares) == [0, 2, 4]
+    np.testing.assert_allclose(shares[0], [1, 1, 1])
+    np.testing.assert_allclose(shares[2], [0.75, 0.75, 0.75])  # the first item's layer 2 is like its layer 0
+    np.testing.assert_allclose(shares[4], [(0.2 + 0.5) / 2, (0.3 + 0.5) / 2, (0.5 + 0.5) / 2])
 
 
 # ---- refused -------------------------------------------------------------------------------------
@@ -284,7 +341,7 @@ def size(folder: Path) -> int:
 # ---- summary -------------------------------------------------------------------------------------
 
 
-def row(setting: str, name: str, number: int, score: float, ttft: float) -> dict[str, Any]:
+def row(setting: str, name: str, number: int | str, score: float, ttft: float) -> dict[str, Any]:
     return {
         "setting": setting,
         "dataset": name,
@@ -316,3 +373,33 @@ def test_summary_by_hand() -> None:
     assert speed is not None
     assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)
+
+
+def test_settings_that_differ_by_seed_are_told_as_mean_and_deviation() -> None:
+    rows = [
+        row(f"RandomDrop(keep=0.5, seed={seed})", "qasper", "1", score, 1.0)
+        for seed, score in enumerate([0.2, 0.4, 0.6])
+    ]
+    summary = Summary([*rows, row(DENSE, "qasper", "1", 0.5, 2.0)], lambda name: "QA")
+    assert list(summary.seeded) == ["RandomDrop(keep=0.5)"]
+    table = seeds_table(summary)
+    assert table.rows == [["RandomDrop(keep=0.5)", "3", "40.00 ± 20.00", "2.00 ± 0.00"]]
+
+
+def test_longbench_e_is_told_by_length() -> None:
+    rows = [
+        {**row(DENSE, name, str(length), score, 1.0), "length": length}
+        for name, length, score in [
+            ("qasper_e", 3999, 0.25),
+            ("qasper_e", 1000, 0.75),
+            ("qasper_e", 4000, 0.5),
+            ("qasper_e", 8000, 1.0),
+            ("qasper", 100, 0.1),
+        ]
+    ]
+    table = lengths_table(Summary(rows, lambda name: "QA"))
+    assert table.rows == [
+        ["qasper_e, 0-4k", "50.00"],
+        ["qasper_e, 4-8k", "50.00"],
+        ["qasper_e, 8k+", "100.00"],
+    ]

@@ -103,6 +103,11 @@ def dataset(name: str) -> DataSet:
     raise ValueError(f"LongBench has no data set {name!r}; {hint}")
 
 
+def is_by_length(name: str) -> bool:
+    """One of LongBench-E's, whose items are spread evenly over LENGTH_BINS."""
+    return name in {one.name for one in _BY_LENGTH}
+
+
 def length_bin(length: float) -> str:
     """Which of LENGTH_BINS an item of that `length` belongs to."""
     return LENGTH_BINS[(length >= 4000) + (length >= 8000)]

@@ -83,14 +83,22 @@ def heat_map_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 class Generated:
     """Items without files: prompt, limits and score are the tasks' own."""
 
-    def __init__(self, items: Mapping[str, Sequence[Item]], asked: Mapping[str, Any], chat: Chat) -> None:
+    def __init__(
+        self,
+        items: Mapping[str, Sequence[Item]],
+        asked: Mapping[str, Any],
+        chat: Chat,
+        max_new_tokens: int | None = None,
+    ) -> None:
         self.items: Mapping[str, Sequence[Mapping[str, Any]]] = items
-        self.conditions: Mapping[str, Any] = {"chat": chat, **asked}
+        self.conditions: Mapping[str, Any] = {"chat": chat, "cap on new tokens": max_new_tokens, **asked}
         self._chat: Chat = chat
+        self._most = max_new_tokens
 
     def task(self, name: str) -> Task:
         chosen = TASKS[task_and_length(name)[0]]
-        return Task(name, chosen.category, chosen.max_new_tokens)
+        own = chosen.max_new_tokens
+        return Task(name, chosen.category, min(own, self._most or own))
 
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any]) -> Prompt:
         text = TASKS[task_and_length(task.name)[0]].template.format(**item)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lazyllm.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
 from lazyllm.longbench.results import write_whole
-from lazyllm.longbench.summary import DENSE, Interval, Speed, Summary
+from lazyllm.longbench.summary import DENSE, Interval, Speed, Spread, Summary
 
-REPORT, SCORES, SPEEDS = "report.md", "scores", "speed"
+REPORT, SCORES, SPEEDS, LENGTHS, SEEDS = "report.md", "scores", "speed", "lengths", "seeds"
 LATEX_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
 UNTOLD = ("format",)
 
@@ -64,6 +65,10 @@ def with_interval(value: Interval | None, signed: bool = False) -> str:
     sign = "+" if signed else ""
     text = f"{value.value:{sign}.2f}"
     return text if value.low != value.low else f"{text} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
+
+
+def with_deviation(spread: Spread) -> str:
+    return f"{spread.mean:.2f} ± {spread.deviation:.2f}"
 
 
 def factor(speed: Speed | None) -> str:
@@ -118,9 +123,46 @@ def speed_table(summary: Summary) -> Table:
     return Table("Speed against dense: ratio of sums (median of ratios)", heads, rows)
 
 
+def lengths_table(summary: Summary) -> Table:
+    """LongBench-E's way to look: each of its data sets by the length of the items."""
+    rows = []
+    for name in filter(is_by_length, summary.datasets):
+        parts = {
+            one: summary.score_within(one, name, lambda row: length_bin(row["length"]))
+            for one in summary.settings
+        }
+        for part in LENGTH_BINS:
+            if any(part in scores for scores in parts.values()):
+                cells = [figure(parts[one].get(part, float("nan"))) for one in summary.settings]
+                rows.append([f"{name}, {part}", *cells])
+    return Table("LongBench-E by length, in words", ["data set", *summary.settings], rows)
+
+
+def seeds_table(summary: Summary) -> Table:
+    rows = []
+    for common, several in summary.seeded.items():
+        speeds = [speed.of_sums for one in several if (speed := summary.speed(one, "ttft"))]
+        rows.append(
+            [
+                common,
+                str(len(several)),
+                with_deviation(Spread.of([summary.mean_score(one) for one in several])),
+                with_deviation(Spread.of(speeds)) if len(speeds) > 1 else "",
+            ]
+        )
+    heads = ["setting", "seeds", "score", "TTFT speedup"]
+    return Table("Over seeds: mean ± standard deviation", heads, rows)
+
+
 def report(folder: Path, summary: Summary, manifest: Mapping[str, Any], pictures: Sequence[str]) -> None:
     """Writes report.md and each table as .csv and .tex."""
-    tables = {SCORES: scores_table(summary), SPEEDS: speed_table(summary)}
+    tables = {
+        SCORES: scores_table(summary),
+        SPEEDS: speed_table(summary),
+        LENGTHS: lengths_table(summary),
+        SEEDS: seeds_table(summary),
+    }
+    tables = {name: table for name, table in tables.items() if table.rows}
     parts = [f"# {manifest['model']}: {len(summary.rows)} results"]
     for table in tables.values():
         parts += [f"## {table.title}", table.markdown()]

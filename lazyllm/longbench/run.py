@@ -18,12 +18,14 @@ from lazyllm.longbench.ruler import TASKS
 from lazyllm.longbench.runner import WARM_UPS, Setting, checked_settings, run_items
 from lazyllm.longbench.summary import Summary
 from lazyllm.longbench.tasks import Limits, LongBench, Tasks
+from lazyllm.longbench.token_use import by_pruned_setting, plot_token_use
 from lazyllm.methods import Method
 
 if TYPE_CHECKING:
     import pandas
 
-PICTURE, HEAT_MAP = "scores.png", "heat_map.png"
+PICTURE, HEAT_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
+GENERATED_COUNT, SEED = 5, 0
 
 
 def category_of(name: str) -> str:
@@ -71,6 +73,8 @@ class Run:
         """Writes report.md, the tables and, with matplotlib, the picture."""
         try:
             pictures = [self.plot().name]
+            if pruned := by_pruned_setting(self.summary.rows):
+                pictures.append(plot_token_use(pruned, self.folder / TOKEN_USE).name)
             if "depths" in self.manifest:
                 rows = heat_map_rows(self.summary.rows)
                 pictures.insert(0, heat_map(rows, self.folder / HEAT_MAP).name)
@@ -84,7 +88,7 @@ def run(
     llm: LLM,
     pruning: Setting | Sequence[Setting] = None,
     *,
-    data: str | Path,
+    data: str | Path | None = None,
     datasets: Sequence[str] | None = None,
     out: str | Path,
     limit: int | None = None,
@@ -102,14 +106,41 @@ def run(
     """Asks LongBench's items under one setting or several, and writes manifest, lines and report to `out`.
 
     Run again, it goes on where it stopped. `pruning`: settings or their texts, None being dense. `data`: a
-    folder, zip or parquet of the benchmark, or hub:OWNER/NAME. `limit` takes each data set's first items,
-    `sample` so many drawn with a fixed seed, the lengths are LongBench's own. `max_new_tokens` caps what the
-    benchmark allows.
+    folder, zip or parquet of the benchmark, or hub:OWNER/NAME; None generates tasks like RULER's of
+    `max_length` tokens. `limit` takes each data set's first items, `sample` so many drawn with a fixed seed,
+    the lengths are LongBench's own. `max_new_tokens` caps what the benchmark allows.
     """
     limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
     settings = checked_settings(pruning)
-    tasks = LongBench(data, datasets, Path(prompts) if prompts else None, limits, edit_sim)
+    tasks = tasks_of(llm, data, datasets, limits, prompts, edit_sim)
     return finished(llm, settings, tasks, out, warm_ups, progress)
+
+
+def tasks_of(
+    llm: LLM,
+    data: str | Path | None,
+    datasets: Sequence[str] | None,
+    limits: Limits,
+    prompts: str | Path | None = None,
+    edit_sim: str = "levenshtein",
+) -> Tasks:
+    """The benchmark's from the user's files or, without any, generated ones."""
+    if data is not None:
+        return LongBench(data, datasets, Path(prompts) if prompts else None, limits, edit_sim)
+    for name, value in {
+        "sample": limits.sample,
+        "min_item_length": limits.min_item_length,
+        "max_item_length": limits.max_item_length,
+        "prompts": prompts,
+    }.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is for LongBench's own items and needs data; without, tasks are generated"
+            )
+    count = GENERATED_COUNT if limits.limit is None else limits.limit
+    items = ruler_items(llm.tokenizer, datasets, [limits.max_length], count, SEED, None)
+    asked = {"tasks": "ruler", "lengths": [limits.max_length], "seed": SEED}
+    return Generated(items, asked, limits.chat, limits.max_new_tokens)
 
 
 def run_ruler(

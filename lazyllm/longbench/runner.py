@@ -17,6 +17,7 @@ from lazyllm.longbench.conditions import conditions
 from lazyllm.longbench.results import Key, RunFolder
 from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Task, Tasks
+from lazyllm.longbench.token_use import used
 from lazyllm.methods import Method, PromptCompression, parse_method
 from lazyllm.progress import bar
 from lazyllm.pruning import Pruning
@@ -130,6 +131,7 @@ def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
     return {
         "prediction": prediction,
         "score": tasks.score(one.task, prediction, item),
+        "length": item["length"],
         "prompt_tokens": len(prompt.ids),
         "cut": prompt.cut,
         "wrapper": prompt.wrapper,
@@ -138,6 +140,7 @@ def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
         "computed": round(out.computed, 6),
         "reached_top": round(out.reached_top, 6),
         "in_play": in_play(out),
+        "used": used(out, llm.config.n_layers),
         "revived": int(out.passes["revived"].sum()),
         "changed_nothing": changed_nothing(one.method, out),
         "timing": {"ttft": out.ttft + extra, "seconds": out.seconds + extra, "compressing": extra},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 Row = Mapping[str, Any]
 DENSE = "dense"
 RESAMPLES, SEED = 2000, 0
+SEED_OF = re.compile(r", seed=\d+")
 LEVEL = (2.5, 97.5)  # percentiles: a 95 % interval
 
 
@@ -20,6 +22,18 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over settings that differ only in their seed."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        return cls(float(np.mean(values)), float(np.std(values, ddof=1)))
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,14 @@ class Summary:
             self.categories.setdefault(category(name), []).append(name)
 
     @cached_property
+    def seeded(self) -> dict[str, list[str]]:
+        """Settings that differ only in their seed, by what they have in common."""
+        alike: dict[str, list[str]] = {}
+        for setting in self.settings:
+            alike.setdefault(SEED_OF.sub("", setting), []).append(setting)
+        return {common: several for common, several in alike.items() if len(several) > 1}
+
+    @cached_property
     def _scores(self) -> dict[tuple[str, str], dict[str, float]]:
         """By setting and data set: item, score."""
         made: dict[tuple[str, str], dict[str, float]] = {}
@@ -57,6 +79,14 @@ class Summary:
         """Of a data set, 0 to 100; nan without a result."""
         values = self._values(setting, name)
         return round(100 * float(values.mean()), 2) if len(values) else float("nan")
+
+    def score_within(self, setting: str, name: str, bin_of: Callable[[Row], str]) -> dict[str, float]:
+        """Of each part of a data set, 0 to 100."""
+        parts: dict[str, list[float]] = {}
+        for row in self.rows:
+            if (row["setting"], row["dataset"]) == (setting, name):
+                parts.setdefault(bin_of(row), []).append(row["score"])
+        return {part: round(100 * float(np.mean(scores)), 2) for part, scores in parts.items()}
 
     def category_score(self, setting: str, category: str) -> float:
         return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
