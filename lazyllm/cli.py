@@ -116,29 +116,9 @@ def parser() -> argparse.ArgumentParser:
         """longbench --model DIR --data LONGBENCH --pruning dense --pruning '{"10": 0.7}' --out run""",
     )
     add_run_options(longbench)
-    longbench.add_argument(
-        "--data",
-        metavar="DIR",
-        help="folder, zip or parquet of the benchmark, or hub:OWNER/NAME; default: generated tasks",
-    )
-    longbench.add_argument(
-        "--datasets",
-        type=names,
-        metavar="NAME,…",
-        help="default: the 16 English ones that are there, or all generated tasks",
-    )
-    longbench.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
-    longbench.add_argument(
-        "--sample", type=int, metavar="N", help="N items of each data set, drawn with a fixed seed"
-    )
+    add_data_options(longbench)
     longbench.add_argument(
         "--max-length", type=int, default=3500, metavar="N", help="tokens of a prompt, default 3500"
-    )
-    longbench.add_argument(
-        "--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits"
-    )
-    longbench.add_argument(
-        "--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data"
     )
     longbench.add_argument(
         "--edit-sim", default="levenshtein", help="of code: levenshtein (default) or difflib"
@@ -165,6 +145,31 @@ def parser() -> argparse.ArgumentParser:
     niah.add_argument(
         "--depths", type=whole_numbers, metavar="P,…", help="in percent; default every tenth from 0 to 100"
     )
+
+    reproduce = command(
+        "reproduce",
+        run_reproduce,
+        "make the paper's tables and figures for a checkpoint; run again, it runs what is missing",
+        "reproduce table1 figure7 --model Llama-2-7b-chat-hf --data LONGBENCH --out reproduction",
+    )
+    reproduce.add_argument(
+        "targets", nargs="+", metavar="WHAT", help="table1, table2, figure2, figure5, figure6 or figure7"
+    )
+    reproduce.add_argument("--model", help=DEFAULT_MODEL)
+    reproduce.add_argument(
+        "--preset",
+        metavar="NAME",
+        help="llama-2-7b-chat, xgen-7b-8k-inst or smollm2-135m-instruct; default: by the checkpoint's name",
+    )
+    add_data_options(reproduce)
+    reproduce.add_argument(
+        "--max-length", type=int, metavar="N", help="tokens of a prompt; default: the preset's"
+    )
+    reproduce.add_argument(
+        "--speedup", type=float, metavar="X", help="of all methods, by counted work; default: the preset's"
+    )
+    reproduce.add_argument("--seeds", type=int, default=5, metavar="N", help="of random drop, default 5")
+    add_folder_options(reproduce)
 
     bench = command(
         "bench",
@@ -216,15 +221,41 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
         help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5 or '
         "compress:ratio=0.5 (repeatable)",
     )
-    command.add_argument(
-        "--out", required=True, type=Path, metavar="DIR", help="manifest.json, items.jsonl, report.md, …"
-    )
     command.add_argument("--chat", default="auto", help="auto (default), none, llama-2, xgen or template")
+    add_folder_options(command)
+
+
+def add_folder_options(command: argparse.ArgumentParser) -> None:
+    """Of every command whose results are a folder."""
+    command.add_argument(
+        "--out", required=True, type=Path, metavar="DIR", help="for results; a run there goes on"
+    )
     command.add_argument(
         "--warm-ups", type=int, default=5, metavar="N", help="runs before the first timed one, default 5"
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
     command.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+
+
+def add_data_options(command: argparse.ArgumentParser) -> None:
+    """Of every command that asks LongBench's items."""
+    command.add_argument(
+        "--data",
+        metavar="DIR",
+        help="folder, zip or parquet of the benchmark, or hub:OWNER/NAME; default: generated tasks",
+    )
+    command.add_argument(
+        "--datasets",
+        type=names,
+        metavar="NAME,…",
+        help="default: the 16 English ones that are there, or all generated tasks",
+    )
+    command.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
+    command.add_argument(
+        "--sample", type=int, metavar="N", help="N items of each data set, drawn with a fixed seed"
+    )
+    command.add_argument("--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits")
+    command.add_argument("--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data")
 
 
 def add_generated_options(command: argparse.ArgumentParser) -> None:
@@ -360,6 +391,32 @@ def run_niah(args: argparse.Namespace) -> int:
 
     depths = {} if args.depths is None else {"depths": args.depths}
     return told(run_niah(loaded(args), args.pruning, **depths, **generated_options(args)))
+
+
+def run_reproduce(args: argparse.Namespace) -> int:
+    from lazyllm.reproduce import reproduce
+
+    made = reproduce(
+        loaded(args),
+        args.targets,
+        out=args.out,
+        preset=args.preset,
+        data=args.data,
+        datasets=args.datasets,
+        limit=args.limit,
+        sample=args.sample,
+        max_length=args.max_length,
+        max_new_tokens=args.max_new_tokens,
+        prompts=args.prompts,
+        speedup=args.speedup,
+        seeds=args.seeds,
+        warm_ups=args.warm_ups,
+    )
+    for path in made:
+        if path.suffix == ".md":
+            print(path.read_text(encoding="utf-8"))
+    print("\n".join(f"wrote {path}" for path in made))
+    return 0
 
 
 def run_bench(args: argparse.Namespace) -> int:

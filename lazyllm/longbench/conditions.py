@@ -17,11 +17,22 @@ TOKENIZER_PARTS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 BLOCK = 1 << 22
 
 
+_known: dict[tuple[tuple[Path, int, int], ...], str] = {}
+
+
 def digest(paths: Iterable[Path], progress: bool) -> str:
-    """SHA-256 of the files, one after the other."""
+    """SHA-256 of the files, one after the other; found once a process while size and time stay the same."""
     files = list(paths)
+    stats = [path.stat() for path in files]
+    state = tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in zip(files, stats, strict=True))
+    if state not in _known:
+        _known[state] = read_digest(files, sum(stat.st_size for stat in stats), progress)
+    return _known[state]
+
+
+def read_digest(files: Sequence[Path], n_bytes: int, progress: bool) -> str:
     hasher = hashlib.sha256()
-    with bar(sum(path.stat().st_size for path in files) >> 20, "hashing the model", "MiB", progress) as line:
+    with bar(n_bytes >> 20, "hashing the model", "MiB", progress) as line:
         for path in files:
             with path.open("rb") as file:
                 while block := file.read(BLOCK):

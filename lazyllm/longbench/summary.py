@@ -143,8 +143,12 @@ class Summary:
         dense = np.array([by_setting[DENSE][key] for key in sorted(common)])
         return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
 
-    def average(self, setting: str, field: str) -> float:
-        values = [row[field] for row in self.rows if row["setting"] == setting]
+    def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
+        values = [
+            row[field]
+            for row in self.rows
+            if row["setting"] == setting and (datasets is None or row["dataset"] in datasets)
+        ]
         return float(np.mean(values)) if values else float("nan")
 
     def count(self, setting: str, field: str) -> int:

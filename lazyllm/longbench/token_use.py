@@ -80,11 +80,14 @@ def plot_token_use(rows_by_setting: Mapping[str, Rows], file: Path) -> Path:
 
 
 def draw(axes: Axes, shares: Mapping[int, np.ndarray]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for layer, above in zip(shares, [*list(shares)[1:], None], strict=True):
         last = "the top" if above is None else above - 1
         told = f"layer {layer}" if last == layer else f"layers {layer} to {last}"
         axes.plot(range(1, len(shares[layer]) + 1), 100 * shares[layer], marker=".", label=told)
     axes.set_xlabel("new tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="lower right")
+    axes.legend(fontsize="small", loc="best")

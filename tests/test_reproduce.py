@@ -1,0 +1,177 @@
+"""The paper's tables and figures: settings that match, files that are written, no work done twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm.cli import main
+from lazyllm.longbench.datasets import CATEGORIES
+from lazyllm.longbench.results import ITEMS
+from lazyllm.reproduce import reproduce
+from lazyllm.reproduce.attention import MASSES, QUANTILES, look, share_that_holds
+from lazyllm.reproduce.preset import OTHER, PRESETS, preset_of
+from lazyllm.reproduce.published import BY_MODEL, METHODS
+from lazyllm.reproduce.reproduction import TARGETS
+from lazyllm.reproduce.rivals import COMPRESSION, LAZY, RANDOM, SMOOTHED, STATIC, kept_for, rivals
+
+TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
+OPTIONS: dict[str, Any] = {
+    "max_length": 120,
+    "max_new_tokens": 3,
+    "seeds": 2,
+    "speedup": 1.4,
+    "warm_ups": 0,
+    "progress": False,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("longbench")
+    for name in TASKS:
+        items = [
+            {
+                "input": "where is the cat ?",
+                "context": "the river runs near the bright stone and the dog sleeps . " * 12,
+                "answers": ["near the river"],
+                "length": 60,
+                "dataset": name,
+                "language": "en",
+                "all_classes": None,
+                "_id": f"{name}-{number}",
+            }
+            for number in range(2)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(item)}\n" for item in items))
+    (folder / "dataset2prompt.json").write_text(json.dumps(TASKS))
+    (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TASKS, 6)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("Llama-2-7b-chat-hf"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> lazyllm.LLM:
+    return lazyllm.load(model, device="cpu", threads=1)
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("speedup", [1.1, 1.4, 1.9])
+def test_rivals_promise_the_same_speedup(llm: lazyllm.LLM, speedup: float) -> None:
+    several = rivals(llm.config, 1000, speedup, seeds=3)
+    assert list(several) == [RANDOM, STATIC, COMPRESSION, LAZY, SMOOTHED]
+    assert len(several[RANDOM]) == 3
+    assert len(set(several[RANDOM])) == 3
+    for method in (*several[RANDOM], *several[STATIC], *several[LAZY], *several[SMOOTHED]):
+        assert not isinstance(method, lazyllm.PromptCompression)
+        assert speedup <= method.speedup(llm.config, 1000) < 1.02 * speedup
+
+
+def test_kept_is_the_largest_that_will_do() -> None:
+    assert kept_for(2.0, lambda keep: 1 / keep) == 0.5
+    assert kept_for(1.0, lambda keep: 1 / keep) == 1.0
+    with pytest.raises(ValueError, match="out of reach"):
+        kept_for(3.0, lambda keep: 1.5)
+
+
+def test_presets_are_known_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    assert preset_of(llm, None) is PRESETS["llama-2-7b-chat"]
+    assert preset_of(llm, "xgen-7b-8k-inst").max_length == 7500
+    other = lazyllm.load(model_folder(tmp_path), device="cpu", threads=1)
+    assert preset_of(other, None) is OTHER
+    with pytest.raises(ValueError, match="no preset 'llama'; there are llama-2-7b-chat"):
+        preset_of(llm, "llama")
+
+
+def test_the_paper_has_every_cell() -> None:
+    for told in BY_MODEL.values():
+        assert set(told.accuracy) == {(category, method) for category in CATEGORIES for method in METHODS}
+        assert set(told.work) == set(CATEGORIES)
+    for preset in PRESETS.values():
+        if preset.paper_model:
+            told = BY_MODEL[preset.paper_model]
+            speeds = [told.accuracy[category, LAZY].speedup for category in CATEGORIES]
+            assert np.mean(speeds) == pytest.approx(preset.speedup, abs=0.05)
+
+
+# ---- attention -----------------------------------------------------------------------------------
+
+
+def test_share_that_holds_by_hand() -> None:
+    scores = np.array([0.1, 0.6, 0.05, 0.25])
+    assert share_that_holds(scores, 0.5) == 0.25
+    assert share_that_holds(scores, 0.85) == 0.5
+    assert share_that_holds(scores, 0.86) == 0.75
+    assert share_that_holds(np.full(8, 0.125), 0.5) == 0.5
+
+
+def test_a_look_at_attention_is_of_the_dense_model(llm: lazyllm.LLM) -> None:
+    ids = [1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 3]
+    seen = look(llm, ids)
+    n_stages = llm.config.n_layers - 1
+    assert np.shape(seen["quantiles"]) == (n_stages, len(QUANTILES))
+    assert np.shape(seen["holds"]) == (n_stages, len(MASSES))
+    layer = n_stages - 1
+    traced = llm.generate(ids, pruning=lazyllm.Pruning({layer: 0.5}), max_new_tokens=1, trace=True)
+    assert traced.trace is not None
+    scores = traced.trace.stages[0].scores * len(ids)
+    assert seen["quantiles"][layer][-1] == pytest.approx(scores.max(), abs=1e-5)
+    assert seen["quantiles"][layer][0] == pytest.approx(scores.min(), abs=1e-5)
+
+
+# ---- whole ---------------------------------------------------------------------------------------
+
+
+def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    made = reproduce(llm, list(TARGETS), out=tmp_path, data=data, **OPTIONS)
+    assert {path.stem for path in made} == set(TARGETS)
+    assert all(path.stat().st_size > 100 for path in made)
+    runs = {folder.name: (folder / ITEMS).read_bytes() for folder in tmp_path.iterdir() if folder.is_dir()}
+    assert set(runs) == {"methods", "strengths", "places", "attention"}
+    assert reproduce(llm, ["table1", "figure2", "figure5", "figure6"], out=tmp_path, data=data, **OPTIONS)
+    assert runs == {name: (tmp_path / name / ITEMS).read_bytes() for name in runs}
+
+    lines = (tmp_path / "table1.csv").read_text().splitlines()
+    assert lines[0] == "category,method,score,TTFT speedup,paper: score,paper: TTFT speedup"
+    assert len(lines) == 1 + 3 * 6  # two categories and all, six methods
+    lazy = next(line for line in lines if line.startswith("Code Completion,LazyLLM,"))
+    assert lazy.endswith(",53.30,1.94x")
+    smoothed = next(line for line in lines if line.startswith('Code Completion,"LazyLLM, smoothed"'))
+    assert smoothed.endswith(",,")
+    random = next(line for line in lines if line.startswith("Code Completion,Random"))
+    assert random.split(",")[2].count("±") == 1
+    work = (tmp_path / "table2.csv").read_text().splitlines()
+    assert work[1].startswith("Single-Document QA,")
+    assert work[1].endswith("87.31%,1.34x")
+
+
+def test_what_does_not_exist_is_refused_before_work(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no 'table3' to reproduce; there are table1, table2"):
+        reproduce(llm, ["table1", "table3"], out=tmp_path, data=data, **OPTIONS)
+    with pytest.raises(ValueError, match="seeds must be from 1"):
+        reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "seeds": 0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_prints_its_tables(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    asked = "table2 --datasets niah_single_1 --limit 1 --max-length 400 --max-new-tokens 2 --speedup 1.3"
+    folder = ["--model", str(model), "--out", str(tmp_path), "--device", "cpu", "--warm-ups", "0"]
+    assert main(["reproduce", *asked.split(), *folder]) == 0
+    out = capsys.readouterr().out
+    assert "Table 2" in out
+    assert f"wrote {tmp_path / 'table2.csv'}" in out
