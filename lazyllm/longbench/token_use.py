@@ -90,4 +90,4 @@ def draw(axes: Axes, shares: Mapping[int, np.ndarray]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", loc="best")
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
