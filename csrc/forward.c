@@ -47,6 +47,20 @@ static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *
     return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
 }
 
+/* Of the n newest tokens those that are in play. A depth is known of every token, the others' too. */
+static int upload_ids(pass *p, const int32_t *ids, int n, lazy_error *err)
+{
+    int32_t *present = p->cache->staging;
+    int out = 0, code = LAZY_OK;
+    if (p->n < n) {
+        memset(present, 0, (size_t)n * sizeof *present);
+        code = p->ops->upload(p->stream, p->cache->depth + p->first_new, present, (size_t)n * sizeof *present, err);
+    }
+    for (int i = 0; i < n; i++)
+        if (!p->session->tokens.gone[p->first_new + i]) present[out++] = ids[i];
+    return code ? code : p->ops->upload(p->stream, p->cache->ids, present, (size_t)p->n * sizeof *present, err);
+}
+
 static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
@@ -68,8 +82,9 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     p->m = p->length - p->session->tokens.n_gone;
-    p->n = n_new;
     p->first_new = p->length - n_new;
+    p->n = n_new;
+    for (int i = p->first_new; i < p->length; i++) p->n -= p->session->tokens.gone[i];
     p->in_play = cache->in_play[0];
     p->in_play_spare = 1;
     p->rows = p->n == p->m ? p->in_play : cache->rows[0];
@@ -80,11 +95,11 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
     if (!code) code = upload_positions(p, cache->in_play[0], 0, p->m, err);
     if (!code && !computes_all_in_play(p)) code = upload_positions(p, cache->rows[0], p->first_new, p->n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
+    if (!code) code = upload_ids(p, ids, n_new, err);
     /* A frozen pass revives nothing: its rows count as computed throughout, so that only others can be found waiting. */
     int depth = p->schedule.frozen ? p->config->n_layers : 0;
     if (!code) code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, depth, err);
-    if (!code) code = p->ops->upload(p->stream, cache->ids, ids, (size_t)n_new * sizeof *ids, err);
-    if (!code) code = p->ops->embed(p->stream, cache->x[0], cache->ids, n_new, &p->session->model->embedding, err);
+    if (!code) code = p->ops->embed(p->stream, cache->x[0], cache->ids, p->n, &p->session->model->embedding, err);
     return code;
 }
 

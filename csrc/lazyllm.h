@@ -129,6 +129,10 @@ void lazy_session_close(lazy_session *session);
 /* Room for n_tokens in all. On failure nothing has changed. */
 int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *err);
 
+/* Leaves n of the user's tokens out before they come: they take their places in the context, and no pass ever has them in play.
+ * positions: ascending, behind the context so far, within the room reserved, and before the last token of the next pass. */
+int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
+
 /* Appends n tokens, the model's own (generated) or the user's, and runs them through the model.
  * logits: (vocab,) of the last one. A pass that is stopped or fails after it began leaves the session
  * unusable; bad arguments, and missing memory for its buffers, leave it as it was. */

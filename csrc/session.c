@@ -67,6 +67,21 @@ int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
     return code;
 }
 
+int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
+{
+    int code = enter(s, err);
+    if (code) return code;
+    lazy_tokens *tokens = &s->tokens;
+    if (n < 1) code = lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
+    for (int i = 0; i < n && !code; i++)
+        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= tokens->capacity)
+            code = lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
+                             positions[i], i, tokens->length, tokens->capacity);
+    if (!code) lazy_tokens_leave_out(tokens, positions, n);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
 static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
@@ -81,6 +96,9 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
 static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
+    if (s->tokens.n_ahead > s->tokens.length && (s->tokens.n_ahead >= length || generated || outputs.surprisal))
+        return lazy_fail(err, LAZY_INVALID, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
+                         s->tokens.n_ahead - 1);
     enum { SLACK = 64 }; /* tokens: decoding grows one at a time, so room doubles */
     int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (code) return code;

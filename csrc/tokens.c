@@ -12,7 +12,7 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
     uint8_t *gone = NULL;
     int code = lazy_alloc((void **)&kinds, (size_t)capacity, sizeof *kinds, "the timeline", err);
     if (!code) code = lazy_alloc((void **)&depths, (size_t)capacity, sizeof *depths, "the timeline", err);
-    if (!code) code = lazy_alloc((void **)&gone, (size_t)capacity, sizeof *gone, "the timeline", err);
+    if (!code) code = lazy_alloc_zeroed((void **)&gone, (size_t)capacity, sizeof *gone, "the timeline", err);
     if (code) {
         lazy_free(kinds);
         lazy_free(depths);
@@ -23,6 +23,7 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
         memcpy(depths, tokens->depths, (size_t)tokens->length * sizeof *depths);
         memcpy(gone, tokens->gone, (size_t)tokens->length * sizeof *gone);
     }
+    for (int i = tokens->length; i < tokens->n_ahead; i++) gone[i] = tokens->gone[i];
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
     lazy_free(tokens->gone);
@@ -46,9 +47,15 @@ void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated)
     for (int i = 0; i < n; i++, tokens->length++) {
         tokens->kinds[tokens->length] = generated ? LAZY_GENERATED : LAZY_PROMPT;
         tokens->depths[tokens->length] = 0;
-        tokens->gone[tokens->length] = false;
+        tokens->n_gone += tokens->gone[tokens->length];
     }
     if (!generated) tokens->n_prompt += n;
+}
+
+void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
+{
+    for (int i = 0; i < n; i++) tokens->gone[positions[i]] = true;
+    if (tokens->n_ahead <= positions[n - 1]) tokens->n_ahead = positions[n - 1] + 1;
 }
 
 void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept)

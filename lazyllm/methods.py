@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEED_LIMIT = 1 << 63
 TEXT_FIELDS = ("unit", "model")
+TRUTHS = {"true": True, "false": False}
 FORMS = (
     "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
     'or stages as JSON such as {"10": 0.7}'
@@ -66,20 +67,28 @@ class Named:
         return _DENSE.core()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RandomDrop(Named):
     """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
 
-    They keep their order and are numbered anew. Each prompt of a conversation is sampled by itself.
+    They keep their order and are numbered anew, or stay at their `original_positions`. Each prompt of a
+    conversation is sampled by itself.
     """
 
     method: ClassVar[str] = "random"
     keep: float
     seed: int = 0
+    original_positions: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
         object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, SEED_LIMIT))
+        if not isinstance(self.original_positions, bool):
+            raise TypeError(f"original_positions must be True or False, not {self.original_positions!r}")
+
+    def __repr__(self) -> str:
+        places = ", original_positions=True" if self.original_positions else ""
+        return f"RandomDrop(keep={self.keep!r}, seed={self.seed!r}{places})"
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Which of the tokens of prompt number `turn` stay, ascending."""
@@ -227,7 +236,9 @@ def _options(text: str, whole: str) -> dict[str, Any]:
     return values
 
 
-def _scalar(text: str) -> int | float | str:
+def _scalar(text: str) -> bool | int | float | str:
+    if text in TRUTHS:
+        return TRUTHS[text]
     for kind in (int, float):
         try:
             return kind(text)

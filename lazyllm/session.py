@@ -101,6 +101,7 @@ class Session:
         self._run_pending()
         if not generated:
             self.note_prompt(n_given)
+            self._leave_out(len(new))
         with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
             logits = self.core.forward(new, generated=generated, watch=watch)
         self._token_ids += new
@@ -203,7 +204,7 @@ class Session:
 
     def shortened(self, prompt_ids: list[int]) -> list[int]:
         """What of the next prompt is run through the model: all, unless the method drops some before."""
-        if not isinstance(self.pruning, RandomDrop):
+        if not isinstance(self.pruning, RandomDrop) or self.pruning.original_positions:
             return prompt_ids
         return [prompt_ids[i] for i in self.pruning.positions(len(prompt_ids), self._n_prompts)]
 
@@ -211,6 +212,15 @@ class Session:
         """To be called before the pass over a prompt, once nothing but the pass itself can fail."""
         self._n_prompts += 1
         self._n_given += n_given
+
+    def _leave_out(self, n_new: int) -> None:
+        """Just before the pass over a prompt: of its tokens, those that leave a gap where they stood."""
+        method = self.pruning
+        if not isinstance(method, RandomDrop) or not method.original_positions:
+            return
+        dropped = np.setdiff1d(np.arange(n_new), method.positions(n_new, self._n_prompts - 1))
+        if dropped.size:
+            self.core.leave_out(self.length + dropped)
 
     def recorder(self, traced: bool) -> Recorder:
         return Recorder(self.core, traced)
@@ -226,6 +236,7 @@ class Session:
         """Runs the prompt, or else the id generated last, and draws the next id."""
         if prompt_ids is not None:
             self._run_pending(recorder)
+            self._leave_out(len(prompt_ids))
         new = self._pending if prompt_ids is None else prompt_ids
         self._pending = []  # before the pass: an interrupt after it must not run them again
         token = int(self.core.advance(new, sampler, generated=prompt_ids is None, watch=watch))

@@ -39,7 +39,7 @@ class Reference:
         self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.aux: dict[int, np.ndarray] = {}
-        self.gone: set[int] = set()  # dropped by permanent pruning
+        self.gone: set[int] = set()  # dropped by permanent pruning, or left out before the model
         self.last_logits: np.ndarray | None = None
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
         self.last_trace: list[dict[str, Any]] = []
@@ -72,6 +72,7 @@ class Reference:
         hidden = {
             i: self.weights["model.embed_tokens.weight"][token] for i, token in zip(new, ids, strict=True)
         }
+        hidden = {i: state for i, state in hidden.items() if i not in self.gone}
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         permanent = self.pruning["permanent"]
         by_layer: list[np.ndarray] = []

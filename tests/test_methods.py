@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import drive, per_layer
+from comparison import compare_pass, drive, per_layer
 from folders import SHAPE, model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -353,6 +353,76 @@ def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:
     assert made.computed == pytest.approx((25 + 6) / (50 + 11))
 
 
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), shape=models(), seed=st.integers(0, 2**16))
+def test_tokens_left_out_equal_the_reference(
+    tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
+) -> None:
+    tiny = tiny_of(shape)
+    stages = data.draw(st.sampled_from([[], [(0, 0.5)]]))
+    session, reference = (
+        tiny.load().session(pruning(stages)),
+        Reference(tiny.config, tiny.weights, pruning(stages)),
+    )
+    session.trace = True
+    session.reserve(200)
+    for number, (count, generated) in enumerate([(data.draw(st.integers(1, 60)), False), *data.draw(TURNS)]):
+        ids = tiny.ids(count, seed + number)
+        if not generated and count > 1 and (chosen := data.draw(st.sets(st.integers(0, count - 2)))):
+            positions = [session.length + i for i in sorted(chosen)]
+            session.leave_out(positions)
+            reference.gone |= set(positions)
+        want = reference.forward(ids, generated)
+        assume(reference.margin > NEAR_TIE)
+        compare_pass(session, reference, session.forward(ids, generated=generated), want, shape.dtype)
+
+
+def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=3))
+    session = tiny.load().session(None)
+    session.reserve(20)
+    with pytest.raises(ValueError, match="no tokens were given"):
+        session.leave_out([])
+    for wrong in ([3, 2], [2, 2], [-1], [20]):
+        with pytest.raises(ValueError, match="they must rise from 0, and room is reserved for 20 tokens"):
+            session.leave_out(wrong)
+    session.leave_out([1, 5])
+    for ids, generated in (([1] * 6, False), ([1], False), ([1] * 7, True)):
+        with pytest.raises(ValueError, match="left out up to position 5"):
+            session.forward(ids, generated=generated)
+    with pytest.raises(ValueError, match="left out up to position 5"):
+        session.surprisal([1] * 7)
+    session.reserve(60)  # remembered in the new room
+    session.forward([1] * 7)
+    assert session.depths.tolist() == [tiny.shape.n_layers * (i not in (1, 5)) for i in range(7)]
+    with pytest.raises(ValueError, match="they must rise from 7"):
+        session.leave_out([6])
+
+
+def test_random_drop_at_original_positions(llm: LLM) -> None:
+    method = RandomDrop(0.4, seed=4, original_positions=True)
+    made = llm.generate(IDS, pruning=method, max_new_tokens=3, trace=True)
+    assert made.prompt_ids == IDS
+    assert made.computed == made.reached_top == pytest.approx(0.4)
+    assert made.trace is not None
+    kept = method.positions(len(IDS)).tolist()
+    assert np.flatnonzero(made.trace.prefill_depths).tolist() == kept
+    assert made.trace.heatmap()
+    session = llm.session(method)
+    numbered_anew = llm.session(RandomDrop(0.4, seed=4))
+    assert not np.allclose(session.forward(IDS), numbered_anew.forward(IDS))
+    session.ask(IDS[:11], max_new_tokens=2)
+    again = session.ask(IDS[:9], max_new_tokens=2)  # what was generated last is run first
+    first = len(IDS) + 11 + 2
+    assert np.flatnonzero(session.depths[first : first + 9]).tolist() == method.positions(9, 2).tolist()
+    assert again.n_given == 9
+    dense = RandomDrop(1.0, original_positions=True)
+    assert (
+        llm.generate(IDS, pruning=dense, max_new_tokens=3).token_ids
+        == llm.generate(IDS, max_new_tokens=3).token_ids
+    )
+
+
 # ---- static token pruning: the interface -----------------------------------------------------------------
 
 
@@ -585,6 +655,7 @@ def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
 METHODS = [
     RandomDrop(0.5),
     RandomDrop(0.25, seed=7),
+    RandomDrop(0.25, seed=7, original_positions=True),
     StaticPruning(8, 0.5),
     PromptCompression(0.5),
     PromptCompression(0.2, "token", "some/model"),
@@ -617,6 +688,7 @@ def test_settings_print_as_they_are_typed() -> None:
         (lambda: RandomDrop("0.5"), TypeError, "keep must be a number, not '0.5'"),
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
         (lambda: RandomDrop(0.5, 1.0), TypeError, "seed must be a whole number"),
+        (lambda: RandomDrop(0.5, 1, 1), TypeError, "original_positions must be True or False, not 1"),
         (lambda: RandomDrop(0.5, True), TypeError, "seed must be a whole number"),
         (lambda: StaticPruning(0, 0.5), ValueError, "layers must be from 1"),
         (lambda: StaticPruning(2.0, 0.5), TypeError, "layers must be a whole number"),
@@ -655,6 +727,7 @@ def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
         ("[[10, 0.7]]", Pruning({10: 0.7})),
         ("random:keep=0.5", RandomDrop(0.5)),
         ("random:keep=1,seed=3", RandomDrop(1.0, 3)),
+        ("random:keep=1,original_positions=true", RandomDrop(1.0, 0, True)),
         ("random: keep = 5e-1 , seed = 3", RandomDrop(0.5, 3)),
         ("static:layers=8,keep=0.5", StaticPruning(8, 0.5)),
         ("compress:ratio=0.5", PromptCompression(0.5)),

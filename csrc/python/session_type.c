@@ -165,6 +165,19 @@ static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject
     return surprisal;
 }
 
+static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
+{
+    int32_t *positions;
+    int n;
+    lazy_error err = { 0 };
+    if (array_read_ids(argument, &positions, &n)) return NULL;
+    int code = at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
+    PyMem_Free(positions);
+    if (err.code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (code) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_reserve(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
@@ -262,6 +275,7 @@ static PyMethodDef session_methods[] = {
       "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
     { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
       "surprisal(ids, watch=None) -> -ln p of each new token" },
+    { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): of tokens to come, which are never in play" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };
