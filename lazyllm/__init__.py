@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
+    from lazyllm.sweeps.sweep import Sweep, sweep
     from lazyllm.trace import Trace
 
 __all__ = [
@@ -31,10 +32,12 @@ __all__ = [
     "SamplingParams",
     "Session",
     "StaticPruning",
+    "Sweep",
     "Trace",
     "info",
     "load",
     "parse_method",
+    "sweep",
 ]
 
 _HOMES = {
@@ -50,10 +53,12 @@ _HOMES = {
     "SamplingParams": "sampling",
     "Session": "session",
     "StaticPruning": "methods",
+    "Sweep": "sweeps.sweep",
     "Trace": "trace",
     "info": "environment",
     "load": "llm",
     "parse_method": "methods",
+    "sweep": "sweeps.sweep",
 }
 
 

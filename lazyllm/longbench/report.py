@@ -11,7 +11,7 @@ from typing import Any
 
 from lazyllm.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
 from lazyllm.longbench.results import write_whole
-from lazyllm.longbench.summary import DENSE, Interval, Speed, Spread, Summary
+from lazyllm.longbench.summary import DENSE, Interval, Row, Speed, Spread, Summary
 
 REPORT, SCORES, SPEEDS, LENGTHS, SEEDS = "report.md", "scores", "speed", "lengths", "seeds"
 LATEX_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
@@ -163,14 +163,25 @@ def report(folder: Path, summary: Summary, manifest: Mapping[str, Any], pictures
         SEEDS: seeds_table(summary),
     }
     tables = {name: table for name, table in tables.items() if table.rows}
-    parts = [f"# {manifest['model']}: {len(summary.rows)} results"]
+    heading = f"{manifest['model']}: {len(summary.rows)} results"
+    write_report(folder, heading, tables, pictures, summary.failed, manifest)
+
+
+def write_report(
+    folder: Path,
+    heading: str,
+    tables: Mapping[str, Table],
+    pictures: Sequence[str],
+    failed: Sequence[Row],
+    manifest: Mapping[str, Any],
+) -> None:
+    """`tables` by the name of their files."""
+    parts = [f"# {heading}"]
     for table in tables.values():
         parts += [f"## {table.title}", table.markdown()]
     parts += [f"![]({name})" for name in pictures]
-    if summary.failed:
-        lines = [
-            f"- {row['dataset']} {row['item']}, {row['setting']}: {row['error']}" for row in summary.failed
-        ]
+    if failed:
+        lines = [f"- {row['dataset']} {row['item']}, {row['setting']}: {row['error']}" for row in failed]
         parts += ["## Failed items, which count in no score", "\n".join(lines)]
     told = [f"- {name}: {value}" for name, value in manifest.items() if name not in UNTOLD]
     parts += ["## Conditions", "\n".join(told)]

@@ -1,9 +1,9 @@
-"""The runner: asks every item under every setting, times it, scores it, and remembers it."""
+"""The runner: asks every item under every setting, measures what comes, and remembers it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 from lazyllm.generation import Generation, Request, Stream, answer
 from lazyllm.llm import LLM
 from lazyllm.longbench.conditions import conditions
+from lazyllm.longbench.prompt import Prompt
 from lazyllm.longbench.results import Key, RunFolder
 from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Task, Tasks
@@ -37,6 +38,19 @@ class Asked:
     task: Task
     item: Mapping[str, Any]
     method: Method
+
+
+Measure = Callable[[LLM, Tasks, Asked], dict[str, Any]]
+"""What a run learns of one item under one setting: the fields of its line beside the key."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """An item as the model is given it. Compressing it, if that is the method, took `compressing` seconds."""
+
+    prompt: Prompt
+    method: Method
+    compressing: float
 
 
 def checked_settings(pruning: Setting | Sequence[Setting]) -> dict[str, Method]:
@@ -64,11 +78,15 @@ def run_items(
     out: Path,
     warm_ups: int = WARM_UPS,
     progress: bool = True,
+    measure: Measure | None = None,
+    measured: Mapping[str, Any] | None = None,
 ) -> None:
-    """Does what the folder has not done yet. Settings take turns on each item: all see the same machine."""
-    told = conditions(
-        llm, list(settings), tasks.items, {**tasks.conditions, "warm-up runs": warm_ups}, progress
-    )
+    """Does what the folder has not done yet. Settings take turns on each item: all see the same machine.
+
+    `measure` is `scored_answer` unless given; `measured` then says in the manifest what it was.
+    """
+    asked = {**tasks.conditions, **(measured or {}), "warm-up runs": warm_ups}
+    told = conditions(llm, list(settings), tasks.items, asked, progress)
     with RunFolder(out, told) as folder:
         plan = list(planned(settings, tasks))
         left = [one for one in plan if one.key not in folder.done]
@@ -77,7 +95,7 @@ def run_items(
         with bar(len(plan), "items", "item", progress) as line:
             line.update(len(plan) - len(left))
             for one in left:
-                row = outcome(llm, tasks, one)
+                row = outcome(llm, tasks, one, measure or scored_answer)
                 folder.append(row)
                 line.set_postfix(so_far(folder.rows))
                 line.update()
@@ -97,23 +115,28 @@ def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Asked], runs: int) -> None:
         llm.generate(ids, max_new_tokens=2, progress=False)
 
 
-def outcome(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+def outcome(llm: LLM, tasks: Tasks, one: Asked, measure: Measure) -> dict[str, Any]:
     """The line of one item: a result, or what went wrong."""
     row: dict[str, Any] = one.key._asdict()
     try:
-        return {**row, **result(llm, tasks, one)}
+        return {**row, **measure(llm, tasks, one)}
     except FAILURES as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
 
 
-def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+def posed(llm: LLM, tasks: Tasks, one: Asked) -> Posed:
+    if not isinstance(one.method, PromptCompression):
+        return Posed(tasks.prompt(llm, one.task, one.item), one.method, 0.0)
     begun = time.perf_counter()
-    item, method = one.item, one.method
-    if isinstance(method, PromptCompression):
-        item = {**item, "context": method.compress(llm, item["context"])}
-        method = Pruning()
+    item = {**one.item, "context": one.method.compress(llm, one.item["context"])}
     compressing = time.perf_counter() - begun
-    prompt = tasks.prompt(llm, one.task, item)
+    return Posed(tasks.prompt(llm, one.task, item), Pruning(), compressing)
+
+
+def scored_answer(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+    """The measure of a benchmark: an answer is generated and scored."""
+    given = posed(llm, tasks, one)
+    prompt, extra = given.prompt, given.compressing
     request = Request(
         max_new_tokens=one.task.max_new_tokens,
         sampling=SamplingParams(),
@@ -122,19 +145,19 @@ def result(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
         progress=False,
         stop_ids=tasks.stop_ids(llm, one.task),
     )
-    session = llm.session(method)
+    session = llm.session(given.method)
     out = Stream(answer(session, session.given(prompt.ids, chat=False), request)).finished()
     if out.seconds <= 0:
         raise RuntimeError("no token was generated")
     prediction = tasks.prediction(llm, out.text)
-    extra = compressing if isinstance(one.method, PromptCompression) else 0.0
     return {
         "prediction": prediction,
-        "score": tasks.score(one.task, prediction, item),
-        "length": item["length"],
+        "score": tasks.score(one.task, prediction, one.item),
+        "length": one.item["length"],
         "prompt_tokens": len(prompt.ids),
         "cut": prompt.cut,
         "wrapper": prompt.wrapper,
+        "flops": prefill_flops(llm, one.method, len(prompt.ids), passes_of(prefill_of(out))),
         "new_tokens": len(out.token_ids),
         "finished_by": out.finish_reason,
         "computed": round(out.computed, 6),
@@ -152,6 +175,20 @@ def prefill_of(out: Generation) -> np.ndarray:
     return first
 
 
+def passes_of(rows: np.ndarray) -> np.ndarray:
+    """As `Session.last_pass` has them."""
+    return np.stack([rows[name] for name in ("in_play", "computed", "revived")], axis=1)
+
+
+def prefill_flops(llm: LLM, method: Method, n_prompt: int, first_pass: np.ndarray) -> int | None:
+    """Counted operations before the first token; None where compressing adds what is not counted."""
+    if isinstance(method, PromptCompression):
+        return None
+    if isinstance(method, Pruning):
+        return method.pass_flops(llm.config, first_pass)
+    return method.flops(llm.config, n_prompt)
+
+
 def in_play(out: Generation) -> dict[str, int]:
     """Tokens in play in the first pass, at each layer where they change."""
     counts = prefill_of(out)["in_play"]
@@ -165,8 +202,12 @@ def changed_nothing(method: Method, out: Generation) -> bool:
 
 def so_far(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """For the progress bar."""
-    good = [row for row in rows if "score" in row]
+    good = [row for row in rows if "error" not in row]
     if not good:
         return {}
-    ttft = float(np.mean([row["timing"]["ttft"] for row in good]))
-    return {"TTFT": f"{ttft:.2f} s", "score": f"{100 * float(np.mean([row['score'] for row in good])):.1f}"}
+    told = {"TTFT": f"{float(np.mean([row['timing']['ttft'] for row in good])):.2f} s"}
+    if "kl" in good[0]:
+        told["KL"] = f"{float(np.mean([row['kl'] for row in good])):.4f}"
+    if "score" in good[0]:
+        told["score"] = f"{100 * float(np.mean([row['score'] for row in good])):.1f}"
+    return told

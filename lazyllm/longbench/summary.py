@@ -151,6 +151,12 @@ class Summary:
         ]
         return float(np.mean(values)) if values else float("nan")
 
+    def pooled(self, setting: str, field: str) -> Interval:
+        """The plain mean of a field over all items, with its interval over resampled ones."""
+        values = np.array([row[field] for row in self.rows if row["setting"] == setting], float)
+        drawn = self._draw(values, np.random.default_rng(SEED))
+        return interval(float(values.mean()) if len(values) else float("nan"), drawn)
+
     def count(self, setting: str, field: str) -> int:
         """Of how many items this is true."""
         return sum(bool(row[field]) for row in self.rows if row["setting"] == setting)

@@ -1,0 +1,89 @@
+"""How far a setting's next-token distributions lie from dense's, while dense's own answer is being said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lazyllm import checked
+from lazyllm.forced import forced_in, greedy_answer
+from lazyllm.llm import LLM
+from lazyllm.longbench.runner import Asked, posed, prefill_flops
+from lazyllm.longbench.tasks import Tasks
+
+TOKENS = 16
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in double precision."""
+    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
+    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normed
+
+
+def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """KL(softmax(logits) || softmax(others)) over the last axis, in nats; rounding brings none below 0."""
+    log_p, log_q = log_softmax(logits), log_softmax(others)
+    divergence: np.ndarray = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
+    return divergence.clip(min=0.0)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Dense's own greedy answer to an item."""
+
+    answer: list[int]
+    logits: np.ndarray  # (tokens, vocab)
+
+
+class Divergence:
+    """A measure of the runner: teacher-forces dense's greedy answer, of at most `tokens`, through a setting.
+
+    Settings take turns on an item, so the answer to the last one is kept.
+    """
+
+    def __init__(self, tokens: int = TOKENS) -> None:
+        self.tokens = checked.whole(tokens, "tokens", 1)
+        self._item: Mapping[str, Any] | None = None
+        self._reference: Reference | None = None
+
+    def __call__(self, llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+        reference = self._reference_of(llm, tasks, one)
+        given = posed(llm, tasks, one)
+        session = llm.session(given.method)
+        begun = time.perf_counter()
+        passes = forced_in(session, given.prompt.ids, reference.answer)
+        logits = [next(passes)]
+        ttft = time.perf_counter() - begun
+        first_pass = session.last_pass
+        logits += passes
+        seconds = time.perf_counter() - begun
+        told = np.array(logits)
+        return {
+            "kl": float(kl_divergence(reference.logits, told).mean()),
+            "agreement": float((reference.logits.argmax(axis=1) == told.argmax(axis=1)).mean()),
+            "prompt_tokens": len(given.prompt.ids),
+            "cut": given.prompt.cut,
+            "wrapper": given.prompt.wrapper,
+            "forced_tokens": len(reference.answer),
+            "flops": prefill_flops(llm, one.method, len(given.prompt.ids), first_pass),
+            "computed": round(session.computed, 6),
+            "reached_top": round(session.reached_top, 6),
+            "timing": {
+                "ttft": ttft + given.compressing,
+                "seconds": seconds + given.compressing,
+                "compressing": given.compressing,
+            },
+        }
+
+    def _reference_of(self, llm: LLM, tasks: Tasks, one: Asked) -> Reference:
+        if self._reference is None or self._item is not one.item:
+            prompt = tasks.prompt(llm, one.task, one.item)
+            ends = llm.eos_token_ids | tasks.stop_ids(llm, one.task)
+            answer, logits = greedy_answer(llm.session(), prompt.ids, self.tokens, ends)
+            self._reference, self._item = Reference(answer, logits), one.item
+        return self._reference

@@ -1,0 +1,1 @@
+"""Sweeps: many settings on the same prompts, by quality and speed."""

@@ -1,0 +1,98 @@
+"""Frames: settings with what was found out about them, as a table that prints well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from math import isnan
+from typing import TYPE_CHECKING
+
+from lazyllm.longbench.report import Table, figure, with_interval
+from lazyllm.longbench.summary import Interval
+from lazyllm.sweeps.point import Point
+
+if TYPE_CHECKING:
+    import pandas
+
+TITLE = "Settings: quality [95 %], speed against dense"
+
+
+def small(value: float) -> str:
+    return "" if isnan(value) else f"{value:.4f}"
+
+
+def small_interval(value: Interval) -> str:
+    text = small(value.value)
+    return text if isnan(value.low) else f"{text} [{small(value.low)}, {small(value.high)}]"
+
+
+def percent(value: float) -> str:
+    return "" if isnan(value) else f"{value:.1%}"
+
+
+COLUMNS: dict[str, Callable[[Point], str]] = {
+    "setting": lambda one: one.setting,
+    "score": lambda one: with_interval(one.score) if one.scored else "",
+    "KL": lambda one: small_interval(one.kl),
+    "median KL": lambda one: small(one.kl_median),
+    "equal argmaxes": lambda one: small_interval(one.agreement),
+    "TTFT, s": lambda one: "" if isnan(one.ttft) else f"{one.ttft:.3g}",
+    "TTFT speedup": lambda one: (
+        "" if isnan(one.speedup) else f"{figure(one.speedup)} ({figure(one.speedup_median)})"
+    ),
+    "counted speedup": lambda one: figure(one.counted_speedup),
+    "computed": lambda one: percent(one.computed),
+    "reached the top": lambda one: percent(one.reached_top),
+    "prompts": lambda one: str(one.prompts),
+    "failed": lambda one: str(one.failed or ""),
+}
+
+
+class Frame(Sequence[Point]):
+    """Points in order, found by number or by setting."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = tuple(points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self._points)
+
+    def __getitem__(self, key: int | str) -> Point:  # type: ignore[override]  # a frame is not sliced
+        if isinstance(key, int):
+            return self._points[key]
+        for one in self._points:
+            if one.setting == key:
+                return one
+        raise KeyError(f"{key!r} is none of the settings {', '.join(one.setting for one in self._points)}")
+
+    @property
+    def table(self) -> Table:
+        """Without the columns in which nothing was measured."""
+        columns = {name: [cell(one) for one in self] for name, cell in COLUMNS.items()}
+        told = {name: cells for name, cells in columns.items() if any(cells)}
+        return Table(TITLE, list(told), list(zip(*told.values(), strict=True)))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a setting, numbers unrounded; needs pandas."""
+        try:
+            import pandas
+        except ImportError:
+            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
+        return pandas.DataFrame([one.row() for one in self])
+
+    def __repr__(self) -> str:
+        lines = [self.table.heads, *self.table.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines
+        )
+
+    def _repr_html_(self) -> str:
+        def row(tag: str, cells: Sequence[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        body = "".join(row("td", line) for line in self.table.rows)
+        return f"<table><thead>{row('th', self.table.heads)}</thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,65 @@
+"""Spaces: which settings a sweep tries, as a researcher writes them down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from itertools import product
+from typing import Any
+
+from lazyllm.config import ModelConfig
+from lazyllm.longbench.runner import Setting, checked_settings
+from lazyllm.longbench.summary import DENSE
+from lazyllm.methods import Method
+from lazyllm.pruning import Pruning
+
+Space = Mapping[str, Iterable[Any]] | Sequence[Setting] | Setting
+ONE_STAGE = ("layers", "keep")
+AXES = (*(field.name for field in fields(Pruning)), *ONE_STAGE)
+
+
+def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
+    """The settings by how they print, dense before all others; what the model cannot run is refused."""
+    given = combined(space) if isinstance(space, Mapping) else space
+    settings = {DENSE: Pruning(), **checked_settings(given)}
+    if len(settings) == 1:
+        raise ValueError("the space holds dense alone, which every sweep measures; give settings to compare")
+    for method in settings.values():
+        method.check(config)
+    return settings
+
+
+def combined(axes: Mapping[str, Iterable[Any]]) -> list[Setting]:
+    """The product of the axes: each a field of Pruning, or layers and keep for a single stage."""
+    for name in axes:
+        if name not in AXES:
+            close = get_close_matches(str(name), AXES, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"an axis is one of {', '.join(AXES)}"
+            raise ValueError(f"the space has no axis {name!r}; {hint}")
+    if ("layers" in axes) != ("keep" in axes) or ("stages" in axes) == ("layers" in axes):
+        raise ValueError(
+            'the space needs either "stages" or both "layers" and "keep" (one stage, at each layer with each '
+            f"keep); it has {', '.join(axes) or 'nothing'}"
+        )
+    values = {name: values_of(name, axis) for name, axis in axes.items()}
+    return [made(dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
+
+
+def values_of(name: str, axis: object) -> list[Any]:
+    """An axis lists its values, even a single one."""
+    if isinstance(axis, str | bytes | Mapping) or not isinstance(axis, Iterable):
+        raise TypeError(f"{name} must be a list of values to try, such as [{axis!r}], not {axis!r}")
+    values = list(axis)
+    if not values:
+        raise ValueError(f"{name} has no value to try")
+    if name == "stages" and not all(values):
+        raise ValueError("stages has an empty value; dense is measured beside every space")
+    return values
+
+
+def made(chosen: dict[str, Any]) -> Pruning:
+    if "layers" in chosen:
+        layer, keep = (chosen.pop(name) for name in ONE_STAGE)
+        return Pruning({layer: keep}, **chosen)
+    return Pruning(chosen.pop("stages"), **chosen)
