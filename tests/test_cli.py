@@ -31,7 +31,7 @@ def test_runs_as_a_module() -> None:
     assert "cuda                  off" in done.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["generate"], ["convert"], ["demo"], ["bench"]])
+@pytest.mark.parametrize("command", [[], ["info"], ["generate"], ["convert"], ["demo"], ["bench"], ["sweep"]])
 def test_help_shows_an_example(command: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +15,18 @@ import pytest
 from folders import model_folder
 
 import lazyllm
+from lazyllm import cli
 from lazyllm.forced import forced_logits, greedy_answer
 from lazyllm.longbench.divergence import kl_divergence, log_softmax
+from lazyllm.longbench.results import ITEMS, MANIFEST
 from lazyllm.longbench.ruler import TASKS as RULER
 from lazyllm.longbench.ruler import generate
 from lazyllm.longbench.summary import DENSE, Interval
 from lazyllm.pruning import Pruning
+from lazyllm.sweeps.frame import Frame
+from lazyllm.sweeps.plot import plot
+from lazyllm.sweeps.point import Point, front
+from lazyllm.sweeps.space import settings_of
 
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 420, "limit": 2, "chat": "none"}
@@ -121,3 +130,342 @@ def test_keeping_all_is_dense_and_pruning_is_not(llm: lazyllm.LLM, swept: lazyll
 
 def test_a_sweep_gives_the_same_again(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
     assert untimed(sweep(llm, SPACE).rows) == untimed(swept.rows)
+
+
+# ---- spaces --------------------------------------------------------------------------------------
+
+
+def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
+    assert [one.pruning for one in swept] == [
+        Pruning(),
+        Pruning({1: 0.6, 3: 0.3}),
+        Pruning({1: 0.6, 3: 0.3}, smooth=3),
+        Pruning({2: 0.9}),
+        Pruning({2: 0.9}, smooth=3),
+    ]
+    one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layers": range(2), "sink": (4,)}, llm.config)
+    stages = [{0: 0.25}, {1: 0.25}, {0: 0.5}, {1: 0.5}]
+    assert list(one_stage.values()) == [Pruning(), *(Pruning(one, sink=4) for one in stages)]
+
+
+def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
+    space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
+    made = settings_of(space, llm.config)
+    assert list(made) == [DENSE, "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
+    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == [DENSE, "Pruning({1: 0.5})"]
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"stages": [{1: 0.5}], "smoth": [1]}, "no axis 'smoth'; did you mean smooth"),
+        ({"stages": [{1: 0.5}], "x": [1]}, "no axis 'x'; an axis is one of stages, decode"),
+        ({"smooth": [1, 3]}, 'either "stages" or both "layers" and "keep".*it has smooth'),
+        ({}, "it has nothing"),
+        ({"layers": [1]}, "it has layers"),
+        ({"stages": [{1: 0.5}], "keep": [0.5]}, "it has stages, keep"),
+        ({"stages": [{1: 0.5}], "keep": [0.5], "layers": [1]}, "it has stages, keep, layers"),
+        ({"stages": {1: 0.5}}, r"stages must be a list of values to try, such as \[\{1: 0.5\}\]"),
+        ({"layers": [1], "keep": 0.5}, r"keep must be a list of values to try, such as \[0.5\], not 0.5"),
+        ({"stages": [{1: 0.5}], "decode": "same"}, r"decode must be .* such as \['same'\]"),
+        ({"stages": [{1: 0.5}], "smooth": []}, "smooth has no value"),
+        ({"stages": [{1: 0.5}, {}]}, "stages has an empty value; dense is measured"),
+        ({"stages": [{1: 0.5}], "smooth": [1, 2]}, "smooth must be odd"),
+        ({"layers": [1], "keep": [0.5, 1.5]}, "keep of the stage at layer 1 must be .* not 1.5"),
+        ({"layers": [1, 5], "keep": [0.5]}, "layer 5 is out of reach: the model has 6 layers"),
+        ({"layers": [1, 1], "keep": [0.5]}, "given twice"),
+        (["{"], "not JSON"),
+        ([], "no setting is given"),
+        (["dense"], "holds dense alone"),
+    ],
+    ids=str,
+)
+def test_a_wrong_space_is_refused_before_work_starts(
+    llm: lazyllm.LLM, tmp_path: Path, space: Any, words: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        sweep(llm, space, out=tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"measure": "f1"}, "measure must be one of kl, score, both, not 'f1'"),
+        ({"tokens": 0}, "tokens must be from 1"),
+        ({"datasets": ["niah_single"]}, "did you mean niah_single"),
+        ({"limit": 0}, "must be at least 1"),
+        ({"sample": 2}, "sample is for LongBench's own items"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused(
+    llm: lazyllm.LLM, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        sweep(llm, SPACE, out=tmp_path / "sweep", **options)
+    assert not (tmp_path / "sweep").exists()
+
+
+# ---- what is written -----------------------------------------------------------------------------
+
+
+def test_a_sweep_is_a_folder_with_a_report(swept: lazyllm.Sweep) -> None:
+    assert swept.folder is not None
+    names = {path.name for path in swept.folder.iterdir()}
+    assert names >= {MANIFEST, ITEMS, "report.md", "settings.csv", "settings.tex", "pareto.png"}
+    report = (swept.folder / "report.md").read_text(encoding="utf-8")
+    assert all(f"| {one.setting} | " in report for one in swept)
+    assert "![](pareto.png)" in report
+    assert "- forced tokens: 16" in report
+    assert "score" not in swept.table.heads
+
+
+def test_a_sweep_that_was_cut_short_goes_on(llm: lazyllm.LLM, swept: lazyllm.Sweep, tmp_path: Path) -> None:
+    assert swept.folder is not None
+    lines = (swept.folder / ITEMS).read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / MANIFEST).write_bytes((swept.folder / MANIFEST).read_bytes())
+    (tmp_path / ITEMS).write_text("".join(lines[:7]) + lines[7][:20], encoding="utf-8")
+    assert lazyllm.Sweep.read(tmp_path).rows == swept.rows[:7]
+    resumed = sweep(llm, SPACE, out=tmp_path)
+    assert untimed(resumed.rows) == untimed(swept.rows)
+    assert resumed.rows[:7] == swept.rows[:7]
+    again = lazyllm.Sweep.read(tmp_path)
+    assert again.rows == resumed.rows
+    assert repr(again) == repr(resumed)
+    assert [one.pruning for one in again] == [one.pruning for one in resumed]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tokens": 8}, "forced tokens was 16 and is now 8"),
+        ({"measure": "both"}, 'measure was "kl" and is now "both"'),
+        ({"space": ["random:keep=0.5"]}, "settings was"),
+        ({"limit": 1}, "items was"),
+    ],
+    ids=str,
+)
+def test_other_conditions_in_the_same_folder_are_refused(
+    llm: lazyllm.LLM, swept: lazyllm.Sweep, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        sweep(llm, options.pop("space", SPACE), out=swept.folder, **options)
+
+
+def test_a_sweep_without_a_folder_leaves_none(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
+    assert list(tmp_path.iterdir()) == []
+    assert made.folder is None
+    with pytest.raises(ValueError, match="give the sweep one with out="):
+        made.report()
+    monkeypatch.chdir(tmp_path)
+    assert made.plot().name == "pareto.png"
+    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
+    both = sweep(llm, SPACE, measure="both", max_new_tokens=4, limit=2)
+    score = sweep(llm, SPACE, measure="score", max_new_tokens=4, limit=2)
+    assert [row["kl"] for row in both.rows] == [row["kl"] for row in swept.rows]
+    assert [row["prediction"] for row in both.rows] == [row["prediction"] for row in score.rows]
+    assert [one.counted_speedup for one in score] == [one.counted_speedup for one in swept]
+    assert untimed(both.rows) == [
+        {**one, **two} for one, two in zip(untimed(swept.rows), untimed(score.rows), strict=True)
+    ]
+    assert "KL" not in score.table.heads
+    assert {"KL", "score"} <= set(both.table.heads)
+    assert all(one.scored for one in both)
+
+
+def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
+    made = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
+    _, random, static, compress = made
+    assert not made.summary.failed
+    assert all(one.kl.value > 0 for one in (random, static, compress))
+    assert random.counted_speedup > static.counted_speedup > 1
+    assert math.isnan(compress.counted_speedup)
+    assert random.computed == pytest.approx(0.5, abs=0.002)
+
+
+def test_compressing_counts_in_the_time_to_the_first_token(
+    llm: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(method: lazyllm.PromptCompression, llm: lazyllm.LLM, text: str) -> str:
+        time.sleep(0.2)
+        return text[:99]
+
+    monkeypatch.setattr(lazyllm.PromptCompression, "compress", slow)
+    made = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
+    for row in made.rows[1::2]:
+        assert row["timing"]["compressing"] >= 0.2
+        assert row["timing"]["seconds"] > row["timing"]["ttft"] > row["timing"]["compressing"]
+        assert row["prompt_tokens"] < 300
+
+
+def test_an_item_that_fails_is_told_and_counts_nowhere(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    made = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
+    assert len(made.summary.failed) == len(made.rows) == 8
+    assert all("the model's context is 600" in row["error"] for row in made.rows)
+    assert [one.failed for one in made] == [4, 4]
+    assert "Failed items" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert len(made.pareto()) == 0
+    with pytest.raises(ValueError, match="no result of dense"):
+        made.best()
+
+
+# ---- what it comes to ----------------------------------------------------------------------------
+
+
+def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score: float = math.nan) -> Point:
+    def exact(value: float) -> Interval:
+        return Interval(value, value, value)
+
+    return Point(
+        setting=setting,
+        pruning=Pruning(),
+        prompts=2,
+        failed=0,
+        score=exact(score),
+        kl=exact(kl),
+        kl_median=kl,
+        agreement=exact(agreement),
+        ttft=1 / speedup,
+        speedup=speedup,
+        speedup_median=speedup,
+        counted_speedup=speedup,
+        computed=1.0,
+        reached_top=1.0,
+    )
+
+
+POINTS = [
+    point(DENSE, 0.0, 1.0, 1.0),
+    point("slow", 0.0, 0.9, 1.0),
+    point("good", 0.01, 2.0, 0.99),
+    point("beaten", 0.02, 2.0, 0.995),
+    point("fast", 0.2, 3.0, 0.9),
+    point("twin", 0.2, 3.0, 0.9),
+    point("unmeasured", 0.0, math.nan, 1.0),
+]
+
+
+def names(points: Sequence[Point]) -> list[str]:
+    return [one.setting for one in points]
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    assert names(front(POINTS)) == [DENSE, "good", "fast", "twin"]
+    assert names(front(list(reversed(POINTS)))) == [DENSE, "good", "twin", "fast"]
+    scored = [
+        replace(one, score=Interval(score, score, score))
+        for one, score in zip(POINTS, (40, 41, 30, 39, 20, 20, 99), strict=True)
+    ]
+    assert names(front(scored)) == ["slow", DENSE, "beaten", "fast", "twin"]
+
+
+def best_of(points: list[Point], max_drop: float) -> str:
+    made = object.__new__(lazyllm.Sweep)
+    Frame.__init__(made, points)
+    return made.best(max_drop).setting
+
+
+def test_the_best_is_the_fastest_within_the_drop() -> None:
+    assert best_of(POINTS, 0.0) == DENSE
+    assert best_of(POINTS, 0.006) == "beaten"
+    assert best_of(POINTS, 0.0101) == "good"
+    assert best_of(POINTS, 0.2) == "fast"
+    scored = [point(DENSE, 0, 1, score=40), point("a", 9, 2, 0, 39.5), point("b", 0, 3, 1, 38.5)]
+    assert best_of(scored, 0.01) == "a"
+    assert best_of(scored, 0.02) == "b"
+    for wrong in (-0.1, math.nan):
+        with pytest.raises(ValueError, match="max_drop must be"):
+            best_of(POINTS, wrong)
+
+
+def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
+    one = swept[1]
+    values = [row["kl"] for row in swept.rows if row["setting"] == one.setting]
+    assert one.prompts == len(values) == 4
+    assert one.kl.value == pytest.approx(np.mean(values))
+    assert one.kl_median == np.median(values)
+    random = np.random.default_rng(0)
+    means = [np.mean([values[i] for i in drawn]) for drawn in random.integers(0, 4, (2000, 4))]
+    assert (one.kl.low, one.kl.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
+    agreed = [row["agreement"] for row in swept.rows if row["setting"] == one.setting]
+    assert one.agreement.value == pytest.approx(np.mean(agreed))
+    ttft = {
+        setting: sum(row["timing"]["ttft"] for row in swept.rows if row["setting"] == setting)
+        for setting in (DENSE, one.setting)
+    }
+    assert one.speedup == pytest.approx(ttft[DENSE] / ttft[one.setting])
+    assert one.ttft == pytest.approx(ttft[one.setting] / 4)
+
+
+def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
+    pytest.importorskip("pandas")
+    frame = swept.to_frame()
+    assert list(frame["setting"]) == names(swept)
+    assert list(frame["kl"]) == [one.kl.value for one in swept]
+    assert {
+        "kl_low",
+        "kl_high",
+        "agreement",
+        "ttft",
+        "speedup",
+        "counted_speedup",
+        "computed",
+        "reached_top",
+    } <= set(frame.columns)
+    assert "score" not in frame.columns
+    lines = repr(swept).splitlines()
+    assert len(lines) == 1 + len(swept)
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].split("  ")[0] == "setting"
+    assert "<td>Pruning({2: 0.9})</td>" in swept._repr_html_()
+    assert names(swept.pareto()) == names(front(swept))
+    assert swept["Pruning({2: 0.9})"] is swept[3]
+    with pytest.raises(KeyError, match="none of the settings dense, "):
+        swept["nonsense"]
+
+
+@pytest.mark.parametrize("points", [POINTS, [], POINTS[-1:], [point(DENSE, 0, 1, score=50)]], ids=len)
+def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plot(points, tmp_path / "p.png", "title").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    call = [
+        "sweep",
+        "--model",
+        str(model),
+        "--out",
+        str(tmp_path / "out"),
+        "--threads",
+        "1",
+        "--chat",
+        "none",
+    ]
+    call += ["--datasets", "niah_single_1", "--limit", "1", "--max-length", "420", "--tokens", "3"]
+    assert cli.main([*call, "--space", '{"layers": [1, 2], "keep": [0.5]}']) == 0
+    out = capsys.readouterr().out
+    assert "| Pruning({2: 0.5}) | " in out
+    assert "Conditions" not in out
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
+    assert manifest["settings"] == [DENSE, "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
+    assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
+    for wrong in ([], ["--space", "{}", "--pruning", "dense"]):
+        assert cli.main([*call, *wrong]) == 2
+        assert "give --space, or --pruning" in capsys.readouterr().err
+    assert cli.main([*call, "--space", "{"]) == 2
+    assert "--space is not JSON" in capsys.readouterr().err
