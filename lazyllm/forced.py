@@ -29,12 +29,21 @@ def forced_in(session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[
 
 
 def greedy_answer(
-    session: Session, prompt_ids: Sequence[int], most: int, ends: Container[int]
+    session: Session,
+    prompt_ids: Sequence[int],
+    most: int,
+    ends: Container[int],
+    stop_ids: Container[int] = frozenset(),
 ) -> tuple[list[int], np.ndarray]:
-    """Up to `most` likeliest tokens, the first of `ends` being the last, and the logits (tokens, vocab)."""
+    """Up to `most` likeliest tokens and the logits (tokens, vocab) before each.
+
+    It ends with one of `ends`, or of `stop_ids`, which are no end as the first token.
+    """
     logits = [session.forward(prompt_ids, progress=False)]
     answer = [int(logits[0].argmax())]
     while len(answer) < most and answer[-1] not in ends:
+        if len(answer) > 1 and answer[-1] in stop_ids:
+            break
         logits.append(session.forward(answer[-1:], generated=True))
         answer.append(int(logits[-1].argmax()))
     return answer, np.array(logits)

@@ -18,7 +18,7 @@ import lazyllm
 from lazyllm import cli
 from lazyllm.forced import forced_logits, greedy_answer
 from lazyllm.longbench.divergence import kl_divergence, log_softmax
-from lazyllm.longbench.results import ITEMS, MANIFEST
+from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
 from lazyllm.longbench.ruler import TASKS as RULER
 from lazyllm.longbench.ruler import generate
 from lazyllm.longbench.summary import DENSE, Interval
@@ -91,6 +91,10 @@ def test_the_answer_forced_is_the_one_that_dense_generates(llm: lazyllm.LLM) -> 
     assert answer == llm.generate(ids, max_new_tokens=12).token_ids
     assert (logits == np.array(list(forced_logits(llm, ids, answer)))).all()
     assert greedy_answer(llm.session(), ids, 12, {answer[3]})[0] == answer[: answer.index(answer[3]) + 1]
+    stops = {answer[0], answer[4]}
+    end = next(place for place, token in enumerate(answer) if place > 0 and token in stops)
+    assert greedy_answer(llm.session(), ids, 12, (), stops)[0] == answer[: end + 1]
+    assert greedy_answer(llm.session(), ids, 12, {answer[0]})[0] == answer[:1]
 
 
 def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
@@ -253,6 +257,11 @@ def test_other_conditions_in_the_same_folder_are_refused(
         sweep(llm, options.pop("space", SPACE), out=swept.folder, **options)
 
 
+def test_a_run_that_is_no_sweep_is_told_apart(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {"model": "x"}), pytest.raises(ValueError, match="a run that is no sweep"):
+        lazyllm.Sweep.read(tmp_path)
+
+
 def test_a_sweep_without_a_folder_leaves_none(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +382,21 @@ def best_of(points: list[Point], max_drop: float) -> str:
     return made.best(max_drop).setting
 
 
+def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
+    pytest.importorskip("pandas")
+    several = [
+        point(DENSE, 0, 1),
+        *(
+            replace(point(f"{layer}, {keep}", layer, 2 - keep), pruning=Pruning({layer: keep}))
+            for layer in (1, 2)
+            for keep in (0.5, 0.7)
+        ),
+    ]
+    grid = Frame(several).to_frame().pivot(index="layer", columns="keep", values="kl")
+    assert grid.loc[2, 0.5] == 2
+    assert grid.loc[1, 0.7] == 1
+
+
 def test_the_best_is_the_fastest_within_the_drop() -> None:
     assert best_of(POINTS, 0.0) == DENSE
     assert best_of(POINTS, 0.006) == "beaten"
@@ -421,6 +445,8 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
         "reached_top",
     } <= set(frame.columns)
     assert "score" not in frame.columns
+    assert list(frame["smooth"])[1:] == [1, 3, 1, 3]
+    assert not {"sink", "decode", "layer"} & set(frame.columns)
     lines = repr(swept).splitlines()
     assert len(lines) == 1 + len(swept)
     assert len({len(line) for line in lines}) == 1

@@ -83,7 +83,9 @@ class Divergence:
     def _reference_of(self, llm: LLM, tasks: Tasks, one: Asked) -> Reference:
         if self._reference is None or self._item is not one.item:
             prompt = tasks.prompt(llm, one.task, one.item)
-            ends = llm.eos_token_ids | tasks.stop_ids(llm, one.task)
-            answer, logits = greedy_answer(llm.session(), prompt.ids, self.tokens, ends)
+            stop_ids = tasks.stop_ids(llm, one.task)
+            answer, logits = greedy_answer(
+                llm.session(), prompt.ids, self.tokens, llm.eos_token_ids, stop_ids
+            )
             self._reference, self._item = Reference(answer, logits), one.item
         return self._reference

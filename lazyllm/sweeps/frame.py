@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from html import escape
 from math import isnan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazyllm.longbench.report import Table, figure, with_interval
 from lazyllm.longbench.summary import Interval
+from lazyllm.methods import Method
+from lazyllm.pruning import Pruning
 from lazyllm.sweeps.point import Point
 
 if TYPE_CHECKING:
@@ -28,6 +31,23 @@ def small_interval(value: Interval) -> str:
 
 def percent(value: float) -> str:
     return "" if isnan(value) else f"{value:.1%}"
+
+
+def varied(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """By point, the fields of Pruning in which those that prune differ; a single stage is layer and keep."""
+    tables = [fields_of(one.pruning) for one in points]
+    values = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
+    return [{name: value for name, value in table.items() if len(values[name]) > 1} for table in tables]
+
+
+def fields_of(method: Method) -> dict[str, Any]:
+    if not isinstance(method, Pruning) or not method.stages:
+        return {}
+    table = {field.name: getattr(method, field.name) for field in fields(method)}
+    if len(method.stages) > 1:
+        return table
+    (stage,) = table.pop("stages")
+    return {"layer": stage[0], "keep": stage[1], **table}
 
 
 COLUMNS: dict[str, Callable[[Point], str]] = {
@@ -76,12 +96,15 @@ class Frame(Sequence[Point]):
         return Table(TITLE, list(told), list(zip(*told.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a setting, numbers unrounded; needs pandas."""
+        """One row a setting, numbers unrounded, what varies among them a column each; needs pandas."""
         try:
             import pandas
         except ImportError:
             raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
-        return pandas.DataFrame([one.row() for one in self])
+        rows = [one.row() for one in self]
+        return pandas.DataFrame(
+            [{"setting": row["setting"], **axes, **row} for axes, row in zip(varied(self), rows, strict=True)]
+        )
 
     def __repr__(self) -> str:
         lines = [self.table.heads, *self.table.rows]

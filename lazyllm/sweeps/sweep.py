@@ -41,7 +41,10 @@ class Sweep(Frame):
     def read(cls, folder: str | Path) -> Sweep:
         """Of a sweep that has ended, or of one that was cut short."""
         path = Path(folder)
-        return cls(read_rows(path), read_manifest(path), path)
+        manifest = read_manifest(path)
+        if "methods" not in manifest:
+            raise ValueError(f"{path} holds a run that is no sweep; lazyllm.longbench.Run opens it")
+        return cls(read_rows(path), manifest, path)
 
     def pareto(self) -> Frame:
         """The settings that no other beats in quality and speedup, slowest first.
