@@ -9,7 +9,7 @@ from pathlib import Path
 from lazyllm.longbench.summary import DENSE, Interval
 from lazyllm.sweeps.point import Point, front
 
-WIDTH, HEIGHT, DPI = 8, 7, 150
+WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5.5, 0.19, 150
 LABEL_WIDTH = 100
 
 
@@ -19,10 +19,10 @@ def plot(points: Sequence[Point], file: Path, title: str) -> Path:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes = figure.subplots()
     measured = [one for one in points if not isnan(one.speedup)]
     best = front(measured)
+    figure = Figure(figsize=(WIDTH, HEIGHT + LINE_HEIGHT * (len(best) + 1)), layout="constrained")
+    axes = figure.subplots()
     for one in measured:
         value, below, above = with_bars(quality_of(one))
         axes.errorbar(
@@ -45,12 +45,16 @@ def plot(points: Sequence[Point], file: Path, title: str) -> Path:
     axes.set_xlabel("speedup of the first token against dense (measured, ratio of sums)")
     axes.set_ylabel(told_quality(measured))
     if measured and not measured[0].scored:
-        axes.set_yscale("symlog", linthresh=least_above_zero(measured), linscale=0.3)
+        axes.set_yscale("symlog", linthresh=least_above_zero(measured), linscale=0.3, subs=(2, 5))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:g}")
         axes.invert_yaxis()
     axes.set_title(title)
     axes.grid(alpha=0.3)
     if best:
-        figure.legend(loc="outside lower left", fontsize="small", title="on the front", frameon=False)
+        figure.legend(
+            loc="outside lower left", fontsize="small", title="on the front", frameon=False, alignment="left"
+        )
     else:
         axes.text(0.5, 0.5, "speedups need results of dense", ha="center", transform=axes.transAxes)
     figure.savefig(file, dpi=DPI)
