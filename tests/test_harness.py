@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from folders import BOS, EOS, TEMPLATE, model_folder
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 import lazyllm
 from lazyllm import cli
 
 pytestmark = pytest.mark.oracle
-pytest.importorskip("torch", reason="the harness' own model needs torch")
-transformers = pytest.importorskip("transformers", reason="the harness' own model needs transformers")
+torch = pytest.importorskip("torch", reason="the harness' own model needs torch")
+pytest.importorskip("transformers", reason="the harness' own model needs transformers")
 lm_eval = pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install lm_eval")
 
 from lm_eval.api.instance import Instance  # noqa: E402 (needs it)
@@ -30,6 +33,14 @@ TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew wh
 CONTEXTS = ["The sea", "The sea ", TEXT * 2, "", "é, ü", BOS + "Once"]
 CONTINUATIONS = [" was calm", "x", " and went on", "é"]
 PAIRS = [(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -132,13 +143,17 @@ def test_rolling_windows_within_the_whole_context(ours: HarnessModel) -> None:
     assert got == pytest.approx(-float(first.sum() + rest.sum()), rel=1e-5)
 
 
-@pytest.mark.parametrize("until", [[], ["e"], ["\n\n", "a"], "t"])
-def test_greedy_answers_are_those_of_the_harness_own_model(ours: HarnessModel, hf: HFLM, until: Any) -> None:
-    options = {"until": until, "max_gen_toks": 24, "do_sample": False}
+def test_greedy_answers_are_those_of_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
+    options = {"max_gen_toks": 24, "do_sample": False}
     prompts = [text for text in CONTEXTS if text]
-    got = answers(ours, prompts, **options)
-    assert got == [answers(hf, [prompt], **options)[0] for prompt in prompts]  # one by one: no padding
-    assert any(got)
+    whole = answers(ours, prompts, **options)
+    assert whole == [answers(hf, [prompt], **options)[0] for prompt in prompts]  # one by one: no padding
+    stops = [letter for text in whole for letter in text[4:] if letter.isascii() and letter.isprintable()]
+    for until in (stops[0], stops[:2]):
+        got = answers(ours, prompts, until=until, **options)
+        assert got == [answers(hf, [prompt], until=until, **options)[0] for prompt in prompts]
+        assert got != whole
+    assert answers(ours, prompts, until=[""], **options) == whole
 
 
 def test_chats_are_rendered_as_by_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
@@ -150,6 +165,19 @@ def test_chats_are_rendered_as_by_the_harness_own_model(ours: HarnessModel, hf: 
     assert ours.tok_encode(BOS + "x") == [256, ord("x") - 33]
     with pytest.raises(ValueError, match="only the default template"):
         ours.chat_template("tools")
+
+
+def test_a_tokenizer_that_begins_texts_with_bos(tmp_path: Path) -> None:
+    path = model_folder(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 256)])
+    tokenizer.save(str(path))
+    ours, hf = HarnessModel(str(tmp_path), threads=1), theirs(tmp_path)
+    for text in ("x", BOS + "x"):
+        assert ours.tok_encode(text) == hf.tok_encode(text) == [256, ord("x") - 33]
+    assert_same(likelihoods(ours), likelihoods(hf))
+    options = {"max_gen_toks": 12, "do_sample": False}
+    assert answers(ours, [BOS + "The sea"], **options) == answers(hf, [BOS + "The sea"], **options)
 
 
 # ---- pruned ----------------------------------------------------------------------------------------
