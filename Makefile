@@ -35,8 +35,8 @@ $(VENV)/test.stamp: $(VENV)/build.stamp
 	@touch $@
 
 $(VENV)/oracle.stamp: $(VENV)/test.stamp
-	@echo 'installing torch and transformers'
-	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf
+	@echo 'installing torch, transformers and the lm-evaluation-harness'
+	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf 'lm_eval>=0.4.10'
 	@touch $@
 
 $(VENV)/lint.stamp: $(VENV)/python.stamp
@@ -54,7 +54,7 @@ test: $(VENV)/test.stamp build/test_ops ## every test that needs nothing but PyP
 	build/test_ops
 	$(BIN)/python -m pytest -m 'not oracle'
 
-oracle: $(VENV)/oracle.stamp ## against transformers, live (installs torch)
+oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
 	$(BIN)/python -m pytest -m oracle
 
 bench: $(VENV)/build.stamp ## ops, prefill, pruning and decoding, quickly; `lazyllm bench --help` for more

@@ -33,7 +33,7 @@ def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
 
 
 class ChatTemplate:
-    """One compiled template. Errors name `source`, its file; `tokens` has bos_token, eos_token and so on."""
+    """One template, its `text` compiled. Errors name `source`, its file; `tokens` has bos_token and so on."""
 
     def __init__(self, template: str, source: Path, tokens: Mapping[str, str]):
         try:
@@ -59,6 +59,7 @@ class ChatTemplate:
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = raise_exception
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self.text = template
         self.source = source
         self.tokens = dict(tokens)
         self.error = jinja2.TemplateError

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], int], what: str, example: str
+        name: str, run: Callable[[argparse.Namespace], int], what: str, example: str, **more: Any
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(
             name,
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
             description=f"{what[0].upper()}{what[1:]}.",
             epilog=f"example:\n  lazyllm {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            **more,
         )
         made.set_defaults(run=run)
         return made
@@ -197,6 +198,20 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument(
         "--max-length", type=int, default=3500, metavar="N", help="tokens of a prompt, default 3500"
     )
+
+    harness = command(
+        "lm-eval",
+        run_lm_eval,
+        "run the lm-evaluation-harness, which then knows the model type lazyllm",
+        "lm-eval --model lazyllm --tasks arc_easy "
+        """--model_args '{"pretrained": "DIR", "pruning": {"10": 0.7, "20": 0.5}}'""",
+        prefix_chars="+",  # every option is the harness' own
+        add_help=False,
+    )
+    harness.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them"
+    )
+    harness.set_defaults(show_help=harness.print_help)
 
     bench = command(
         "bench",
@@ -471,6 +486,16 @@ def run_sweep(args: argparse.Namespace) -> int:
             warm_ups=args.warm_ups,
         )
     )
+
+
+def run_lm_eval(args: argparse.Namespace) -> int:
+    if args.arguments in ([], ["-h"], ["--help"]):
+        args.show_help()
+        return 0
+    from lazyllm.harness import main
+
+    main(args.arguments)
+    return 0
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -40,6 +40,19 @@ def test_help_shows_an_example(command: list[str], capsys: Captured) -> None:
     assert example.strip().startswith(" ".join(["lazyllm", *command]))
 
 
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_the_harness_command_has_help_of_its_own(arguments: list[str], capsys: Captured) -> None:
+    assert cli.main(["lm-eval", *arguments]) == 0
+    assert "example:\n  lazyllm lm-eval --model lazyllm" in capsys.readouterr().out
+
+
+def test_without_the_harness_its_extra_is_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "lazyllm.harness", raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert cli.main(["lm-eval", "--model", "lazyllm"]) == cli.USAGE_ERROR
+    assert "pip install 'lazyllm-engine[lm-eval]'" in capsys.readouterr().err
+
+
 def test_generate_prints_text_and_figures(folder: Path, capsys: Captured) -> None:
     arguments = ["--model", str(folder), "--prompt", "The sea", "--pruning", STAGES, "--max-new-tokens", "7"]
     assert cli.main(["generate", *arguments]) == 0

@@ -1,0 +1,384 @@
+"""The lm-evaluation-harness on this engine: against the harness' own model over transformers, and pruned."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import BOS, EOS, TEMPLATE, model_folder
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+import lazyllm
+from lazyllm import cli
+
+pytestmark = pytest.mark.oracle
+torch = pytest.importorskip("torch", reason="the harness' own model needs torch")
+pytest.importorskip("transformers", reason="the harness' own model needs transformers")
+lm_eval = pytest.importorskip("lm_eval", reason="needs the lm-evaluation-harness: pip install lm_eval")
+
+from lm_eval.api.instance import Instance  # noqa: E402 (needs it)
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from lazyllm.harness import HarnessModel  # noqa: E402
+
+STAGES = {"1": 0.5, "3": 0.3}
+TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew where it was going, "
+CONTEXTS = ["The sea", "The sea ", TEXT * 2, "", "é, ü", BOS + "Once"]
+CONTINUATIONS = [" was calm", "x", " and went on", "é"]
+PAIRS = [(context, continuation) for context in CONTEXTS for continuation in CONTINUATIONS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> HarnessModel:
+    return HarnessModel(str(folder), threads=1)
+
+
+@pytest.fixture(scope="module")
+def pruned(ours: HarnessModel) -> HarnessModel:
+    return HarnessModel(ours.llm, STAGES)
+
+
+def theirs(folder: Path, **options: Any) -> HFLM:
+    return HFLM(pretrained=str(folder), device="cpu", dtype="float32", **options)
+
+
+@pytest.fixture(scope="module")
+def hf(folder: Path) -> HFLM:
+    return theirs(folder)
+
+
+def asked(kind: str, arguments: list[tuple[Any, ...]]) -> list[Instance]:
+    return [Instance(kind, {}, one, index) for index, one in enumerate(arguments)]
+
+
+def likelihoods(model: Any, pairs: list[tuple[str, str]] = PAIRS) -> list[tuple[float, bool]]:
+    return list(model.loglikelihood(asked("loglikelihood", pairs), disable_tqdm=True))
+
+
+def answers(model: Any, prompts: list[str], **options: Any) -> list[str]:
+    requests = asked("generate_until", [(prompt, options) for prompt in prompts])
+    return list(model.generate_until(requests, disable_tqdm=True))
+
+
+def assert_same(got: list[tuple[float, bool]], want: list[tuple[float, bool]]) -> None:
+    np.testing.assert_allclose([one[0] for one in got], [one[0] for one in want], rtol=0, atol=1e-4)
+    assert [one[1] for one in got] == [one[1] for one in want]
+
+
+# ---- dense: the harness' own model, over transformers -----------------------------------------------
+
+
+def test_loglikelihoods_are_those_of_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
+    assert_same(likelihoods(ours), likelihoods(hf))
+
+
+def test_what_greedy_decoding_says_is_greedy(ours: HarnessModel, hf: HFLM) -> None:
+    """Byte tokens seldom make text again, so the answer is looked for among contexts."""
+    pairs = []
+    for first in range(32, 127):
+        context = TEXT + chr(first)
+        made = ours.llm.generate(context, max_new_tokens=2).token_ids
+        text = ours.llm.tokenizer.decode(made)
+        if text.strip() == text and ours.llm.tokenizer.encode(text) == made:
+            pairs += [(context, text), (context, text[:-1] + "\x7f")]
+    got = likelihoods(ours, pairs)
+    assert len(pairs) > 2
+    assert [greedy for _, greedy in got] == [True, False] * (len(pairs) // 2)
+    assert_same(got, likelihoods(hf, pairs))
+
+
+def test_rolling_is_that_of_the_harness_own_model(folder: Path, ours: HarnessModel, hf: HFLM) -> None:
+    texts = [(text,) for text in ("The sea", TEXT, TEXT * 4, "")]
+    want = hf.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
+    got = ours.loglikelihood_rolling(asked("loglikelihood_rolling", texts), disable_tqdm=True)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("max_length", [17, 64])
+def test_long_texts_are_cut_as_by_the_harness_own_model(
+    folder: Path, ours: HarnessModel, max_length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, hf = HarnessModel(ours.llm, max_length=max_length), theirs(folder, max_length=max_length)
+    assert_same(likelihoods(short), likelihoods(hf))
+    texts = asked("loglikelihood_rolling", [(TEXT * 2,), (TEXT[: max_length + 1],)])
+    want = hf.loglikelihood_rolling(texts, disable_tqdm=True)
+    np.testing.assert_allclose(short.loglikelihood_rolling(texts), want, rtol=1e-6, atol=1e-4)
+    assert answers(short, [TEXT], max_gen_toks=9) == answers(hf, [TEXT], max_gen_toks=9)
+    caplog.clear()
+    answers(short, [TEXT[:50]], max_gen_toks=9)
+    lost = 50 + 9 - max_length
+    assert [m for m in caplog.messages if "loses" in m] == (
+        [f"a text of 50 tokens loses its first {lost}"] if lost > 0 else []
+    )
+
+
+def test_rolling_windows_within_the_whole_context(ours: HarnessModel) -> None:
+    n = ours.llm.config.context + 5
+    text = (TEXT * 9)[:n]
+    (got,) = ours.loglikelihood_rolling(asked("loglikelihood_rolling", [(text,)]))
+    ids = [ours.prefix_token_id, *ours.llm.tokenizer.encode(text)]
+    window = ours.llm.config.context
+    first = ours.llm.session().surprisal(ids[:window])[1:]
+    rest = ours.llm.session().surprisal(ids[-window:])[window - (len(ids) - window) :]
+    assert got == pytest.approx(-float(first.sum() + rest.sum()), rel=1e-5)
+
+
+def test_greedy_answers_are_those_of_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
+    options = {"max_gen_toks": 24, "do_sample": False}
+    prompts = [text for text in CONTEXTS if text]
+    whole = answers(ours, prompts, **options)
+    assert whole == [answers(hf, [prompt], **options)[0] for prompt in prompts]  # one by one: no padding
+    stops = [letter for text in whole for letter in text[4:] if letter.isascii() and letter.isprintable()]
+    for until in (stops[0], stops[:2]):
+        got = answers(ours, prompts, until=until, **options)
+        assert got == [answers(hf, [prompt], until=until, **options)[0] for prompt in prompts]
+        assert got != whole
+    assert answers(ours, prompts, until=[""], **options) == whole
+
+
+def test_chats_are_rendered_as_by_the_harness_own_model(ours: HarnessModel, hf: HFLM) -> None:
+    chat = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "The answer is "}]
+    for add in (True, False):
+        assert ours.apply_chat_template(chat, add) == hf.apply_chat_template(chat, add)
+    assert ours.apply_chat_template(chat, False).endswith("The answer is ")
+    assert ours.chat_template(True) == hf.chat_template(True) == TEMPLATE
+    assert ours.tok_encode(BOS + "x") == [256, ord("x") - 33]
+    with pytest.raises(ValueError, match="only the default template"):
+        ours.chat_template("tools")
+
+
+def test_a_tokenizer_that_begins_texts_with_bos(tmp_path: Path) -> None:
+    path = model_folder(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 256)])
+    tokenizer.save(str(path))
+    ours, hf = HarnessModel(str(tmp_path), threads=1), theirs(tmp_path)
+    for text in ("x", BOS + "x"):
+        assert ours.tok_encode(text) == hf.tok_encode(text) == [256, ord("x") - 33]
+    assert_same(likelihoods(ours), likelihoods(hf))
+    options = {"max_gen_toks": 12, "do_sample": False}
+    assert answers(ours, [BOS + "The sea"], **options) == answers(hf, [BOS + "The sea"], **options)
+
+
+# ---- pruned ----------------------------------------------------------------------------------------
+
+
+def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(
+    ours: HarnessModel, pruned: HarnessModel
+) -> None:
+    pairs = [(TEXT, continuation) for continuation in CONTINUATIONS]
+    first = likelihoods(pruned, pairs)
+    assert likelihoods(pruned, pairs) == first
+    assert all(abs(a[0] - b[0]) > 1e-3 for a, b in zip(first, likelihoods(ours, pairs), strict=True))
+    assert answers(pruned, [TEXT]) == answers(pruned, [TEXT])
+    assert answers(pruned, [TEXT], max_gen_toks=40) != answers(ours, [TEXT], max_gen_toks=40)
+
+
+def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: HarnessModel) -> None:
+    tokenizer, want = pruned.llm.tokenizer, 0.0
+    session = pruned.llm.session(lazyllm.Pruning(STAGES))
+    logits = session.forward(tokenizer.encode(TEXT.rstrip()))
+    for token in tokenizer.encode(" so"):
+        want += logits[token] - np.log(np.exp(logits.astype(np.float64)).sum())
+        logits = session.forward([token], generated=True)
+    assert likelihoods(pruned, [(TEXT, "so")])[0][0] == pytest.approx(want, abs=1e-5)
+
+
+def test_continuations_that_differ_in_their_last_token_share_a_run(
+    pruned: HarnessModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    session = type(pruned.llm).session
+    monkeypatch.setattr(
+        type(pruned.llm), "session", lambda self, pruning=None: runs.append(1) or session(self, pruning)
+    )
+    choices = [(TEXT, f" {letter}") for letter in "ABCD"]
+    together = likelihoods(pruned, choices)
+    assert len(runs) == 1
+    assert together == [likelihoods(pruned, [choice])[0] for choice in choices]
+
+
+def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: HarnessModel) -> None:
+    options = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "max_gen_toks": 20}
+    first = answers(ours, ["The sea"] * 3, **options)
+    assert len(set(first)) == 3
+    assert answers(ours, ["The sea"] * 3, **options) == first
+    assert answers(HarnessModel(ours.llm, seed=100), ["The sea"] * 3, **options) != first
+
+
+@pytest.mark.parametrize(
+    ("given", "setting"),
+    [
+        (None, lazyllm.Pruning()),
+        ("dense", lazyllm.Pruning()),
+        (json.dumps(STAGES), lazyllm.Pruning(STAGES)),
+        (STAGES, lazyllm.Pruning(STAGES)),
+        ({1: 0.5}, lazyllm.Pruning({1: 0.5})),
+        ([[1, 0.5]], lazyllm.Pruning({1: 0.5})),
+        ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
+        ("static:layers=2,keep=0.5", lazyllm.StaticPruning(2, 0.5)),
+        (lazyllm.RandomDrop(0.5, 1), lazyllm.RandomDrop(0.5, 1)),
+    ],
+)
+def test_settings_and_what_results_say_of_them(ours: HarnessModel, given: Any, setting: Any) -> None:
+    model = HarnessModel(ours.llm, given)
+    assert model.pruning == setting
+    assert lazyllm.parse_method(model.get_model_info()["pruning"]) == setting
+    assert len(likelihoods(model, [(TEXT, " so")])) == 1
+
+
+# ---- through the harness ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks in a folder: answers generated, and one of three choices."""
+    place = tmp_path_factory.mktemp("tasks")
+    rows = [
+        {"question": f"{TEXT} {number}?", "choices": [" calm", " ship", " day"], "answer": number % 3}
+        for number in range(4)
+    ]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(place / "rows.jsonl")}},
+        "test_split": "test",
+        "doc_to_text": "{{question}}",
+    }
+    generated = {
+        "task": "tiny_generated",
+        "output_type": "generate_until",
+        "doc_to_target": "{{choices[answer]}}",
+        "generation_kwargs": {"until": ["\n"], "max_gen_toks": 8, "do_sample": False},
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    choice = {
+        "task": "tiny_choice",
+        "output_type": "multiple_choice",
+        "doc_to_target": "answer",
+        "doc_to_choice": "choices",
+        "metric_list": [{"metric": "acc"}],
+    }
+    for task in (generated, choice):
+        (place / f"{task['task']}.yaml").write_text(json.dumps(shared | task))  # JSON is YAML
+    return place
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+
+
+def evaluated(tasks: Path, model: Any, chat: bool = False, **options: Any) -> dict[str, Any]:
+    made: dict[str, Any] = lm_eval.simple_evaluate(
+        model=model,
+        tasks=["tiny_generated", "tiny_choice"],
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        bootstrap_iters=0,
+        apply_chat_template=chat,
+        **options,
+    )
+    return made
+
+
+def responses(made: dict[str, Any], task: str) -> list[Any]:
+    return [sample["filtered_resps"] for sample in made["samples"][task]]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_whole_evaluations(folder: Path, tasks: Path, hf: HFLM, pruned: HarnessModel, chat: bool) -> None:
+    arguments = {"pretrained": str(folder), "threads": 1}
+    dense = evaluated(tasks, "lazyllm", chat, model_args=arguments)
+    want = evaluated(tasks, hf, chat)
+    less = evaluated(tasks, "lazyllm", chat, model_args=arguments | {"pruning": STAGES})
+    again = evaluated(tasks, pruned, chat)
+    assert responses(dense, "tiny_generated") == responses(want, "tiny_generated")
+    assert responses(less, "tiny_generated") != responses(want, "tiny_generated")
+    for got, right in zip(responses(dense, "tiny_choice"), responses(want, "tiny_choice"), strict=True):
+        assert_same(got, right)
+    assert dense["results"]["tiny_choice"]["acc,none"] == want["results"]["tiny_choice"]["acc,none"]
+    for task in ("tiny_generated", "tiny_choice"):
+        assert responses(less, task) == responses(again, task)
+    assert responses(less, "tiny_choice") != responses(dense, "tiny_choice")
+    assert lazyllm.parse_method(less["config"]["pruning"]) == lazyllm.Pruning(STAGES)
+    assert lazyllm.parse_method(dense["config"]["pruning"]) == lazyllm.Pruning()
+
+
+def test_the_command(folder: Path, tasks: Path, tmp_path: Path) -> None:
+    setting = lazyllm.RandomDrop(0.5, 3)
+    given = {"pretrained": str(folder), "pruning": json.loads(setting.to_json())}
+    before = list(sys.argv)
+    arguments = ["--model", "lazyllm", "--model_args", json.dumps(given), "--tasks", "tiny_choice"]
+    arguments += ["--include_path", str(tasks), "--output_path", str(tmp_path), "--device", "cpu"]
+    assert cli.main(["lm-eval", *arguments]) == 0
+    assert sys.argv == before
+    (written,) = tmp_path.rglob("results_*.json")
+    found = json.loads(written.read_text())
+    assert lazyllm.parse_method(found["config"]["pruning"]) == setting
+    assert found["config"]["model_device"] == "cpu"
+    assert "acc,none" in found["results"]["tiny_choice"]
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_done_is_refused(
+    ours: HarnessModel, pruned: HarnessModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    rolling = asked("loglikelihood_rolling", [(TEXT,)])
+    for model in (
+        pruned,
+        HarnessModel(ours.llm, "random:keep=0.5"),
+        HarnessModel(ours.llm, "static:layers=2,keep=0.5"),
+    ):
+        with pytest.raises(ValueError, match="pruning must be dense"):
+            model.loglikelihood_rolling(rolling)
+    with pytest.raises(ValueError, match="lazyllm longbench runs it"):
+        HarnessModel(ours.llm, "compress:ratio=0.5")
+    with pytest.raises(ValueError, match="out of reach"):
+        HarnessModel(ours.llm, {"50": 0.5})
+    with pytest.raises(TypeError, match="pruning must be"):
+        HarnessModel(ours.llm, 7)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_length must be"):
+        HarnessModel(ours.llm, max_length=601)
+    with pytest.raises(ValueError, match="max_gen_toks must be below max_length"):
+        answers(ours, ["x"], max_gen_toks=600)
+    with pytest.raises(ValueError, match="'num_beams': 4"):
+        answers(ours, ["x"], num_beams=4)
+    assert answers(ours, ["x"], num_beams=1) == answers(ours, ["x"])
+    with pytest.raises(ValueError, match="a continuation has 8 tokens; it must have 1 to 7"):
+        likelihoods(HarnessModel(ours.llm, max_length=7), [("x", "12345678")])
+    HarnessModel(ours.llm, batch_size="auto")
+    assert "requests are run one by one" in caplog.text
+
+
+def test_a_checkpoint_without_end_token(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    model = HarnessModel(str(tmp_path))
+    with pytest.raises(ValueError, match="names no end token"):
+        likelihoods(model, [("", "x")])
+    assert model.chat_template(True) is None
+    assert EOS not in answers(model, ["x"])[0]
