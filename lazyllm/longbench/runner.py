@@ -203,9 +203,11 @@ def changed_nothing(method: Method, out: Generation) -> bool:
 def so_far(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """For the progress bar."""
     good = [row for row in rows if "error" not in row]
+    told: dict[str, str] = {}
     if not good:
-        return {}
-    told = {"TTFT": f"{float(np.mean([row['timing']['ttft'] for row in good])):.2f} s"}
+        return told
+    if "timing" in good[0]:
+        told["TTFT"] = f"{float(np.mean([row['timing']['ttft'] for row in good])):.2f} s"
     if "kl" in good[0]:
         told["KL"] = f"{float(np.mean([row['kl'] for row in good])):.4f}"
     if "score" in good[0]:

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lazyllm.llm import LLM
-from lazyllm.longbench.conditions import conditions
-from lazyllm.longbench.results import Key, RunFolder
+from lazyllm.longbench.runner import Asked
 from lazyllm.longbench.tasks import Tasks
-from lazyllm.progress import bar
 from lazyllm.pruning import Pruning
 
-SETTING = "attention"
 MASSES = (0.5, 0.9, 0.99)
 QUANTILES = tuple(range(0, 101, 2))  # percent
 
 
-def look_at_all(llm: LLM, tasks: Tasks, out: Path, progress: bool) -> list[dict[str, Any]]:
-    """One row an item, in a folder that resumes as a run does."""
-    plan = [(tasks.task(name), item) for name, rows in tasks.items.items() for item in rows]
-    told = conditions(llm, [SETTING], tasks.items, tasks.conditions, progress)
-    with RunFolder(out, told) as folder, bar(len(plan), "attention", "item", progress) as line:
-        for task, item in plan:
-            key = Key(SETTING, task.name, str(item["_id"]))
-            if key not in folder.done:
-                folder.append({**key._asdict(), **look(llm, tasks.prompt(llm, task, item).ids)})
-            line.update()
-        return folder.rows
+def attention_of(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+    """The measure of a run: what its prompt's last token attends to."""
+    return look(llm, tasks.prompt(llm, one.task, one.item).ids)
 
 
 def look(llm: LLM, ids: Sequence[int]) -> dict[str, Any]:

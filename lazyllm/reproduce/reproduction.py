@@ -13,12 +13,13 @@ from lazyllm.longbench.report import Table
 from lazyllm.longbench.results import write_whole
 from lazyllm.longbench.run import Run, tasks_of
 from lazyllm.longbench.runner import WARM_UPS, label_of, run_items
+from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Limits, Tasks
 from lazyllm.longbench.token_use import by_pruned_setting, plot_token_use
 from lazyllm.methods import Method
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce import figures, tables
-from lazyllm.reproduce.attention import look_at_all
+from lazyllm.reproduce.attention import attention_of
 from lazyllm.reproduce.preset import Preset, preset_of
 from lazyllm.reproduce.published import BY_MODEL, Published
 from lazyllm.reproduce.rivals import BASELINE, LAZY, SMOOTHED, Rivals, all_settings, rivals
@@ -74,7 +75,10 @@ class Reproduction:
         return self.write("table2", tables.work(self.methods.summary, self.labels, self.published))
 
     def figure2(self) -> list[Path]:
-        rows = look_at_all(self.llm, self.tasks, self.out / "attention", self.progress)
+        folder = self.out / "attention"
+        dense, measured = {DENSE: Pruning()}, {"measure": "attention"}
+        run_items(self.llm, dense, self.tasks, folder, 0, self.progress, attention_of, measured)
+        rows = Run(folder).summary.rows
         title = f"Figure 2: attention of the last prompt token, {self.model}, mean of {len(rows)} prompts"
         return [figures.attention(rows, title, self.out / "figure2.png")]
 
