@@ -117,6 +117,24 @@ def test_a_setting_that_changes_nothing_is_marked(llm: lazyllm.LLM, data: Path, 
     assert made.summary.count(str(short), "changed_nothing") == 1
 
 
+def test_compression_counts_in_tokens_of_the_whole_prompt(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    made = run(
+        llm, data, tmp_path, pruning=["dense", "compress:ratio=0.5,unit=token"], datasets=["lcc"], limit=1
+    )
+    dense, shorter = made.rows
+    assert shorter["prompt_tokens"] == dense["prompt_tokens"]
+    left = shorter["used"]["0"][0]
+    assert left < dense["used"]["0"][0] == dense["prompt_tokens"]
+    assert (
+        shorter["computed"]
+        == shorter["reached_top"]
+        == pytest.approx(left / dense["prompt_tokens"], abs=1e-6)
+    )
+    assert shorter["timing"]["compressing"] > 0
+
+
 def test_a_failed_item_is_an_error_row_and_no_score(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,13 +66,13 @@ class Divergence:
         return {
             "kl": float(kl_divergence(reference.logits, told).mean()),
             "agreement": float((reference.logits.argmax(axis=1) == told.argmax(axis=1)).mean()),
-            "prompt_tokens": len(given.prompt.ids),
+            "prompt_tokens": given.n_whole,
             "cut": given.prompt.cut,
             "wrapper": given.prompt.wrapper,
             "forced_tokens": len(reference.answer),
             "flops": prefill_flops(llm, one.method, len(given.prompt.ids), first_pass),
-            "computed": round(session.computed, 6),
-            "reached_top": round(session.reached_top, 6),
+            "computed": round(session.computed * given.share, 6),
+            "reached_top": round(session.reached_top * given.share, 6),
             "timing": {
                 "ttft": ttft + given.compressing,
                 "seconds": seconds + given.compressing,

@@ -46,11 +46,18 @@ Measure = Callable[[LLM, Tasks, Asked], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Posed:
-    """An item as the model is given it. Compressing it, if that is the method, took `compressing` seconds."""
+    """An item as the model is given it, and how many tokens it has as it was. Compressing it, if that is the
+    method, took `compressing` seconds."""
 
     prompt: Prompt
+    n_whole: int
     method: Method
-    compressing: float
+    compressing: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """What of the prompt compressing left."""
+        return len(self.prompt.ids) / self.n_whole
 
 
 def checked_settings(pruning: Setting | Sequence[Setting]) -> dict[str, Method]:
@@ -125,12 +132,13 @@ def outcome(llm: LLM, tasks: Tasks, one: Asked, measure: Measure) -> dict[str, A
 
 
 def posed(llm: LLM, tasks: Tasks, one: Asked) -> Posed:
+    whole = tasks.prompt(llm, one.task, one.item)
     if not isinstance(one.method, PromptCompression):
-        return Posed(tasks.prompt(llm, one.task, one.item), one.method, 0.0)
+        return Posed(whole, len(whole.ids), one.method)
     begun = time.perf_counter()
     item = {**one.item, "context": one.method.compress(llm, one.item["context"])}
     compressing = time.perf_counter() - begun
-    return Posed(tasks.prompt(llm, one.task, item), Pruning(), compressing)
+    return Posed(tasks.prompt(llm, one.task, item), len(whole.ids), Pruning(), compressing)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
@@ -154,14 +162,14 @@ def scored_answer(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
         "prediction": prediction,
         "score": tasks.score(one.task, prediction, one.item),
         "length": one.item["length"],
-        "prompt_tokens": len(prompt.ids),
+        "prompt_tokens": given.n_whole,
         "cut": prompt.cut,
         "wrapper": prompt.wrapper,
         "flops": prefill_flops(llm, one.method, len(prompt.ids), passes_of(prefill_of(out))),
         "new_tokens": len(out.token_ids),
         "finished_by": out.finish_reason,
-        "computed": round(out.computed, 6),
-        "reached_top": round(out.reached_top, 6),
+        "computed": round(out.computed * given.share, 6),
+        "reached_top": round(out.reached_top * given.share, 6),
         "in_play": in_play(out),
         "used": used(out, llm.config.n_layers),
         "revived": int(out.passes["revived"].sum()),
