@@ -121,7 +121,13 @@ def test_compression_counts_in_tokens_of_the_whole_prompt(
     llm: lazyllm.LLM, data: Path, tmp_path: Path
 ) -> None:
     made = run(
-        llm, data, tmp_path, pruning=["dense", "compress:ratio=0.5,unit=token"], datasets=["lcc"], limit=1
+        llm,
+        data,
+        tmp_path,
+        pruning=["dense", "compress:ratio=0.5,unit=token"],
+        datasets=["lcc"],
+        limit=1,
+        max_length=400,
     )
     dense, shorter = made.rows
     assert shorter["prompt_tokens"] == dense["prompt_tokens"]
