@@ -48,7 +48,7 @@ def test_the_harness_command_has_help_of_its_own(arguments: list[str], capsys: C
 
 def test_without_the_harness_its_extra_is_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lazyllm.harness", raising=False)
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     assert cli.main(["lm-eval", "--model", "lazyllm"]) == cli.USAGE_ERROR
     assert "pip install 'lazyllm-engine[lm-eval]'" in capsys.readouterr().err
 
