@@ -145,6 +145,7 @@ struct lazy_stream {
     const lazy_config *config;
     const lazy_watch *watch; /* of the pass under way, or NULL */
     int layers_done;
+    int rows; /* that the pass under way begins with; 0 between passes */
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err);

@@ -80,10 +80,10 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
     if (!code) code = upload_positions(p, cache->in_play[0], 0, p->m, err);
     if (!code && !computes_all_in_play(p)) code = upload_positions(p, cache->rows[0], p->first_new, p->n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
+    if (!code) code = p->ops->upload(p->stream, cache->ids, ids, (size_t)n_new * sizeof *ids, err);
     /* A frozen pass revives nothing: its rows count as computed throughout, so that only others can be found waiting. */
     int depth = p->schedule.frozen ? p->config->n_layers : 0;
     if (!code) code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, depth, err);
-    if (!code) code = p->ops->upload(p->stream, cache->ids, ids, (size_t)n_new * sizeof *ids, err);
     if (!code) code = p->ops->embed(p->stream, cache->x[0], cache->ids, n_new, &p->session->model->embedding, err);
     return code;
 }

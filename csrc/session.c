@@ -88,8 +88,10 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     lazy_tokens_append(&s->tokens, n, generated);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
+    s->cache.stream->rows = n;
     code = lazy_forward(s, ids, n, generated, outputs, err);
     s->cache.stream->watch = NULL;
+    s->cache.stream->rows = 0;
     s->broken = code != LAZY_OK;
     return code;
 }

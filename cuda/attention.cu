@@ -42,7 +42,7 @@ template <class T> void cut_keys(attention_task<T> *t, int processors)
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
-template <class T> cudaError_t attend(attention_task<T> &t, int processors, cudaStream_t queue)
+template <class T> cudaError_t attend(attention_task<T> &t, int processors, const lazy_queue &queue)
 {
     cut_keys(&t, processors);
     cudaError_t code;
@@ -60,7 +60,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_limits(stream, rows, n, in_play, m, err);
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         attention_task<T> t = {};
         t.y = (T *)y;

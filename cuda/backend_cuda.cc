@@ -1,6 +1,7 @@
 /* backend_cuda.cc — a CUDA device as a backend: memory, weights, streams, and the table of ops. */
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "convert.h"
@@ -96,6 +97,7 @@ void close_stream(lazy_stream *stream)
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* nothing may still read what is freed */
+        lazy_graphs_close(s->graphs);
         lazy_gemm_close(s->gemm);
         free_scratch(s);
         release(stream->backend, s->count);
@@ -124,6 +126,8 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
     if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "a note", err);
     if (!code) code = forget_bad_score(s, err);
+    const char *graphs = getenv("LAZYLLM_CUDA_GRAPHS");
+    if (!code && (!graphs || strcmp(graphs, "0") != 0)) code = lazy_graphs_open(&s->graphs, s->queue, err);
     if (code) close_stream(&s->base);
     else *out = &s->base;
     return code;
@@ -162,17 +166,17 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 
 int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (code) return code;
     /* memory that is not pinned is staged before the call returns */
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_queue(stream)), "upload", err);
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_scratch(stream)->queue), "upload", err);
 }
 
 /* Waits; so this is where selection's complaints are heard. */
 int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (!code) code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code)
         code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
@@ -186,9 +190,9 @@ int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy
 
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (code) return code;
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_queue(stream)), "copy", err);
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue), "copy", err);
 }
 
 /* ---- the device ------------------------------------------------------------------------- */
@@ -254,6 +258,23 @@ int describe(lazy_cuda *cuda, lazy_error *err)
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
 {
     return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "taking the device", err);
+}
+
+int lazy_cuda_settle(lazy_stream *stream, lazy_error *err)
+{
+    lazy_graphs *graphs = lazy_cuda_scratch(stream)->graphs;
+    int code = lazy_cuda_enter(stream->backend, err);
+    return code || !graphs ? code : lazy_graphs_start(graphs, err);
+}
+
+int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    bool few = stream->rows > 0 && stream->rows <= LAZY_FEW_ROWS;
+    *out = { s->queue, few ? s->graphs : nullptr, what, stream->layers_done };
+    if (!out->graphs) return lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
+    return code ? code : lazy_graphs_make_room(out->graphs, err);
 }
 
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)

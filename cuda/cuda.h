@@ -11,6 +11,7 @@ extern "C" {
 }
 
 #include "gemm.h"
+#include "graph.h"
 
 enum {
     ATTENTION_MOST_CHUNKS = 64, /* of keys that one row's work may be cut into */
@@ -35,6 +36,7 @@ struct lazy_cuda {
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
+    lazy_graphs *graphs; /* NULL where LAZYLLM_CUDA_GRAPHS=0 */
     lazy_gemm *gemm;
     int rows, tokens;          /* that the scratch below is for */
     int32_t *limits;           /* (rows,) how many of the tokens in play each row sees */
@@ -48,8 +50,13 @@ struct lazy_cuda_stream {
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
-/* Makes the stream's device the thread's own, as every op must before it does anything. */
+/* Makes the device the thread's own, as must be done before anything else. */
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
+
+/* The same for ops that only launch kernels: where to. */
+int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err);
+/* The same for ops that give the stream anything else to do: all that waits to be launched goes first. */
+int lazy_cuda_settle(lazy_stream *stream, lazy_error *err);
 
 /* LAZY_OK, or the error of a call or launch by its own text. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
@@ -60,7 +67,6 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
-static inline cudaStream_t lazy_cuda_queue(lazy_stream *stream) { return lazy_cuda_scratch(stream)->queue; }
 
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);

@@ -110,7 +110,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *
 
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data, table->cols);
     });
@@ -118,7 +118,7 @@ int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, con
 
 int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)y, (const T *)x, d, weight, eps);
     });
@@ -129,7 +129,7 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 {
     const lazy_config *c = stream->config;
     rotation t = { rows, c->n_heads, c->n_kv_heads, c->head_dim, kv.capacity, rope, q_norm, k_norm, eps };
-    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(rotate_rows<T>, dim3(n), dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
     });
@@ -137,14 +137,14 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 
 int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "surprisal", err, [&](const lazy_queue &queue) {
         return lazy_launch(surprise_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
     });
 }
 
 int lazy_cuda_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "the look for numbers that are none", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "the look for numbers that are none", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(note_row<T>, dim3(1), dim3(THREADS), 0, queue, (const T *)x, d, layer, first_bad);
     });

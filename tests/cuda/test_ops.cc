@@ -1138,6 +1138,12 @@ static void test_repetition(lazy_dtype type)
         alone.push_back(pass(sides.back(), r, w, *inputs.back()));
         check(pass(sides.back(), r, w, *inputs.back()) == alone.back(), "other bits the second time");
     }
+    for (int i = 0; i < 3 * STREAMS; i++) { /* written down, made into graphs, taken from there; and so the streams stay */
+        int n = i % STREAMS;
+        now("%s pass of %d rows over %d, as graphs", r.name(), inputs[n]->tokens.n, inputs[n]->tokens.m);
+        sides[n].stream->rows = LAZY_FEW_ROWS;
+        check(pass(sides[n], r, w, *inputs[n]) == alone[n], "other bits than launched one by one");
+    }
     std::vector<std::thread> threads;
     for (size_t i = 0; i < (size_t)STREAMS; i++)
         threads.emplace_back([&, i] {
