@@ -222,6 +222,7 @@ lazy_ops table_of_ops()
     ops.attention = lazy_cuda_attention;
     ops.logits = lazy_cuda_logits;
     ops.surprisal = lazy_cuda_surprisal;
+    ops.argmax = lazy_cuda_argmax;
     ops.note_finite = lazy_cuda_note_finite;
     ops.scores = lazy_cuda_scores;
     ops.average = lazy_cuda_average;

@@ -1,11 +1,11 @@
-/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the look for numbers that are none. */
+/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the greatest logit, the look for numbers that are none. */
 #include <cfloat>
 
 #include "values.h"
 
 namespace
 {
-enum { THREADS = 256, HEAD_WARPS = 4 };
+enum { THREADS = 256, HEAD_WARPS = 4, LOGIT_THREADS = 1024 };
 
 template <class T> __global__ void __launch_bounds__(THREADS) embed_rows(T *x, const int32_t *ids, const T *table, int d)
 {
@@ -100,6 +100,29 @@ __global__ void __launch_bounds__(THREADS) surprise_rows(float *surprisal, const
     if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (most - row[ids[blockIdx.x]]);
 }
 
+/* Least for the greatest logit, then for the smallest id; less than any of these for one that is no finite number. */
+__device__ __forceinline__ unsigned long long rank_of(float logit, int id)
+{
+    unsigned bits = __float_as_uint(logit + 0.0f); /* -0 becomes 0 */
+    unsigned falling = bits >> 31 ? bits : ~bits & INT32_MAX;
+    return (unsigned long long)(fabsf(logit) <= FLT_MAX ? falling : 0) << 32 | (unsigned)id;
+}
+
+/* One block. */
+__global__ void __launch_bounds__(LOGIT_THREADS) find_greatest(int32_t *id, const float *logits, int vocab)
+{
+    __shared__ unsigned long long least;
+    if (threadIdx.x == 0) least = ~0ull;
+    __syncthreads();
+    unsigned long long own = ~0ull;
+#pragma unroll 4
+    for (int v = threadIdx.x; v < vocab; v += LOGIT_THREADS) own = min(own, rank_of(logits[v], v));
+    for (int step = 16; step; step /= 2) own = min(own, __shfl_xor_sync(~0u, own, step));
+    if (threadIdx.x % 32 == 0) atomicMin(&least, own);
+    __syncthreads();
+    if (threadIdx.x == 0) *id = least >> 32 ? (int)(unsigned)least : -1 - (int)(unsigned)least;
+}
+
 template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *x, int d, int layer, int32_t *first_bad)
 {
     for (int i = threadIdx.x; i < d; i += THREADS)
@@ -139,6 +162,13 @@ int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, in
 {
     return lazy_cuda_op(stream, "surprisal", err, [&](const lazy_queue &queue) {
         return lazy_launch(surprise_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
+    });
+}
+
+int lazy_cuda_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
+{
+    return lazy_cuda_op(stream, "the greatest logit", err, [&](const lazy_queue &queue) {
+        return lazy_launch(find_greatest, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
     });
 }
 

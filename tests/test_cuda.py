@@ -295,7 +295,9 @@ def test_a_decode_step_is_one_graph(
     assert costs[0][1:] == [0, 0]
     assert costs[1] == [0, 1, 0]  # made and started
     assert costs[2] == costs[3] == costs[4] == [0, 1, costs[2][2]]
-    assert per_layer <= 3  # only what knows how many tokens are in play: limits and attention, in pieces or not
+    assert (
+        per_layer <= 3
+    )  # only what knows how many tokens are in play: limits and attention, in pieces or not
     monkeypatch.setenv("LAZYLLM_CUDA_GRAPHS", "0")
     assert cost_of_steps(3) == [[costs[0][0], 0, 0]] * 3
 

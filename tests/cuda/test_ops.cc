@@ -618,6 +618,26 @@ static void test_surprisal(const rig &r, int n, int vocab)
     }
 }
 
+/* Values of few levels, so that most are equal; or such as differ in their last bits alone. */
+static void test_argmax(const rig &r, int vocab)
+{
+    for (int round = 0; round < 12; round++) {
+        now("%s argmax of %d, round %d", r.name(), vocab, round);
+        floats logits = random_values(LAZY_F32, (size_t)vocab, round % 2 ? 3 : -1e30f);
+        for (float &logit : logits) logit = round % 2 ? truncf(logit) : logit;
+        if (round % 4 == 3)
+            for (float &logit : logits) logit = -fabsf(logit);
+        for (int bad = 0; bad < round - 8; bad++)
+            logits[(size_t)random_int(0, vocab - 1)] = bad == 0 ? -INFINITY : bad == 1 ? INFINITY : NAN;
+        input on_gpu(r.gpu, logits);
+        output id(r.gpu, sizeof(int32_t));
+        did(r.gpu, "argmax", r.gpu.ops->argmax(r.gpu.stream, id.as<int32_t>(), on_gpu.as<float>(), vocab, &r.gpu.err));
+        int32_t got = ints_of(id.read())[0], want;
+        r.plain.ops->argmax(r.plain.stream, &want, logits.data(), vocab, nullptr);
+        check(got == want, "%d instead of %d", got, want);
+    }
+}
+
 static void test_note_finite(const rig &r, int d, float value, int noted, int layer)
 {
     now("%s note_finite d %d, %g, %d noted, layer %d", r.name(), d, value, noted, layer);
@@ -640,6 +660,7 @@ static void test_rows(const rig &r)
         test_rmsnorm(r, 2, d, huge(r.type));
     }
     for (int vocab : { 1, 31, 257, random_int(300, 2000) }) test_surprisal(r, random_int(1, 5), vocab);
+    for (int vocab : { 1, 2, 33, 1024, random_int(1025, 5000) }) test_argmax(r, vocab);
     for (int d : { 1, random_int(2, 255), 256, 701 }) {
         for (float value : { NAN, INFINITY, -INFINITY, largest[r.type] }) {
             test_note_finite(r, d, value, 1000, 7);
