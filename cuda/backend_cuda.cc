@@ -143,8 +143,8 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, cuda->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
     const lazy_config *c = stream->config;
-    size_t heads = (size_t)c->n_heads, few = (size_t)std::min<int>(n_rows, ATTENTION_FEW_ROWS),
-           chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK);
+    size_t heads = (size_t)c->n_heads, chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK),
+           partial = lazy_cuda_most_partial(c, cuda->processors, n_rows);
     lazy_cuda_stream fresh = *s;
     fresh.rows = n_rows;
     fresh.tokens = n_tokens;
@@ -154,9 +154,7 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     fresh.shares = nullptr;
     const char *what = "a stream's scratch";
     code = allocate(backend, (void **)&fresh.limits, (size_t)n_rows * sizeof *fresh.limits, what, err);
-    if (!code)
-        code = allocate(backend, (void **)&fresh.partial,
-                        few * heads * ATTENTION_MOST_CHUNKS * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
+    if (!code) code = allocate(backend, (void **)&fresh.partial, partial * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
     if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type), what, err);
     if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
     free_scratch(code ? &fresh : s);

@@ -13,11 +13,6 @@ extern "C" {
 #include "gemm.h"
 #include "graph.h"
 
-enum {
-    ATTENTION_MOST_CHUNKS = 64, /* of keys that one row's work may be cut into */
-    ATTENTION_FEW_ROWS = 128,   /* up to here keys are cut: the partial results of so many rows have room */
-};
-
 /* The first score that is no number: the layer after which, in the upper half, and the position. */
 typedef unsigned long long lazy_bad_score;
 
@@ -40,7 +35,7 @@ struct lazy_cuda_stream {
     lazy_gemm *gemm;
     int rows, tokens;          /* that the scratch below is for */
     int32_t *limits;           /* (rows,) how many of the tokens in play each row sees */
-    float *partial;            /* (rows <= ATTENTION_FEW_ROWS, H, ATTENTION_MOST_CHUNKS, D + 2) outputs, maxima, sums of chunks of keys */
+    float *partial;            /* (lazy_cuda_most_partial, D + 2) outputs, maxima, sums of chunks of keys */
     void *gate_up;             /* (row_chunk, 2 F) */
     float *shares;             /* (H, tokens) attention of a query row, by head */
     int32_t *count;            /* a number on its way to the host */
@@ -82,6 +77,8 @@ int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *)
 int lazy_cuda_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.cu: any rows, by whichever kernel suits */
 int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
+/* How many partial results it has at most, of passes of up to n_rows rows: one for each row, head and chunk of keys. */
+size_t lazy_cuda_most_partial(const lazy_config *, int processors, int n_rows);
 /* scores.cu */
 int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* selection.cu */

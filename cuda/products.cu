@@ -38,9 +38,9 @@ template <class T, int ROWS> __device__ __forceinline__ void add_products(float 
 __device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 template <class T> struct few_product {
-    const T *x; /* (n, cols) */
-    const T *w; /* (columns, cols), where gated another as large below it */
-    const float *bias;
+    const T *x;        /* (n, cols) */
+    const T *w;        /* (columns, cols), where gated another as large below it */
+    const float *bias; /* as many as w has rows, or NULL */
     int n, columns, cols;
     bool accumulate;
 };
@@ -56,9 +56,8 @@ template <class T, class Y, int ROWS, bool GATED> __global__ void __launch_bound
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= p.n) break;
-        float total = lazy_warp_sum(sum[r]);
-        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]));
-        if (p.bias) total += p.bias[column];
+        float total = lazy_warp_sum(sum[r]) + (p.bias ? p.bias[column] : 0.0f);
+        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f));
         Y *out = y + (int64_t)r * p.columns + column;
         if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
     }
@@ -130,7 +129,7 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
     if (n <= FEW)
         return lazy_cuda_typed_op(stream, "gated product of few rows", err, [&](auto type, const lazy_queue &queue) {
             using T = decltype(type);
-            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, nullptr, n, ffn, gate_up->cols, false };
+            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, gate_up->bias, n, ffn, gate_up->cols, false };
             return run_few<T, T, true>((T *)y, p, queue);
         });
     void *both = lazy_cuda_scratch(stream)->gate_up;

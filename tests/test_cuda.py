@@ -277,7 +277,7 @@ def test_graphs_change_no_bit(rules: Any, seven_layers: Tiny, monkeypatch: pytes
 def test_a_decode_step_is_one_graph(
     runtime: Runtime, seven_layers: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the third one on: the first sequence of its kind is not made a graph of, the second one is made into one."""
+    """The first of its kind goes launch by launch, the second is made into a graph, later ones take that."""
 
     def cost_of_steps(n: int) -> list[list[int]]:
         session = on(seven_layers, DEVICE).session(None)
@@ -344,7 +344,7 @@ def test_a_graph_refused_is_no_loss(runtime: Runtime, seven_layers: Tiny) -> Non
 @fakes_only
 @pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, step: int) -> None:
-    """One that was written down, one of a graph's first start, one of a later start: an error, a dead session, a live model."""
+    """By itself, in a graph's first start, in a later one: an error, a dead session, a live model."""
     model = on(seven_layers, DEVICE)
     want = conversation(model.session(None), seven_layers)
     session = model.session(None)
@@ -364,7 +364,7 @@ def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_
     session = on(seven_layers, DEVICE).session(None)
     session.forward(seven_layers.ids(40))
     runtime.refuse(2 + 10 * 3 + 1)  # marks, embedding, then ten launches a layer
-    with pytest.raises(lazyllm.DeviceError, match="^norm, queued after 3 layers: too many resources"):
+    with pytest.raises(lazyllm.DeviceError, match=r"^norm, queued after 3 layers: too many resources"):
         session.forward([1], True)
 
 
