@@ -91,6 +91,8 @@ typedef struct lazy_ops {
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; leaves anything in logits */
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *);
+    /* *id = that of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first that is no finite number */
+    int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
     /* *first_bad = min(*first_bad, layer) if one of the d values of x is no finite number */
     int (*note_finite)(lazy_stream *, const void *x, int d, int layer, int32_t *first_bad, lazy_error *);
 
@@ -145,6 +147,7 @@ struct lazy_stream {
     const lazy_config *config;
     const lazy_watch *watch; /* of the pass under way, or NULL */
     int layers_done;
+    int rows; /* that the pass under way begins with; 0 between passes */
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err);

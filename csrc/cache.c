@@ -56,8 +56,7 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_e
     if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
     if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)c->ffn, "FFN rows", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->logits, (size_t)c->vocab * sizeof(float), "the logits", err);
-    if (!code)
-        code = backend->ops->alloc(backend, (void **)&cache->notes, (size_t)(1 + c->n_layers) * sizeof(int32_t), "a pass's notes", err);
+    if (!code) code = backend->ops->alloc(backend, (void **)&cache->notes, lazy_n_notes(c) * sizeof(int32_t), "a pass's notes", err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -82,7 +81,7 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
     lazy_growing *end = cache->growing + cache->n_growing;
     const lazy_config *c = &cache->model->config;
     size_t words = (size_t)capacity;
-    if (words < (size_t)c->n_layers + 1) words = (size_t)c->n_layers + 1;
+    if (words < lazy_n_notes(c)) words = lazy_n_notes(c);
     if (words < (size_t)c->head_dim) words = (size_t)c->head_dim;
     int32_t *staging;
     int code = lazy_alloc((void **)&staging, words, sizeof *staging, "the staging room", err);

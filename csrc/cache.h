@@ -43,13 +43,15 @@ typedef struct lazy_cache {
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) */
     float *logits;       /* (vocab,) */
-    int32_t *notes;      /* (1 + n_layers,) first layer with a value that is no number; rows revived entering each layer */
+    int32_t *notes;      /* (lazy_n_notes,) first layer with a value that is no number; rows revived entering each layer; argmax */
 
     /* (host) where what goes to the backend and back is put together: room for the flags or positions of every token, the notes,
      * or one row of the RoPE table */
     int32_t *staging;
     size_t staging_words;
 } lazy_cache;
+
+static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_layers + 2; }
 
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);

@@ -72,7 +72,7 @@ static int upload_flags(pass *p, lazy_error *err)
 static int upload_notes(pass *p, lazy_error *err)
 {
     int32_t *notes = p->cache->staging; /* no bad layer, nothing revived */
-    size_t bytes = (size_t)(1 + p->config->n_layers) * sizeof *notes;
+    size_t bytes = lazy_n_notes(p->config) * sizeof *notes;
     memset(notes, 0, bytes);
     notes[0] = p->config->n_layers;
     return p->ops->upload(p->stream, p->cache->notes, notes, bytes, err);
@@ -313,12 +313,15 @@ static int forget_dropped(pass *p, lazy_error *err)
     return code;
 }
 
+static int refuse_logit(int id, lazy_error *err)
+{
+    return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
+}
+
 static int check_logits(const float *logits, int vocab, lazy_error *err)
 {
     for (int i = 0; i < vocab; i++)
-        if (!isfinite(logits[i]))
-            return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged",
-                             i);
+        if (!isfinite(logits[i])) return refuse_logit(i, err);
     return LAZY_OK;
 }
 
@@ -330,20 +333,23 @@ static int finish(pass *p, lazy_error *err)
     const lazy_model *model = session->model;
     const int32_t *notes = cache->staging;
     float *logits = p->outputs.logits;
+    int32_t *best = p->outputs.best;
     int code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, c->n_layers, err);
     if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, cache->x[p->x_now], (size_t)(p->n - 1) * (size_t)c->hidden);
     if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, err);
     if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
     if (!code && logits) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
+    if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->logits, c->vocab, err);
     if (!code) code = p->ops->download(p->stream, session->tokens.depths, cache->depth, (size_t)p->length * sizeof(int32_t), err);
-    if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, (size_t)(1 + c->n_layers) * sizeof *notes, err);
+    if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, lazy_n_notes(c) * sizeof *notes, err);
     if (code) return code;
 
     if (notes[0] < c->n_layers)
         return lazy_fail(err, LAZY_CHECKPOINT,
                          "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
+    if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
     return forget_dropped(p, err);
 }

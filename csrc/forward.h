@@ -7,6 +7,7 @@
 /* What is wanted of a pass over n tokens; NULL is not. */
 typedef struct lazy_outputs {
     float *logits;    /* (host) (vocab,) of the last token */
+    int32_t *best;    /* (host) the id of the greatest of those */
     float *surprisal; /* (host) (n,) -ln p of each token, NaN where nothing is before it. For passes that drop nothing */
     float *head;      /* (head_rows, vocab) room on the backend, for surprisal */
     int head_rows;    /* at most row_chunk */

@@ -139,6 +139,10 @@ int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int 
 int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err);
 
+/* A forward that gives the token of the greatest logit, the smaller id among equals, in place of logits. */
+int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
+                        lazy_error *err);
+
 /* A forward of n tokens of the user's that gives surprisal[i] = -ln p(ids[i] | all before it), in place of logits. NaN where
  * nothing is before. For sessions that prune nothing. */
 int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);
@@ -176,6 +180,7 @@ typedef struct lazy_sampler lazy_sampler;
  * The same seed gives the same draws. */
 int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int top_k, uint64_t seed, lazy_error *err);
 void lazy_sampler_close(lazy_sampler *sampler);
+bool lazy_sampler_is_greedy(const lazy_sampler *sampler);
 int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, int32_t *token, lazy_error *err);
 
 /* ---- bench ------------------------------------------------------------------------------ */

@@ -64,6 +64,8 @@ void lazy_sampler_close(lazy_sampler *sampler)
     lazy_free(sampler);
 }
 
+bool lazy_sampler_is_greedy(const lazy_sampler *sampler) { return sampler->temperature == 0; }
+
 static int likelier(const void *a, const void *b)
 {
     const struct candidate *x = a, *y = b;
@@ -79,7 +81,7 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
         if (isnan(logits[i])) return lazy_fail(err, LAZY_INVALID, "logit %d is NaN", i);
         if (logits[i] > logits[best]) best = i;
     }
-    if (sampler->temperature == 0) {
+    if (lazy_sampler_is_greedy(sampler)) {
         *token = best;
         return LAZY_OK;
     }

@@ -106,21 +106,35 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     lazy_tokens_append(&s->tokens, n, generated);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
+    s->cache.stream->rows = n;
     code = lazy_forward(s, ids, n, generated, outputs, err);
     s->cache.stream->watch = NULL;
+    s->cache.stream->rows = 0;
     s->broken = code != LAZY_OK;
+    return code;
+}
+
+static int forward(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch,
+                   lazy_error *err)
+{
+    int code = check_ids(s, ids, n, err);
+    if (!code) code = enter(s, err);
+    if (code) return code;
+    code = run(s, ids, n, generated, outputs, watch, err);
+    atomic_store(&s->busy, false);
     return code;
 }
 
 int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err)
 {
-    int code = check_ids(s, ids, n, err);
-    if (!code) code = enter(s, err);
-    if (code) return code;
-    code = run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
-    atomic_store(&s->busy, false);
-    return code;
+    return forward(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
+}
+
+int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
+                        lazy_error *err)
+{
+    return forward(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
 }
 
 int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)

@@ -8,7 +8,14 @@
 
 namespace
 {
-enum { THREADS = 128, KEY_UNIT = 128 /* a chunk is a multiple of it */, BLOCKS_PER_PROCESSOR = 4 };
+enum {
+    THREADS = 128,
+    KEY_UNIT = 128, /* a chunk is a multiple of it */
+    MOST_CHUNKS = 64,
+    FEW_ROWS = 128, /* up to here keys are cut */
+    BLOCKS_PER_PROCESSOR = 4,
+    TILE = 16, /* rows of q, with the heads of a group side by side, that one block takes */
+};
 
 /* One block for a row's head. */
 template <class T> __global__ void __launch_bounds__(THREADS) merge_chunks(attention_task<T> t)
@@ -35,14 +42,15 @@ template <class T> void cut_keys(attention_task<T> *t, int processors)
 {
     t->chunk = t->m;
     t->chunks = 1;
-    if (t->n > ATTENTION_FEW_ROWS) return;
-    int rows = (t->n * t->group + 15) / 16, wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, rows * t->n_heads / t->group);
-    int chunks = std::clamp(wanted, 1, (int)ATTENTION_MOST_CHUNKS);
+    if (t->n > FEW_ROWS) return;
+    int tiles = (t->n * t->group + TILE - 1) / TILE
+    *(t->n_heads / t->group), wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, tiles);
+    int chunks = std::clamp(wanted, 1, (int)MOST_CHUNKS);
     t->chunk = ((t->m + chunks - 1) / chunks + KEY_UNIT - 1) / KEY_UNIT * KEY_UNIT;
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
-template <class T> cudaError_t attend(attention_task<T> &t, int processors, cudaStream_t queue)
+template <class T> cudaError_t attend(attention_task<T> &t, int processors, const lazy_queue &queue)
 {
     cut_keys(&t, processors);
     cudaError_t code;
@@ -53,6 +61,13 @@ template <class T> cudaError_t attend(attention_task<T> &t, int processors, cuda
 }
 } // namespace
 
+/* A tile's rows in as many chunks as there are blocks for each tile; and no more than the rows have. */
+size_t lazy_cuda_most_partial(const lazy_config *config, int processors, int n_rows)
+{
+    size_t rows = (size_t)std::min(n_rows, (int)FEW_ROWS) * (size_t)config->n_heads;
+    return std::min(rows * MOST_CHUNKS, (size_t)processors * BLOCKS_PER_PROCESSOR * TILE);
+}
+
 int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play,
                         int m, lazy_error *err)
 {
@@ -60,7 +75,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_limits(stream, rows, n, in_play, m, err);
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         attention_task<T> t = {};
         t.y = (T *)y;

@@ -27,8 +27,8 @@ template <class T> __device__ __forceinline__ float *partial_of(const attention_
 }
 
 /* attention_plain.cu: any type, any head. attention_mma.cu: 16 bits, heads of 64, 80, 96, 128, on tensor cores. */
-template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, cudaStream_t queue);
-template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &t, cudaStream_t queue);
+template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, const lazy_queue &queue);
+template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &t, const lazy_queue &queue);
 bool lazy_cuda_mma_takes(int head_dim);
 
 #endif

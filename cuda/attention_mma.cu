@@ -203,14 +203,14 @@ template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARP
     }
 }
 
-template <class T, int D, int WARPS> cudaError_t run(const attention_task<T> &t, cudaStream_t queue)
+template <class T, int D, int WARPS> cudaError_t run(const attention_task<T> &t, const lazy_queue &queue)
 {
     int n = t.n * t.group, tiles = (n + WARPS * WARP_ROWS - 1) / (WARPS * WARP_ROWS);
     return lazy_launch(attend<T, D, WARPS>, dim3(tiles, t.n_heads / t.group, t.chunks), dim3(32 * WARPS), sizeof(workspace<T, D, WARPS>),
                        queue, t);
 }
 
-template <class T, int D> cudaError_t run_with(const attention_task<T> &t, cudaStream_t queue)
+template <class T, int D> cudaError_t run_with(const attention_task<T> &t, const lazy_queue &queue)
 {
     return t.n * t.group <= WARP_ROWS ? run<T, D, 1>(t, queue) : run<T, D, 4>(t, queue);
 }
@@ -218,7 +218,7 @@ template <class T, int D> cudaError_t run_with(const attention_task<T> &t, cudaS
 
 bool lazy_cuda_mma_takes(int head_dim) { return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128; }
 
-template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &t, cudaStream_t queue)
+template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &t, const lazy_queue &queue)
 {
     switch (t.d) {
     case 64: return run_with<T, 64>(t, queue);
@@ -228,5 +228,5 @@ template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &
     }
 }
 
-template cudaError_t lazy_cuda_attend_by_mma(const attention_task<__half> &, cudaStream_t);
-template cudaError_t lazy_cuda_attend_by_mma(const attention_task<__nv_bfloat16> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_by_mma(const attention_task<__half> &, const lazy_queue &);
+template cudaError_t lazy_cuda_attend_by_mma(const attention_task<__nv_bfloat16> &, const lazy_queue &);

@@ -67,11 +67,11 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
 }
 } // namespace
 
-template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, cudaStream_t queue)
+template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, const lazy_queue &queue)
 {
     return lazy_launch(attend<T>, dim3(t.n, t.n_heads, t.chunks), dim3(THREADS), 0, queue, t);
 }
 
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<float> &, cudaStream_t);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__half> &, cudaStream_t);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__nv_bfloat16> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<float> &, const lazy_queue &);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<__half> &, const lazy_queue &);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<__nv_bfloat16> &, const lazy_queue &);

@@ -1,6 +1,7 @@
 /* backend_cuda.cc — a CUDA device as a backend: memory, weights, streams, and the table of ops. */
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "convert.h"
@@ -96,6 +97,7 @@ void close_stream(lazy_stream *stream)
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* nothing may still read what is freed */
+        lazy_graphs_close(s->graphs);
         lazy_gemm_close(s->gemm);
         free_scratch(s);
         release(stream->backend, s->count);
@@ -124,6 +126,8 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
     if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "a note", err);
     if (!code) code = forget_bad_score(s, err);
+    const char *graphs = getenv("LAZYLLM_CUDA_GRAPHS");
+    if (!code && (!graphs || strcmp(graphs, "0") != 0)) code = lazy_graphs_open(&s->graphs, s->queue, err);
     if (code) close_stream(&s->base);
     else *out = &s->base;
     return code;
@@ -139,8 +143,8 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, cuda->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
     const lazy_config *c = stream->config;
-    size_t heads = (size_t)c->n_heads, few = (size_t)std::min<int>(n_rows, ATTENTION_FEW_ROWS),
-           chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK);
+    size_t heads = (size_t)c->n_heads, chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK),
+           partial = lazy_cuda_most_partial(c, cuda->processors, n_rows);
     lazy_cuda_stream fresh = *s;
     fresh.rows = n_rows;
     fresh.tokens = n_tokens;
@@ -150,9 +154,7 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     fresh.shares = nullptr;
     const char *what = "a stream's scratch";
     code = allocate(backend, (void **)&fresh.limits, (size_t)n_rows * sizeof *fresh.limits, what, err);
-    if (!code)
-        code = allocate(backend, (void **)&fresh.partial,
-                        few * heads * ATTENTION_MOST_CHUNKS * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
+    if (!code) code = allocate(backend, (void **)&fresh.partial, partial * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
     if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type), what, err);
     if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
     free_scratch(code ? &fresh : s);
@@ -162,17 +164,17 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 
 int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (code) return code;
     /* memory that is not pinned is staged before the call returns */
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_queue(stream)), "upload", err);
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_scratch(stream)->queue), "upload", err);
 }
 
 /* Waits; so this is where selection's complaints are heard. */
 int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (!code) code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code)
         code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
@@ -186,9 +188,9 @@ int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy
 
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     if (code) return code;
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_queue(stream)), "copy", err);
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue), "copy", err);
 }
 
 /* ---- the device ------------------------------------------------------------------------- */
@@ -218,6 +220,7 @@ lazy_ops table_of_ops()
     ops.attention = lazy_cuda_attention;
     ops.logits = lazy_cuda_logits;
     ops.surprisal = lazy_cuda_surprisal;
+    ops.argmax = lazy_cuda_argmax;
     ops.note_finite = lazy_cuda_note_finite;
     ops.scores = lazy_cuda_scores;
     ops.average = lazy_cuda_average;
@@ -254,6 +257,23 @@ int describe(lazy_cuda *cuda, lazy_error *err)
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
 {
     return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "taking the device", err);
+}
+
+int lazy_cuda_settle(lazy_stream *stream, lazy_error *err)
+{
+    lazy_graphs *graphs = lazy_cuda_scratch(stream)->graphs;
+    int code = lazy_cuda_enter(stream->backend, err);
+    return code || !graphs ? code : lazy_graphs_start(graphs, err);
+}
+
+int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    bool few = stream->rows > 0 && stream->rows <= LAZY_FEW_ROWS;
+    *out = { s->queue, few ? s->graphs : nullptr, what, stream->layers_done };
+    if (!out->graphs) return lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
+    return code ? code : lazy_graphs_make_room(out->graphs, err);
 }
 
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)

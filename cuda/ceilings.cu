@@ -46,7 +46,7 @@ int lazy_cuda_multiply_adds(lazy_stream *stream, double *flops, lazy_error *err)
     if (!code) code = ops->alloc(stream->backend, &w, words * sizeof(uint32_t), "a product", err);
     if (!code) code = ops->alloc(stream->backend, &y, words * sizeof(uint32_t), "a product", err);
     if (!code)
-        code = lazy_cuda_op(stream, "filling a product", err, [&](cudaStream_t queue) {
+        code = lazy_cuda_op(stream, "filling a product", err, [&](const lazy_queue &queue) {
             cudaError_t failed = lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue, (uint32_t *)x, words, mask, bits);
             return failed == cudaSuccess
                        ? lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue, (uint32_t *)w, words, mask, bits)
@@ -65,7 +65,7 @@ int lazy_cuda_multiply_adds(lazy_stream *stream, double *flops, lazy_error *err)
 int lazy_cuda_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_op(stream, "reading", err, [&](cudaStream_t queue) {
+    int code = lazy_cuda_op(stream, "reading", err, [&](const lazy_queue &queue) {
         return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory, bytes / sizeof(uint4), s->count);
     });
     int32_t waited;

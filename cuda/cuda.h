@@ -11,11 +11,7 @@ extern "C" {
 }
 
 #include "gemm.h"
-
-enum {
-    ATTENTION_MOST_CHUNKS = 64, /* of keys that one row's work may be cut into */
-    ATTENTION_FEW_ROWS = 128,   /* up to here keys are cut: the partial results of so many rows have room */
-};
+#include "graph.h"
 
 /* The first score that is no number: the layer after which, in the upper half, and the position. */
 typedef unsigned long long lazy_bad_score;
@@ -35,10 +31,11 @@ struct lazy_cuda {
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
+    lazy_graphs *graphs; /* NULL where LAZYLLM_CUDA_GRAPHS=0 */
     lazy_gemm *gemm;
     int rows, tokens;          /* that the scratch below is for */
     int32_t *limits;           /* (rows,) how many of the tokens in play each row sees */
-    float *partial;            /* (rows <= ATTENTION_FEW_ROWS, H, ATTENTION_MOST_CHUNKS, D + 2) outputs, maxima, sums of chunks of keys */
+    float *partial;            /* (lazy_cuda_most_partial, D + 2) outputs, maxima, sums of chunks of keys */
     void *gate_up;             /* (row_chunk, 2 F) */
     float *shares;             /* (H, tokens) attention of a query row, by head */
     int32_t *count;            /* a number on its way to the host */
@@ -48,8 +45,13 @@ struct lazy_cuda_stream {
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
-/* Makes the stream's device the thread's own, as every op must before it does anything. */
+/* Makes the device the thread's own, as must be done before anything else. */
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
+
+/* The same for ops that only launch kernels: where to. */
+int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err);
+/* The same for ops that give the stream anything else to do: all that waits to be launched goes first. */
+int lazy_cuda_settle(lazy_stream *stream, lazy_error *err);
 
 /* LAZY_OK, or the error of a call or launch by its own text. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
@@ -60,7 +62,6 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
-static inline cudaStream_t lazy_cuda_queue(lazy_stream *stream) { return lazy_cuda_scratch(stream)->queue; }
 
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
@@ -72,9 +73,12 @@ int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float
 int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float,
                      lazy_error *);
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
+int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 int lazy_cuda_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.cu: any rows, by whichever kernel suits */
 int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
+/* How many partial results it has at most, of passes of up to n_rows rows: one for each row, head and chunk of keys. */
+size_t lazy_cuda_most_partial(const lazy_config *, int processors, int n_rows);
 /* scores.cu */
 int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
 /* selection.cu */

@@ -25,16 +25,22 @@
 
 #ifdef __CUDACC__
 
+/* Lets `kernel` have that much dynamic shared memory. To be called before it is launched by its address. */
+template <class... P> cudaError_t lazy_prepare(void (*kernel)(P...), size_t shared_bytes)
+{
+    constexpr size_t without_asking = 48 * 1024;
+    if (shared_bytes <= without_asking) return cudaSuccess;
+    cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+    return code == cudaSuccess ? code : cudaGetLastError();
+}
+
 /* Starts `kernel` and returns what became of it; kernels that failed earlier on the stream may show here too. */
 template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
-    constexpr size_t without_asking = 48 * 1024;
-    if (shared_bytes > without_asking) {
-        cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-        if (code != cudaSuccess) return cudaGetLastError();
-    }
+    cudaError_t code = lazy_prepare(kernel, shared_bytes);
+    if (code != cudaSuccess) return code;
     kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
     return cudaGetLastError();
 }

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(THREADS) count_visible(int32_t *limits, const 
 
 int lazy_cuda_limits(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "counting visible tokens", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "counting visible tokens", err, [&](const lazy_queue &queue) {
         return lazy_launch(count_visible, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, lazy_cuda_scratch(stream)->limits,
                            rows, n, in_play, m);
     });

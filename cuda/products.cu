@@ -6,8 +6,8 @@
 namespace
 {
 enum {
-    FEW = 4,   /* rows up to which the products are bound by reading weights, one warp a column of y */
-    WARPS = 4, /* of a block */
+    FEW = LAZY_FEW_ROWS, /* the products of so many are bound by reading weights: one warp a column of y */
+    WARPS = 4,           /* of a block */
     THREADS = 256,
 };
 
@@ -38,9 +38,9 @@ template <class T, int ROWS> __device__ __forceinline__ void add_products(float 
 __device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
 
 template <class T> struct few_product {
-    const T *x; /* (n, cols) */
-    const T *w; /* (columns, cols), where gated another as large below it */
-    const float *bias;
+    const T *x;        /* (n, cols) */
+    const T *w;        /* (columns, cols), where gated another as large below it */
+    const float *bias; /* as many as w has rows, or NULL */
     int n, columns, cols;
     bool accumulate;
 };
@@ -56,15 +56,14 @@ template <class T, class Y, int ROWS, bool GATED> __global__ void __launch_bound
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= p.n) break;
-        float total = lazy_warp_sum(sum[r]);
-        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]));
-        if (p.bias) total += p.bias[column];
+        float total = lazy_warp_sum(sum[r]) + (p.bias ? p.bias[column] : 0.0f);
+        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f));
         Y *out = y + (int64_t)r * p.columns + column;
         if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
     }
 }
 
-template <class T, class Y, bool GATED> cudaError_t run_few(Y *y, const few_product<T> &p, cudaStream_t queue)
+template <class T, class Y, bool GATED> cudaError_t run_few(Y *y, const few_product<T> &p, const lazy_queue &queue)
 {
     dim3 grid((p.columns + WARPS - 1) / WARPS), block(32 * WARPS);
     if (p.n == 1) return lazy_launch(multiply_few<T, Y, 1, GATED>, grid, block, 0, queue, y, p);
@@ -94,20 +93,20 @@ template <class Y> int multiply(lazy_stream *stream, Y *y, const void *x, int n,
 {
     const void *weights = w->part[0].data;
     if (n <= FEW)
-        return lazy_cuda_typed_op(stream, "product of few rows", err, [&](auto type, cudaStream_t queue) {
+        return lazy_cuda_typed_op(stream, "product of few rows", err, [&](auto type, const lazy_queue &queue) {
             using T = decltype(type);
             few_product<T> p = { (const T *)x, (const T *)weights, w->bias, n, w->rows, w->cols, accumulate };
             if constexpr (std::is_same_v<Y, float>) return run_few<T, float, false>(y, p, queue);
             else return run_few<T, T, false>((T *)y, p, queue);
         });
-    int code = lazy_cuda_enter(stream->backend, err);
+    int code = lazy_cuda_settle(stream, err);
     cudaDataType_t type = lazy_cuda_data_type(lazy_cuda_of(stream)->type);
     if (!code)
         code = lazy_gemm_run(lazy_cuda_scratch(stream)->gemm, y, x, weights, n, w->rows, w->cols, accumulate, type,
                              std::is_same_v<Y, float> ? CUDA_R_32F : type, err);
     if (code || !w->bias) return code;
     int64_t size = (int64_t)n * w->rows;
-    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, const lazy_queue &queue) {
         using Out = std::conditional_t<std::is_same_v<Y, float>, float, decltype(type)>;
         return lazy_launch(add_bias<Out>, blocks_for(size), dim3(THREADS), 0, queue, (Out *)y, w->bias, size, w->rows);
     });
@@ -128,16 +127,16 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
 {
     int ffn = gate_up->rows / 2;
     if (n <= FEW)
-        return lazy_cuda_typed_op(stream, "gated product of few rows", err, [&](auto type, cudaStream_t queue) {
+        return lazy_cuda_typed_op(stream, "gated product of few rows", err, [&](auto type, const lazy_queue &queue) {
             using T = decltype(type);
-            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, nullptr, n, ffn, gate_up->cols, false };
+            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, gate_up->bias, n, ffn, gate_up->cols, false };
             return run_few<T, T, true>((T *)y, p, queue);
         });
     void *both = lazy_cuda_scratch(stream)->gate_up;
     int code = multiply(stream, both, x, n, gate_up, false, err);
     if (code) return code;
     int64_t size = (int64_t)n * ffn;
-    return lazy_cuda_typed_op(stream, "SwiGLU", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "SwiGLU", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(join_gate<T>, blocks_for(size), dim3(THREADS), 0, queue, (T *)y, (const T *)both, size, ffn);
     });

@@ -1,11 +1,11 @@
-/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the look for numbers that are none. */
+/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the greatest logit, the look for numbers that are none. */
 #include <cfloat>
 
 #include "values.h"
 
 namespace
 {
-enum { THREADS = 256, HEAD_WARPS = 4 };
+enum { THREADS = 256, HEAD_WARPS = 4, LOGIT_THREADS = 1024 };
 
 template <class T> __global__ void __launch_bounds__(THREADS) embed_rows(T *x, const int32_t *ids, const T *table, int d)
 {
@@ -100,6 +100,29 @@ __global__ void __launch_bounds__(THREADS) surprise_rows(float *surprisal, const
     if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (most - row[ids[blockIdx.x]]);
 }
 
+/* Least for the greatest logit, then for the smallest id; less than any of these for one that is no finite number. */
+__device__ __forceinline__ unsigned long long rank_of(float logit, int id)
+{
+    unsigned bits = __float_as_uint(logit + 0.0f); /* -0 becomes 0 */
+    unsigned falling = bits >> 31 ? bits : ~bits & INT32_MAX;
+    return (unsigned long long)(fabsf(logit) <= FLT_MAX ? falling : 0) << 32 | (unsigned)id;
+}
+
+/* One block. */
+__global__ void __launch_bounds__(LOGIT_THREADS) find_greatest(int32_t *id, const float *logits, int vocab)
+{
+    __shared__ unsigned long long least;
+    if (threadIdx.x == 0) least = ~0ull;
+    __syncthreads();
+    unsigned long long own = ~0ull;
+#pragma unroll 4
+    for (int v = threadIdx.x; v < vocab; v += LOGIT_THREADS) own = min(own, rank_of(logits[v], v));
+    for (int step = 16; step; step /= 2) own = min(own, __shfl_xor_sync(~0u, own, step));
+    if (threadIdx.x % 32 == 0) atomicMin(&least, own);
+    __syncthreads();
+    if (threadIdx.x == 0) *id = least >> 32 ? (int)(unsigned)least : -1 - (int)(unsigned)least;
+}
+
 template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *x, int d, int layer, int32_t *first_bad)
 {
     for (int i = threadIdx.x; i < d; i += THREADS)
@@ -110,7 +133,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *
 
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data, table->cols);
     });
@@ -118,7 +141,7 @@ int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, con
 
 int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)y, (const T *)x, d, weight, eps);
     });
@@ -129,7 +152,7 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 {
     const lazy_config *c = stream->config;
     rotation t = { rows, c->n_heads, c->n_kv_heads, c->head_dim, kv.capacity, rope, q_norm, k_norm, eps };
-    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(rotate_rows<T>, dim3(n), dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
     });
@@ -137,14 +160,21 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 
 int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "surprisal", err, [&](const lazy_queue &queue) {
         return lazy_launch(surprise_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
+    });
+}
+
+int lazy_cuda_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
+{
+    return lazy_cuda_op(stream, "the greatest logit", err, [&](const lazy_queue &queue) {
+        return lazy_launch(find_greatest, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
     });
 }
 
 int lazy_cuda_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "the look for numbers that are none", err, [&](auto type, cudaStream_t queue) {
+    return lazy_cuda_typed_op(stream, "the look for numbers that are none", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
         return lazy_launch(note_row<T>, dim3(1), dim3(THREADS), 0, queue, (const T *)x, d, layer, first_bad);
     });

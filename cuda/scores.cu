@@ -90,7 +90,7 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const 
     query t = { rows, s->limits, 0, first, n, first_new, m, c->n_heads };
     int code = lazy_cuda_limits(stream, rows, n, in_play, m, err);
     for (t.r = first; t.r < n && !code; t.r++)
-        code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
+        code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, const lazy_queue &queue) {
             using T = decltype(type);
             keys<T> k = { (const T *)qkv + (int64_t)t.r * width,
                           (const T *)kv.k,

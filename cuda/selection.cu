@@ -156,14 +156,14 @@ __global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, toke
 
 int lazy_cuda_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "averaging over layers", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "averaging over layers", err, [&](const lazy_queue &queue) {
         return lazy_launch(average_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, mean, scores, m, n);
     });
 }
 
 int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "smoothing", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "smoothing", err, [&](const lazy_queue &queue) {
         return lazy_launch(smooth_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, out, scores, m, width);
     });
 }
@@ -177,7 +177,7 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
                    lazy_error *err)
 {
     int32_t *count = lazy_cuda_scratch(stream)->count;
-    int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
+    int code = lazy_cuda_op(stream, "counting by mass", err, [&](const lazy_queue &queue) {
         return lazy_launch(count_mass, dim3(1), dim3(SCAN_THREADS), 0, queue, count, tokens_of(stream, in_play, scores, m, flags), mass);
     });
     return code ? code : stream->backend->ops->download(stream, n_free, count, sizeof *n_free, err);
@@ -186,7 +186,7 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
 int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
                      int n_free, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "selection", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "selection", err, [&](const lazy_queue &queue) {
         return lazy_launch(select_tokens, dim3(1), dim3(SCAN_THREADS), 0, queue, kept, tokens_of(stream, in_play, scores, m, flags),
                            n_free);
     });

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS)
 
 int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "marking depths", err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, "marking depths", err, [&](const lazy_queue &queue) {
         return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n, value);
     });
 }
@@ -74,7 +74,7 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
                      int high, lazy_error *err)
 {
     int32_t *count = lazy_cuda_scratch(stream)->count;
-    int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
+    int code = lazy_cuda_op(stream, "filtering positions", err, [&](const lazy_queue &queue) {
         return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth, low, high);
     });
     return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
@@ -83,10 +83,12 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
 int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n,
                       void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
+    int code = lazy_cuda_settle(stream, err);
+    if (!code)
+        code = lazy_cuda_check(cudaMemsetAsync(n_revived, 0, sizeof *n_revived, lazy_cuda_scratch(stream)->queue), "clearing a count", err);
+    if (code) return code;
+    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, const lazy_queue &queue) {
         using T = decltype(type);
-        cudaError_t code = cudaMemsetAsync(n_revived, 0, sizeof *n_revived, queue);
-        if (code != cudaSuccess) return code;
         return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new, (const T *)x, rows, n, (T *)aux,
                            d, n_revived);
     });

@@ -2,6 +2,8 @@
 #ifndef LAZY_CUDA_VALUES_H
 #define LAZY_CUDA_VALUES_H
 
+#include <utility>
+
 #include "cuda.h"
 #include "kernel.h"
 
@@ -18,17 +20,38 @@ template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];
 };
 
+/* A launch of an op: started, or written down to be started with others. */
+template <class... P, class... A>
+cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const lazy_queue &queue, A &&...args)
+{
+    static_assert(sizeof...(P) <= GRAPH_MOST_ARGUMENTS && (0 + ... + ((sizeof(P) + 15) / 16 * 16)) <= GRAPH_ARGUMENT_BYTES);
+    if (!queue.graphs) return lazy_launch(kernel, grid, block, shared_bytes, queue.stream, std::forward<A>(args)...);
+    cudaError_t code = lazy_prepare(kernel, shared_bytes);
+    if (code != cudaSuccess) return code;
+    lazy_graph_launch *launch = lazy_graphs_add(queue.graphs);
+    if (!launch) return cudaErrorLaunchOutOfResources;
+    launch->kernel = (const void *)kernel;
+    launch->grid = grid;
+    launch->block = block;
+    launch->shared_bytes = shared_bytes;
+    launch->what = queue.what;
+    launch->layers_done = queue.layers_done;
+    (launch->add(static_cast<P>(args)), ...);
+    return cudaSuccess;
+}
+
 /* An op: what `launch` starts on the stream's queue, on the stream's device. */
 template <class F> int lazy_cuda_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
 {
-    int code = lazy_cuda_enter(stream->backend, err);
-    return code ? code : lazy_cuda_check(launch(lazy_cuda_queue(stream)), what, err);
+    lazy_queue queue;
+    int code = lazy_cuda_queue(stream, what, &queue, err);
+    return code ? code : lazy_cuda_check(launch(queue), what, err);
 }
 
 /* The same for launches that are made for the backend's type, of which they get a value first. */
 template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
 {
-    return lazy_cuda_op(stream, what, err, [&](cudaStream_t queue) {
+    return lazy_cuda_op(stream, what, err, [&](const lazy_queue &queue) {
         switch (lazy_cuda_of(stream)->type) {
         case LAZY_F16: return launch(__half{}, queue);
         case LAZY_BF16: return launch(__nv_bfloat16{}, queue);

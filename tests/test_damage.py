@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 
-from lazyllm import CheckpointError
+from lazyllm import CheckpointError, _core
 
 SHAPE = tiny.Shape(seed=31, n_layers=4)
 
@@ -25,3 +26,34 @@ def test_a_damaged_layer_is_named(tmp_path: Path, layer: int, value: float) -> N
         session.forward(made.ids(20))
     with pytest.raises(RuntimeError, match="did not finish"):
         session.forward([1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_damaged_head_is_named_by_its_first_row(tmp_path: Path, value: float) -> None:
+    """Drawn greedily, by chance or not at all: the same words."""
+    head = tiny.random_weights(SHAPE)["lm_head.weight"].copy()
+    head[[41, 7, 90], 0] = value
+    made = tiny.build(SHAPE, tmp_path, {"lm_head.weight": head})
+    words = "the logit of token 7 is no finite number: the final norm or the LM head is damaged"
+    samplers = [_core.Sampler(temperature, 1.0, 0, 0) for temperature in (0.0, 1.0)]
+    for sampler in (*samplers, None):
+        session = made.load().session(None)
+        run = partial(session.advance, sampler=sampler) if sampler else session.forward
+        with pytest.raises(CheckpointError, match=words):
+            run(made.ids(20))
+        with pytest.raises(RuntimeError, match="did not finish"):
+            session.forward([1])
+
+
+def test_greedy_takes_the_first_of_equals(tmp_path: Path) -> None:
+    """Rows 3 n, 3 n + 1 and 3 n + 2 of the LM head are the same."""
+    head = np.repeat(tiny.random_weights(SHAPE)["lm_head.weight"][:33], 3, axis=0)[: SHAPE.vocab]
+    made = tiny.build(SHAPE, tmp_path, {"lm_head.weight": head})
+    model, greedy = made.load(), _core.Sampler(0.0, 1.0, 0, 0)
+    drawn, shown = model.session(None), model.session(None)
+    token, logits = drawn.advance(made.ids(20), greedy), shown.forward(made.ids(20))
+    for _ in range(8):
+        assert token == logits.argmax() == greedy.sample(logits)
+        assert token % 3 == 0
+        logits = shown.forward([token], generated=True)
+        token = drawn.advance([token], greedy, generated=True)

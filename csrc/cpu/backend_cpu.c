@@ -123,6 +123,7 @@ const lazy_ops lazy_cpu_ops = {
     .attention = lazy_cpu_attention,
     .logits = lazy_cpu_logits,
     .surprisal = lazy_cpu_surprisal,
+    .argmax = lazy_cpu_argmax,
     .note_finite = lazy_cpu_note_finite,
     .scores = lazy_cpu_scores,
     .average = lazy_cpu_average,

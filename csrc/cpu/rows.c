@@ -1,4 +1,4 @@
-/* rows.c — what is done to each row by itself: norms, RoPE, surprisal, the look for numbers that are none. */
+/* rows.c — what is done to each row by itself: norms, RoPE, surprisal, the greatest logit, the look for numbers that are none. */
 #include <math.h>
 #include <string.h>
 
@@ -107,6 +107,17 @@ int lazy_cpu_surprisal(lazy_stream *stream, float *surprisal, float *logits, int
 {
     surprising t = { stream, surprisal, logits, vocab, ids };
     return lazy_cpu_run(stream, surprise_row, &t, n, err);
+}
+
+int lazy_cpu_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
+{
+    (void)stream, (void)err;
+    *id = 0;
+    for (int i = 0; i < vocab && *id >= 0; i++) {
+        if (!isfinite(logits[i])) *id = -1 - i;
+        else if (logits[i] > logits[*id]) *id = i;
+    }
+    return LAZY_OK;
 }
 
 int lazy_cpu_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)

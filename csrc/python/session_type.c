@@ -96,16 +96,23 @@ static int read_given(const SessionObject *self, PyObject *ids, given *g)
     return -1;
 }
 
-/* Fills logits (vocab,) or else surprisal (n,). */
-static int run_given(SessionObject *self, given g, float *logits, float *surprisal)
+/* What a pass is to fill: one of these. */
+typedef struct wanted {
+    float *logits;    /* (vocab,) */
+    int32_t *token;   /* of the greatest logit */
+    float *surprisal; /* (n,) */
+} wanted;
+
+static int run_given(SessionObject *self, given g, wanted out)
 {
     lazy_error err = { 0 };
     self->in_use = true;
     watcher w = { .watch = g.watch == Py_None ? NULL : g.watch, .looked = now_ns() };
     lazy_watch hook = { look, &w };
     w.thread = PyEval_SaveThread();
-    int code = logits ? lazy_session_forward(self->session, g.ids, g.n, g.generated, logits, &hook, &err)
-                      : lazy_session_surprisal(self->session, g.ids, g.n, surprisal, &hook, &err);
+    int code = out.logits  ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &hook, &err)
+               : out.token ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &hook, &err)
+                           : lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &hook, &err);
     PyEval_RestoreThread(w.thread);
     self->in_use = false;
     PyMem_Free(g.ids);
@@ -113,10 +120,10 @@ static int run_given(SessionObject *self, given g, float *logits, float *surpris
     return code ? -1 : 0;
 }
 
-static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, float *logits)
+static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, wanted out)
 {
     given g = { .generated = generated, .watch = watch };
-    return read_given(self, ids, &g) ? -1 : run_given(self, g, logits, NULL);
+    return read_given(self, ids, &g) ? -1 : run_given(self, g, out);
 }
 
 static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
@@ -129,7 +136,7 @@ static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
     float *data;
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && run_pass(self, ids, generated, watch, data)) Py_CLEAR(logits);
+    if (logits && run_pass(self, ids, generated, watch, (wanted){ .logits = data })) Py_CLEAR(logits);
     return logits;
 }
 
@@ -141,11 +148,13 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     int generated = 0, vocab = vocab_of(self);
     core_state *state = core_state_of(Py_TYPE(self));
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
+    int32_t token;
+    if (lazy_sampler_is_greedy(sampler->sampler)) /* its token is all that need come back from the device */
+        return run_pass(self, ids, generated, watch, (wanted){ .token = &token }) ? NULL : PyLong_FromLong(token);
     float *logits = PyMem_Malloc((size_t)vocab * sizeof *logits);
     if (!logits) return PyErr_NoMemory();
-    int32_t token;
     lazy_error err = { 0 };
-    int code = run_pass(self, ids, generated, watch, logits);
+    int code = run_pass(self, ids, generated, watch, (wanted){ .logits = logits });
     if (!code && (code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err))) core_raise(state, &err);
     PyMem_Free(logits);
     return code ? NULL : PyLong_FromLong(token);
@@ -161,7 +170,7 @@ static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject
     float *data;
     PyObject *surprisal = array_new_float(g.n, &data);
     if (!surprisal) PyMem_Free(g.ids);
-    else if (run_given(self, g, NULL, data)) Py_CLEAR(surprisal);
+    else if (run_given(self, g, (wanted){ .surprisal = data })) Py_CLEAR(surprisal);
     return surprisal;
 }
 

@@ -151,7 +151,19 @@ template <class... P> struct call_of final : call {
     template <class... A> call_of(void (*kernel)(P...), A &&...args) : kernel(kernel), args(static_cast<P>(args)...) {}
     template <size_t... I> void with(std::index_sequence<I...>) const { kernel(std::get<I>(args)...); }
     void operator()() const override { with(std::index_sequence_for<P...>()); }
+
+    /* from the kernel's address and those of its arguments */
+    static std::shared_ptr<const call> made(const void *kernel, void **at) { return made(kernel, at, std::index_sequence_for<P...>()); }
+    template <size_t... I>
+    static std::shared_ptr<const call> made(const void *kernel, [[maybe_unused]] void **at, std::index_sequence<I...>)
+    {
+        return std::make_shared<call_of>((void (*)(P...))kernel, *static_cast<const P *>(at[I])...);
+    }
 };
+
+/* Makes a kernel known to cudaLaunchKernel and to graphs, which have only its address. */
+typedef std::shared_ptr<const call> call_maker(const void *kernel, void **arguments);
+void enroll(const void *kernel, call_maker *maker);
 
 /* Runs blocks, one at a time. */
 struct executor {
@@ -601,6 +613,13 @@ inline cudaError_t check(const launch &l)
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);
 
 } // namespace cuda_on_cpu
+
+template <class... P> cudaError_t lazy_prepare(void (*kernel)(P...), size_t shared_bytes)
+{
+    if (shared_bytes > cuda_on_cpu::MAX_SHARED_BYTES) return cudaErrorInvalidValue;
+    cuda_on_cpu::enroll((const void *)kernel, cuda_on_cpu::call_of<P...>::made);
+    return cudaSuccess;
+}
 
 template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)

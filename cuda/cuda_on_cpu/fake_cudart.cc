@@ -5,7 +5,9 @@
  * closures for the graph. The device is an sm_80 of few multiprocessors.
  *
  *   LAZYLLM_CUDA_FAKE_DEVICES   how many devices there are; 1
- *   LAZYLLM_CUDA_FAKE_MEMORY    bytes of memory of each; 8 GiB */
+ *   LAZYLLM_CUDA_FAKE_MEMORY    bytes of memory of each; 8 GiB
+ *
+ * What tests look at and set, while nothing runs: the variables cuda_on_cpu_… below. */
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,11 +28,28 @@
 
 #include "cuda_on_cpu.h"
 
+#undef gridDim /* a kernel's; here they are members */
+#undef blockDim
+
+extern "C" {
+unsigned long long cuda_on_cpu_launches; /* kernels and products started by themselves */
+unsigned long long cuda_on_cpu_graphs;   /* graphs started */
+unsigned long long cuda_on_cpu_changes;  /* nodes of executable graphs set anew */
+int cuda_on_cpu_refuse;                  /* the how many-th launch from now on fails, of a graph or not; 0: none */
+int cuda_on_cpu_refuse_graphs;           /* no graph can be made or changed */
+}
+
 namespace
 {
 
 using work = std::function<void()>;
 using work_clock = std::chrono::steady_clock;
+
+/* In the order of the calls. */
+struct node_list {
+    std::vector<work> steps;
+    std::vector<std::vector<size_t>> behind; /* of each, what must run before it */
+};
 
 /* What the streams that take part in a capture were given to do, in the order of the calls. */
 struct capture {
@@ -61,12 +80,19 @@ struct CUevent_st {
     std::weak_ptr<capture> captured; /* in which it was recorded last */
 };
 
+struct CUgraphNode_st {
+    CUgraph_st *graph;
+    size_t index;
+};
+
 struct CUgraph_st {
-    std::vector<work> steps;
+    node_list list;
+    std::vector<std::unique_ptr<CUgraphNode_st>> nodes; /* those that were added one by one */
 };
 
 struct CUgraphExec_st {
-    std::vector<work> steps;
+    node_list list;
+    CUgraph_st *made_from;
 };
 
 namespace
@@ -77,6 +103,7 @@ std::map<uintptr_t, allocation> device_memory, pinned_memory;
 std::map<uintptr_t, size_t> registered_memory;
 std::vector<CUstream_st *> streams;
 std::vector<std::shared_ptr<capture>> captures;
+std::map<const void *, cuda_on_cpu::call_maker *> kernels;
 
 thread_local int current_device;
 thread_local cudaError_t last_error;
@@ -208,9 +235,20 @@ cudaError_t allocate(void **out, size_t bytes, size_t alignment)
 
 } // namespace
 
+/* Whether this is the launch that is to fail. */
+static bool refuses() { return cuda_on_cpu_refuse && --cuda_on_cpu_refuse == 0; }
+
+void cuda_on_cpu::enroll(const void *kernel, call_maker *maker)
+{
+    std::lock_guard hold(device_mutex);
+    kernels[kernel] = maker;
+}
+
 cudaError_t cuda_on_cpu::submit(cudaStream_t stream, std::function<void()> step)
 {
     std::lock_guard hold(device_mutex);
+    if (refuses()) return result(cudaErrorLaunchOutOfResources);
+    cuda_on_cpu_launches++;
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
     if (stream && stream->device != current_device) return result(cudaErrorInvalidResourceHandle);
     return result(enqueue(stream, std::move(step)));
@@ -335,6 +373,8 @@ static const struct {
     { cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory" },
     { cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument" },
     { cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function" },
+    { cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources", "too many resources requested for launch" },
+    { cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported" },
     { cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected" },
     { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
@@ -586,7 +626,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
         if (s->captured == ended) s->captured.reset();
     captures.erase(std::find(captures.begin(), captures.end(), ended));
     if (ended->broken) return result(cudaErrorStreamCaptureInvalidated);
-    *graph = new CUgraph_st{ std::move(ended->steps) };
+    *graph = new CUgraph_st;
+    for (work &step : ended->steps) {
+        size_t index = (*graph)->list.steps.size();
+        (*graph)->list.steps.push_back(std::move(step));
+        (*graph)->list.behind.push_back(index ? std::vector<size_t>{ index - 1 } : std::vector<size_t>());
+    }
     return cudaSuccess;
 }
 
@@ -600,10 +645,80 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphCreate(cudaGraph_t *graph, unsigned)
+{
+    *graph = new CUgraph_st;
+    return cudaSuccess;
+}
+
+static cudaError_t launch_of(cuda_on_cpu::launch *out, const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes)
+{
+    std::lock_guard hold(device_mutex);
+    auto found = kernels.find(kernel);
+    if (found == kernels.end()) return cudaErrorInvalidDeviceFunction;
+    *out = { kernel, grid, block, shared_bytes, found->second(kernel, arguments) };
+    return cuda_on_cpu::check(*out);
+}
+
+static cudaError_t launch_of(cuda_on_cpu::launch *out, const cudaKernelNodeParams *node)
+{
+    return launch_of(out, node->func, node->gridDim, node->blockDim, node->kernelParams, node->sharedMemBytes);
+}
+
+cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes, cudaStream_t stream)
+{
+    cuda_on_cpu::launch l;
+    cudaError_t code = launch_of(&l, kernel, grid, block, arguments, shared_bytes);
+    return code != cudaSuccess ? result(code) : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
+}
+
+cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *out, cudaGraph_t graph, const cudaGraphNode_t *behind, size_t n_behind,
+                                   const cudaKernelNodeParams *node)
+{
+    cuda_on_cpu::launch l;
+    cudaError_t code = graph ? launch_of(&l, node) : cudaErrorInvalidValue;
+    std::vector<size_t> before;
+    for (size_t i = 0; i < n_behind && code == cudaSuccess; i++) {
+        if (behind[i]->graph != graph) code = cudaErrorInvalidValue;
+        else before.push_back(behind[i]->index);
+    }
+    if (code != cudaSuccess) return result(code);
+    graph->nodes.push_back(std::make_unique<CUgraphNode_st>(CUgraphNode_st{ graph, graph->list.steps.size() }));
+    graph->list.steps.push_back([l] { cuda_on_cpu::run(l); });
+    graph->list.behind.push_back(before);
+    *out = graph->nodes.back().get();
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNode_t node, const cudaKernelNodeParams *fresh)
+{
+    cuda_on_cpu::launch l;
+    cudaError_t code = graph && node && node->graph == graph->made_from ? launch_of(&l, fresh) : cudaErrorInvalidValue;
+    if (code == cudaSuccess && cuda_on_cpu_refuse_graphs) code = cudaErrorNotSupported;
+    if (code != cudaSuccess) return result(code);
+    std::lock_guard hold(device_mutex);
+    graph->list.steps[node->index] = [l] { cuda_on_cpu::run(l); };
+    cuda_on_cpu_changes++;
+    return cudaSuccess;
+}
+
+/* Of the nodes that nothing keeps back, the one added last: so that a dependency left out shows. */
+static void run_nodes(const node_list &list)
+{
+    std::vector<bool> done(list.steps.size());
+    for (size_t n_done = 0; n_done < done.size(); n_done++) {
+        size_t next = done.size() - 1;
+        while (done[next] || !std::all_of(list.behind[next].begin(), list.behind[next].end(), [&](size_t i) { return done[i]; })) next--;
+        list.steps[next]();
+        done[next] = true;
+    }
+}
+
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long)
 {
     if (!graph) return result(cudaErrorInvalidValue);
-    *out = new CUgraphExec_st{ graph->steps };
+    if (cuda_on_cpu_refuse_graphs) return result(cudaErrorNotSupported);
+    *out = new CUgraphExec_st{ graph->list, graph };
     return cudaSuccess;
 }
 
@@ -611,9 +726,9 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
 {
     std::lock_guard hold(device_mutex);
     if (!graph) return result(cudaErrorInvalidValue);
-    return result(enqueue(stream, [steps = graph->steps] {
-        for (const work &step : steps) step();
-    }));
+    if (refuses()) return result(cudaErrorLaunchOutOfResources);
+    cuda_on_cpu_graphs++;
+    return result(enqueue(stream, [list = graph->list] { run_nodes(list); }));
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph)

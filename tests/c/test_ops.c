@@ -288,6 +288,27 @@ static void test_bad_surprisal(side fast)
     }
 }
 
+/* The smaller id among equals, be they 0 and -0; of what is no number, or infinite, the first. */
+static void test_argmax(side fast)
+{
+    enum { VOCAB = 300 };
+    for (int round = 0; round < 200; round++) {
+        float logits[VOCAB];
+        int vocab = random_int(1, VOCAB), n_bad = round % 3 ? 0 : random_int(1, 3), levels = random_int(1, 5), first_bad = vocab, best = 0;
+        for (int i = 0; i < vocab; i++) logits[i] = (float)(random_int(-levels, 0) * random_int(-1, 2)) * (i % 2 ? 1.0f : -1.0f);
+        for (int i = 1; i < vocab; i++)
+            if (logits[i] > logits[best]) best = i;
+        for (int i = 0; i < n_bad; i++) {
+            int at = random_int(0, vocab - 1);
+            logits[at] = (const float[]){ NAN, INFINITY, -INFINITY }[i];
+            if (at < first_bad) first_bad = at;
+        }
+        int32_t got = -12345, want = n_bad ? -1 - first_bad : best;
+        fast.backend->ops->argmax(fast.stream, &got, logits, vocab, NULL);
+        check(got == want, "%s argmax of %d, %d of them bad: %d instead of %d", fast.backend->variant, vocab, n_bad, got, want);
+    }
+}
+
 /* ---- attention -------------------------------------------------------------------------- */
 
 /* An ascending random subset of n of 0 … length-1 that holds the last one. */
@@ -748,6 +769,7 @@ int main(void)
         test_large_norm(fast, plain);
         for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
         test_bad_surprisal(fast);
+        test_argmax(fast);
         close_side(plain);
         close_side(fast);
         test_soften(*variant);
