@@ -71,7 +71,10 @@ __device__ __forceinline__ void multiply_values(float (&out)[D / 8][4], const fl
     }
 }
 
-template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARPS) attend(attention_task<T> t)
+/* About as many as shared memory has room for on Hopper; without being told, the compiler just misses it. */
+constexpr int blocks_at_once(int d, int warps) { return (d == 64 ? 16 : 8) / warps; }
+
+template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARPS, blocks_at_once(D, WARPS)) attend(attention_task<T> t)
 {
     constexpr int THREADS = 32 * WARPS, TILE_ROWS = WARPS * WARP_ROWS, WIDE = 16 / sizeof(T), PIECES = D / WIDE;
     LAZY_DYNAMIC_SHARED(unsigned char, memory);

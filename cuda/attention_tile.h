@@ -56,23 +56,28 @@ template <class T> __device__ __forceinline__ row_pair rows_of_lane(const attent
     return rows;
 }
 
+/* s[j] is of keys first + 8j … first + 8j + 7 */
+template <int N> __device__ __forceinline__ void hide_unseen(float (&s)[N][4], const row_pair &rows, int first)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            if (first + 8 * j + lane % 4 * 2 + e % 2 >= rows.limit[e / 2]) s[j][e] = -INFINITY;
+}
+
 /* Turns dot products with keys first … first+8N-1 into powers and takes maxima and sums along; outputs so far are to be multiplied by
  * shrink. */
 template <int N>
 __device__ __forceinline__ void soften(float (&s)[N][4], row_pair &rows, float (&shrink)[2], int first, float scale, bool all_visible)
 {
-    int lane = threadIdx.x % 32;
+    if (!all_visible) hide_unseen(s, rows, first);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float highest = rows.most[half];
 #pragma unroll
-        for (int j = 0; j < N; j++)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                bool visible = all_visible || first + 8 * j + lane % 4 * 2 + e % 2 < rows.limit[half];
-                if (!visible) s[j][e] = -INFINITY;
-                highest = fmaxf(highest, s[j][e]);
-            }
+        for (int j = 0; j < N; j++) highest = fmaxf(highest, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
         highest = most_of_row(highest);
         float base = highest == -INFINITY ? 0.0f : highest * scale, total = 0.0f;
         shrink[half] = fast_exp2f(fmaf(rows.most[half], scale, -base));
