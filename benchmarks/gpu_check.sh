@@ -21,7 +21,7 @@ stop() { echo "gpu_check: $*" >&2; exit 2; }
 # ---- what is here --------------------------------------------------------------------------------------------------------------
 
 command -v python3 >/dev/null || stop 'there is no python3'
-gpu=$(python3 - <<'END'
+found=$(python3 - <<'END'
 import ctypes
 import sys
 
@@ -30,15 +30,21 @@ try:
 except OSError as reason:
     sys.exit(f"no driver: {reason}")
 count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+major, minor = ctypes.c_int(), ctypes.c_int()
 if code := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
     sys.exit(f"the driver says error {code}")
 if count.value == 0:
     sys.exit("the driver knows no device")
 driver.cuDeviceGet(ctypes.byref(device), 0)
 driver.cuDeviceGetName(name, len(name), device)
-print(name.value.decode())
+driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # compute capability
+driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
+print(f"{major.value}.{minor.value} {name.value.decode()}")
 END
 ) || stop 'this machine has no GPU that CUDA can use, so there is nothing to check'
+gpu=${found#* }
+arch=native
+[ "${found%% *}" = 9.0 ] && arch=sm_90a # native leaves wgmma out
 nvcc=$(python3 -c 'import sys; sys.path.insert(0, "cuda"); import build_cuda; print(build_cuda.find_nvcc() or "")')
 [ "$nvcc" ] || stop 'there is no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda'
 
@@ -137,15 +143,16 @@ objects=$(for source in cuda/*.cu cuda/*.cc; do name=${source##*/}; echo "build/
 {
     echo "-o $out/test_harness tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu"
     for name in test_ops test_gemm; do echo "-o $out/$name tests/cuda/$name.cc $(echo $objects) $out/core/*.o -ldl"; done
-} | xargs -P 3 -I {} sh -c '"$nvcc" -std=c++17 -O2 -arch=native {} -lpthread'
+} | xargs -P 3 -I {} sh -c '"$nvcc" -std=c++17 -O2 -arch=$arch {} -lpthread'
 END
-step 'build the tests' programs 90 "$BUDGET" env out=$out nvcc="$nvcc" sh $out/programs.sh
+step 'build the tests' programs 90 "$BUDGET" env out=$out nvcc="$nvcc" arch=$arch sh $out/programs.sh
 
 # ---- tests on the device -------------------------------------------------------------------------------------------------------
 
 if [ -x $out/test_ops ] && [ -x $out/test_gemm ] && [ -x $out/test_harness ]; then
     with_cublas=(env ${cublas:+"LAZYLLM_CUBLAS=$cublas"})
     step 'fragments of mma, one by one' one_hot 20 $tests_end $out/test_harness one_hot
+    for type in bf16 f16; do step "layouts of wgmma, $type" "wgmma_$type" 20 $tests_end $out/test_harness wgmma_$type; done
     step 'what the harness takes for CUDA' harness 30 $tests_end $out/test_harness
     step 'every op beside the reference' test_ops 60 $tests_end "${with_cublas[@]}" $out/test_ops
     # shellcheck disable=SC2086

@@ -43,19 +43,26 @@ template <class T> void cut_keys(attention_task<T> *t, int processors)
     t->chunk = t->m;
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
-    int tiles = (t->n * t->group + TILE - 1) / TILE
-    *(t->n_heads / t->group), wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, tiles);
+    int tiles = (t->n * t->group + TILE - 1) / TILE * (t->n_heads / t->group);
+    int wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, tiles);
     int chunks = std::clamp(wanted, 1, (int)MOST_CHUNKS);
     t->chunk = ((t->m + chunks - 1) / chunks + KEY_UNIT - 1) / KEY_UNIT * KEY_UNIT;
     t->chunks = (t->m + t->chunk - 1) / t->chunk;
 }
 
-template <class T> cudaError_t attend(attention_task<T> &t, int processors, const lazy_queue &queue)
+template <class T> cudaError_t attend_in_chunks(const attention_task<T> &t, [[maybe_unused]] bool wgmma, const lazy_queue &queue)
 {
-    cut_keys(&t, processors);
-    cudaError_t code;
-    if constexpr (std::is_same_v<T, float>) code = lazy_cuda_attend_plainly(t, queue);
-    else code = lazy_cuda_mma_takes(t.d) ? lazy_cuda_attend_by_mma(t, queue) : lazy_cuda_attend_plainly(t, queue);
+    if constexpr (!std::is_same_v<T, float>) {
+        if (wgmma && t.n > FEW_ROWS && lazy_cuda_wgmma_takes(t.d)) return lazy_cuda_attend_by_wgmma(t, queue);
+        if (lazy_cuda_mma_takes(t.d)) return lazy_cuda_attend_by_mma(t, queue);
+    }
+    return lazy_cuda_attend_plainly(t, queue);
+}
+
+template <class T> cudaError_t attend(attention_task<T> &t, const lazy_cuda *cuda, const lazy_queue &queue)
+{
+    cut_keys(&t, cuda->processors);
+    cudaError_t code = attend_in_chunks(t, cuda->wgmma, queue);
     if (code != cudaSuccess || t.chunks == 1) return code;
     return lazy_launch(merge_chunks<T>, dim3(t.n, t.n_heads), dim3(THREADS), 0, queue, t);
 }
@@ -93,6 +100,6 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int
         t.width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
         t.capacity = kv.capacity;
         t.scale = lazy_cuda_scale(c->head_dim);
-        return attend(t, lazy_cuda_of(stream)->processors, queue);
+        return attend(t, lazy_cuda_of(stream), queue);
     });
 }

@@ -26,9 +26,12 @@ template <class T> __device__ __forceinline__ float *partial_of(const attention_
     return t.partial + (((int64_t)row * t.n_heads + head) * t.chunks + chunk) * (t.d + 2);
 }
 
-/* attention_plain.cu: any type, any head. attention_mma.cu: 16 bits, heads of 64, 80, 96, 128, on tensor cores. */
+/* attention_plain.cu: any type, any head. attention_mma.cu: 16 bits, heads of 64, 80, 96, 128, on tensor cores. attention_sm90a.cu: 16 bits,
+ * heads of 64 and 128, on tensor cores of compute capability 9.0. */
 template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, const lazy_queue &queue);
 template <class T> cudaError_t lazy_cuda_attend_by_mma(const attention_task<T> &t, const lazy_queue &queue);
+template <class T> cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<T> &t, const lazy_queue &queue);
 bool lazy_cuda_mma_takes(int head_dim);
+bool lazy_cuda_wgmma_takes(int head_dim);
 
 #endif

@@ -3,7 +3,7 @@
  * A block takes a tile of rows x heads that share one key head through a chunk of keys, 64 at a time. K and V come by cp.async from
  * where they lie, the next block while this one is worked on. A warp has 16 rows of the tile; its scores stay in registers and
  * become, narrowed, the operand of the second product. */
-#include "attention.h"
+#include "attention_tile.h"
 
 namespace
 {
@@ -22,18 +22,6 @@ template <class T, int D, int WARPS> struct workspace {
     T q[WARPS * WARP_ROWS][D + PAD];
     tile<T, D> k[BUFFERS], v[BUFFERS];
 };
-
-__device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16) { return __floats2bfloat162_rn(low, high); }
-__device__ __forceinline__ __half2 narrow_pair(float low, float high, __half) { return __floats2half2_rn(low, high); }
-
-/* Two values in the lower and the upper half of a register. */
-template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float high)
-{
-    auto pair = narrow_pair(low, high, T{});
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
 
 /* Begins to fetch keys first … first+KEYS-1 of `end`; what lies behind becomes zero. */
 template <class T, int D, int THREADS>
@@ -71,8 +59,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[D / 8][4], const fl
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < KEYS / 16; j++) {
-        uint32_t share[4] = { pair_of<T>(s[2 * j][0], s[2 * j][1]), pair_of<T>(s[2 * j][2], s[2 * j][3]),
-                              pair_of<T>(s[2 * j + 1][0], s[2 * j + 1][1]), pair_of<T>(s[2 * j + 1][2], s[2 * j + 1][3]) };
+        uint32_t share[4];
+        narrow_shares<T>(share, s[2 * j], s[2 * j + 1]);
 #pragma unroll
         for (int i = 0; i < D / 16; i++) {
             uint32_t b[4];
@@ -83,53 +71,10 @@ __device__ __forceinline__ void multiply_values(float (&out)[D / 8][4], const fl
     }
 }
 
-/* The four lanes that hold one row. */
-__device__ __forceinline__ float most_of_row(float x)
-{
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
+/* About as many as shared memory has room for on Hopper; without being told, the compiler just misses it. */
+constexpr int blocks_at_once(int d, int warps) { return (d == 64 ? 16 : 8) / warps; }
 
-__device__ __forceinline__ float sum_of_row(float x)
-{
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-/* Turns scores into powers, and takes maxima, sums and outputs along. A lane has elements of two rows, 8 apart. */
-template <int D>
-__device__ __forceinline__ void soften(float (&s)[KEYS / 8][4], float (&out)[D / 8][4], float (&most)[2], float (&sum)[2],
-                                       const int (&limit)[2], int first, float scale, bool all_visible)
-{
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float highest = most[half];
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) {
-                bool visible = all_visible || first + 8 * j + lane % 4 * 2 + e % 2 < limit[half];
-                s[j][e] = visible ? s[j][e] * scale : -INFINITY;
-                highest = fmaxf(highest, s[j][e]);
-            }
-        highest = most_of_row(highest);
-        float base = highest == -INFINITY ? 0.0f : highest, shrink = exp2f(most[half] - base), total = 0.0f;
-        most[half] = highest;
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-            for (int e = 2 * half; e < 2 * half + 2; e++) total += s[j][e] = exp2f(s[j][e] - base);
-        sum[half] = sum[half] * shrink + total; /* this lane's share: rows are summed up at the end */
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            out[i][2 * half] *= shrink;
-            out[i][2 * half + 1] *= shrink;
-        }
-    }
-}
-
-template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARPS) attend(attention_task<T> t)
+template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARPS, blocks_at_once(D, WARPS)) attend(attention_task<T> t)
 {
     constexpr int THREADS = 32 * WARPS, TILE_ROWS = WARPS * WARP_ROWS, WIDE = 16 / sizeof(T), PIECES = D / WIDE;
     LAZY_DYNAMIC_SHARED(unsigned char, memory);
@@ -150,14 +95,9 @@ template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARP
     }
     cp_async_commit();
 
-    float out[D / 8][4] = {}, most[2] = { -INFINITY, -INFINITY }, sum[2] = {};
+    float out[D / 8][4] = {}, shrink[2];
     uint32_t q[D / 16][4];
-    int limit[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int at = min(top + warp_top + lane / 4 + 8 * half, n - 1);
-        limit[half] = t.limits[at / t.group];
-    }
+    row_pair rows = rows_of_lane(t, top + warp_top);
     for (int first = begin, turn = 0; first < end; first += KEYS, turn ^= 1) {
         if (first + KEYS < end) {
             fetch<T, D, THREADS>(&work->k[turn ^ 1], t.k, t, g, first + KEYS, end);
@@ -172,35 +112,13 @@ template <class T, int D, int WARPS> __global__ void __launch_bounds__(32 * WARP
         }
         float s[KEYS / 8][4] = {};
         multiply_keys(s, q, work->k[turn]);
-        soften<D>(s, out, most, sum, limit, first, t.scale, first + KEYS <= min(seen_by_all, end));
+        soften(s, rows, shrink, first, t.scale, first + KEYS <= min(seen_by_all, end));
+        shrink_outputs(out, shrink);
         multiply_values(out, s, work->v[turn]);
         __syncthreads();
     }
     cp_async_wait<0>();
-
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int at = top + warp_top + lane / 4 + 8 * half, row = at / t.group, head = g * t.group + at % t.group;
-        float total = sum_of_row(sum[half]);
-        if (at >= n) continue;
-        T *y = t.y + ((int64_t)row * t.n_heads + head) * D;
-        float *partial = partial_of(t, row, head, chunk);
-#pragma unroll
-        for (int i = 0; i < D / 8; i++) {
-            int element = 8 * i + lane % 4 * 2;
-            float a = out[i][2 * half], b = out[i][2 * half + 1];
-            if (t.chunks == 1) {
-                *reinterpret_cast<uint32_t *>(y + element) = pair_of<T>(a / total, b / total);
-            } else {
-                partial[element] = a;
-                partial[element + 1] = b;
-            }
-        }
-        if (t.chunks > 1 && lane % 4 == 0) {
-            partial[D] = most[half];
-            partial[D + 1] = total;
-        }
-    }
+    write_rows(t, out, rows, top + warp_top, g, chunk);
 }
 
 template <class T, int D, int WARPS> cudaError_t run(const attention_task<T> &t, const lazy_queue &queue)

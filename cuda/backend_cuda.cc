@@ -306,6 +306,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
+    if (!code) code = lazy_cuda_settle_wgmma(cuda, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;
     return code;

@@ -25,10 +25,14 @@ FLAGS = [
         "-Xcompiler",
         "-fPIC,-fvisibility=hidden",
     ),
-    *(flag for c in CAPABILITIES for flag in ("-gencode", f"arch=compute_{c},code=sm_{c}")),
-    *("-gencode", f"arch=compute_{CAPABILITIES[-1]},code=compute_{CAPABILITIES[-1]}"),  # for devices to come
     f'-DLAZY_CUDA_ARCHITECTURES="{ARCHITECTURES} and later"',
 ]
+PORTABLE = [
+    *(flag for c in CAPABILITIES for flag in ("-gencode", f"arch=compute_{c},code=sm_{c}")),
+    *("-gencode", f"arch=compute_{CAPABILITIES[-1]},code=compute_{CAPABILITIES[-1]}"),  # for devices to come
+]
+# files named _sm90a, for devices of capability 9.0 alone
+HOPPER = ["-gencode", "arch=compute_90a,code=sm_90a"]
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -73,7 +77,8 @@ def build(nvcc: str, library: Path, objects: Path) -> None:
         target = objects / f"{source.stem}.o"
         if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, newest_header):
             as_c = source.suffix == ".c"  # C is for the host compiler: the flags above are C++'s
-            flags = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"] if as_c else FLAGS
+            of_device = HOPPER if source.stem.endswith("_sm90a") else PORTABLE
+            flags = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"] if as_c else [*FLAGS, *of_device]
             partial = target.with_suffix(".partial")
             subprocess.run([nvcc, *flags, "-c", str(source), "-o", str(partial)], check=True)
             partial.replace(target)

@@ -25,6 +25,7 @@ struct lazy_cuda {
     char variant[320]; /* of its kernels: "NVIDIA H200, sm_90, bf16" */
     lazy_dtype type;   /* of weights and activations */
     int processors;
+    bool wgmma; /* attention of many rows goes by it */
     const lazy_cublas *cublas;
 };
 
@@ -62,6 +63,9 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
+
+/* hopper.cu: settles whether attention may go by wgmma, and says so in the variant. Waits. */
+int lazy_cuda_settle_wgmma(lazy_cuda *cuda, lazy_error *err);
 
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);

@@ -12,6 +12,8 @@
  * - Memory that nobody wrote: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does what cp.async fills, until
  *   its wait.
  * - Barriers that not all threads reach, wrong masks, misaligned addresses, threads that wait for each other: a message and abort().
+ * - wgmma without the fences it needs, registers read (they hold NaNs) or written and shared memory written while it is under way. Products
+ *   come with the wait. Whether all four warps of a warpgroup take part is not looked at.
  *
  * What it cannot find: weakly ordered memory beyond that, the accuracy of approximate instructions, limits on registers and static
  * shared memory, races with the host or between streams, and host memory used by a kernel.
@@ -101,6 +103,22 @@ struct async_copy {
     int group;
 };
 
+/* This thread's part of a product of its warpgroup that is under way: two rows, and two of every eight columns. */
+struct product {
+    float (*d)[4]; /* NaNs until it is done */
+    int n_columns; /* 8 for each d */
+    std::vector<float> begins_as;
+    const uint32_t *a_registers; /* or NULL */
+    uint32_t a_values[4];
+    std::vector<uint16_t> a; /* (2, 16) */
+    std::vector<uint16_t> b; /* (16, n_columns / 4) as it was in shared memory when the product was issued */
+    uint64_t a_matrix, b_matrix;
+    bool b_by_rows;
+    float (*wide)(uint16_t);
+    int group;
+    place at;
+};
+
 struct cuda_thread {
     context stack;
     ucontext_t start;
@@ -118,6 +136,10 @@ struct cuda_thread {
     const char *last_atomic; /* address; what its next fence acquires */
     std::vector<async_copy> copies;
     int open_group;
+    std::vector<const void *> landed; /* of its copies, since its last fence_for_wgmma */
+    std::vector<product> products;
+    int open_products; /* the group of those issued next */
+    bool registers_fenced;
 
     int lane() const { return number % WARP; }
 };
@@ -171,6 +193,8 @@ struct executor {
     uint3 index;
     const call *kernel;
     unsigned char *dynamic_shared;
+    size_t shared_bytes;
+    int *unfenced; /* for each 16 bytes of it: 1 + which thread's cp.async wrote them and has not been fenced for wgmma, or 0 */
     bool reversed;
 
     context scheduler;
@@ -450,7 +474,10 @@ __attribute__((noinline)) inline void run_thread()
 {
     receive(running->start_token);
     current->copies.clear();
+    current->landed.clear();
     (*running->kernel)();
+    if (!current->products.empty())
+        fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file, current->products[0].at.line);
     publish(running->end_token, false);
 }
 
@@ -542,11 +569,15 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
         t.index = { i % e.block.x, i / e.block.x % e.block.y, i / (e.block.x * e.block.y) };
         t.exited = t.fenced = false;
         t.last_atomic = NULL;
-        t.open_group = 0;
+        t.open_group = t.open_products = 0;
+        t.registers_fenced = false;
     }
     e.dynamic_shared = (unsigned char *)malloc(shared_bytes);
     if (!e.dynamic_shared) fail("no memory for %zu bytes of shared memory", shared_bytes);
     memset(e.dynamic_shared, 0xFF, shared_bytes);
+    e.shared_bytes = shared_bytes;
+    e.unfenced = (int *)calloc(shared_bytes / 16 + 1, sizeof *e.unfenced);
+    if (!e.unfenced) fail("no memory for notes on shared memory");
     publish(e.start_token, true);
     wake_all();
     while (e.live) {
@@ -560,6 +591,7 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
         current = NULL;
     }
     receive(e.end_token);
+    free(e.unfenced);
     free(e.dynamic_shared);
 }
 
@@ -702,6 +734,141 @@ UNSEEN inline rows share_rows(const void *row, place at)
     for (int lane = 0; lane < WARP; lane++) all.of[lane] = shown_by<const value16 *>(e, lane);
     leave(e);
     return all;
+}
+
+/* ---- products of a warpgroup ---- */
+
+/* Shared memory begins where no atom does, as it may. */
+constexpr uint32_t FIRST_SHARED_ADDRESS = 16;
+
+/* Notes who wrote 16 bytes, or that their writer has fenced them; shared memory that is not dynamic is not watched. */
+UNSEEN inline void note_writer(const void *shared, int writer)
+{
+    const executor &e = *running;
+    size_t at = (size_t)((const unsigned char *)shared - e.dynamic_shared);
+    if (at < e.shared_bytes) e.unfenced[at / 16] = writer;
+}
+
+/* Where a value of a matrix lies, by the descriptor that PTX describes: 14 bits each of the start, the leading and the stride offset, in
+ * units of 16 bytes, and the swizzle, of which this knows the one of 128 bytes: bits 4 to 6 of an address are changed by bits 7 to 9.
+ * `across` counts along the rows of 128 bytes, `down` counts rows. Beyond one row, the leading offset leads on; beyond eight, the stride. */
+UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, place at)
+{
+    const executor &e = *running;
+    uint64_t start = (matrix & 0x3fff) << 4, leading = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+    if (matrix >> 62 != 1 || (matrix >> 49 & 7))
+        fail("wgmma of a matrix that is not swizzled by 128 bytes at a base of 0, at %s:%d", at.file, at.line);
+    uint64_t address =
+        start + (uint64_t)across / 64 * leading + (uint64_t)across % 64 * 2 + (uint64_t)down / 8 * stride + (uint64_t)down % 8 * 128;
+    address ^= (address >> 7 & 7) << 4;
+    uint64_t byte = address - FIRST_SHARED_ADDRESS;
+    if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
+    if (e.unfenced[byte / 16])
+        fail("wgmma reads what thread %d's cp.async wrote without a fence for wgmma, at %s:%d", e.unfenced[byte / 16] - 1, at.file,
+             at.line);
+    return (const value16 *)(e.dynamic_shared + byte);
+}
+
+/* Reads what this thread takes of shared memory: seen by TSan. */
+inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<uint16_t> &b)
+{
+    int row = current->number % 128 / WARP * 16 + current->lane() / 4, column = current->lane() % 4 * 2;
+    a.clear();
+    b.clear();
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 16 && !p.a_registers; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
+    for (int k = 0; k < 16; k++)
+        for (int n = column; n < p.n_columns; n += n % 2 ? 7 : 1)
+            b.push_back(p.b_by_rows ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
+}
+
+inline bool is_poison(const float *values, size_t n)
+{
+    return std::all_of(values, values + n, [](float value) { return bits_as<uint32_t>(value) == ~0u; });
+}
+
+inline void issue(product &&p, bool accumulate)
+{
+    cuda_thread &self = *current;
+    if (!self.registers_fenced) fail("wgmma without wgmma_fence since the last wait, at %s:%d", p.at.file, p.at.line);
+    std::vector<uint16_t> a;
+    read_shared(p, a, p.b);
+    if (!p.a_registers) p.a = std::move(a);
+    size_t n = (size_t)p.n_columns / 2;
+    auto same = [&](const product &earlier) { return earlier.d == p.d; };
+    if (!accumulate) p.begins_as.assign(n, 0.0f);
+    else if (std::none_of(self.products.begin(), self.products.end(), same)) p.begins_as.assign(&p.d[0][0], &p.d[0][0] + n);
+    memset((void *)p.d, 0xFF, n * sizeof(float));
+    p.group = self.open_products;
+    self.products.push_back(std::move(p));
+}
+
+/* Sums in f32 in the order of k, and of products; a GPU's tensor cores order and round otherwise. */
+inline void finish(size_t which)
+{
+    std::vector<product> &all = current->products;
+    product &p = all[which];
+    std::vector<uint16_t> a, b;
+    read_shared(p, a, b);
+    if (b != p.b || (!p.a_registers && a != p.a)) fail("shared memory was written while wgmma read it, at %s:%d", p.at.file, p.at.line);
+    if (p.a_registers && memcmp(p.a_registers, p.a_values, sizeof p.a_values))
+        fail("registers were written while wgmma read them, at %s:%d", p.at.file, p.at.line);
+    size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
+    if (!is_poison(&p.d[0][0], n)) fail("registers were written while wgmma had them, at %s:%d", p.at.file, p.at.line);
+    std::vector<float> sums = std::move(p.begins_as);
+    for (size_t i = 0; i < n; i++) {
+        size_t half = i % 4 / 2, column = i / 4 * 2 + i % 2;
+        for (size_t k = 0; k < 16; k++) sums[i] += p.wide(p.a[16 * half + k]) * p.wide(p.b[n_columns * k + column]);
+    }
+    for (size_t later = which + 1; later < all.size(); later++) {
+        if (all[later].d != p.d) continue;
+        if (all[later].begins_as.empty()) all[later].begins_as = std::move(sums);
+        return;
+    }
+    std::copy(sums.begin(), sums.end(), &p.d[0][0]);
+}
+
+inline float wide_of(uint16_t bits, __nv_bfloat16) { return half_of(bits, 0, __nv_bfloat16()); }
+inline float wide_of(uint16_t bits, __half) { return half_of(bits, 0, __half()); }
+
+struct product_operands {
+    uint64_t a, b;
+    uint32_t registers[4];
+};
+
+/* All lanes name the same matrices; their registers are known to all. */
+UNSEEN inline void share_operands(product &p, place at)
+{
+    product_operands mine = { p.a_matrix, p.b_matrix, {} };
+    if (p.a_registers) memcpy(mine.registers, p.a_registers, sizeof mine.registers);
+    exchange &e = meet_aligned(mine, "wgmma", at);
+    int quad = current->lane() / 4 * 4;
+    p.a.clear();
+    for (int half = 0; half < 2 && p.a_registers; half++)
+        for (int k = 0; k < 16; k++)
+            p.a.push_back((uint16_t)(shown_by<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >> k % 2 * 16));
+    for (int lane = 0; lane < WARP; lane++) {
+        product_operands theirs = shown_by<product_operands>(e, lane);
+        if (theirs.a != mine.a || theirs.b != mine.b) fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
+    }
+    leave(e);
+}
+
+template <class T, int N>
+void multiply_beside(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, uint64_t b, bool b_by_rows, bool accumulate, place at)
+{
+    product p = {};
+    p.d = d;
+    p.n_columns = 8 * N;
+    p.a_matrix = a;
+    p.b_matrix = b;
+    p.a_registers = a_registers;
+    p.b_by_rows = b_by_rows;
+    p.wide = [](uint16_t bits) { return wide_of(bits, T()); };
+    p.at = at;
+    if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
+    share_operands(p, at);
+    issue(std::move(p), accumulate);
 }
 
 namespace names
@@ -860,8 +1027,47 @@ template <int N> void cp_async_wait()
 {
     std::vector<async_copy> &copies = current->copies;
     auto under_way = copies.begin();
-    for (; under_way != copies.end() && under_way->group < current->open_group - N; ++under_way) *under_way->to = under_way->bytes;
+    for (; under_way != copies.end() && under_way->group < current->open_group - N; ++under_way) {
+        *under_way->to = under_way->bytes;
+        note_writer(under_way->to, current->number + 1);
+        current->landed.push_back(under_way->to);
+    }
     copies.erase(copies.begin(), under_way);
+}
+
+inline uint32_t shared_address(const void *shared)
+{
+    size_t at = (size_t)((const unsigned char *)shared - running->dynamic_shared);
+    if (at > running->shared_bytes) fail("%p is not in dynamic shared memory", shared);
+    return FIRST_SHARED_ADDRESS + (uint32_t)at;
+}
+
+inline void fence_for_wgmma()
+{
+    for (const void *shared : current->landed) note_writer(shared, 0);
+    current->landed.clear();
+}
+
+template <class... R> void wgmma_fence(R &...) { current->registers_fenced = true; }
+inline void wgmma_commit() { current->open_products++; }
+
+template <int N, class... R> void wgmma_wait(R &...)
+{
+    std::vector<product> &products = current->products;
+    size_t n_done = 0;
+    for (; n_done < products.size() && products[n_done].group < current->open_products - N; n_done++) finish(n_done);
+    products.erase(products.begin(), products.begin() + (long)n_done);
+    current->registers_fenced = false;
+}
+
+template <class T> void wgmma_by_columns(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T, place at = here())
+{
+    multiply_beside<T>(d, a, NULL, b, false, accumulate, at);
+}
+
+template <class T, int N> void wgmma_by_rows(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, T, place at = here())
+{
+    multiply_beside<T>(d, 0, a, b, true, true, at);
 }
 
 } // namespace names

@@ -4,6 +4,7 @@
  * under ASan, the host that touches it other than through these calls is reported. Streams that are captured keep their work as
  * closures for the graph. The device is an sm_80 of few multiprocessors.
  *
+ *   LAZYLLM_CUDA_FAKE_CAPABILITY   its compute capability; 80
  *   LAZYLLM_CUDA_FAKE_DEVICES   how many devices there are; 1
  *   LAZYLLM_CUDA_FAKE_MEMORY    bytes of memory of each; 8 GiB
  *
@@ -281,8 +282,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     if (!is_device(device)) return result(cudaErrorInvalidDevice);
     *prop = {};
     snprintf(prop->name, sizeof prop->name, "CUDA on the CPU");
-    prop->major = 8;
-    prop->minor = 0;
+    prop->major = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) / 10;
+    prop->minor = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) % 10;
     prop->totalGlobalMem = total_memory();
     prop->sharedMemPerBlock = 48 * 1024;
     prop->sharedMemPerBlockOptin = cuda_on_cpu::MAX_SHARED_BYTES;

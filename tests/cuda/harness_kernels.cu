@@ -9,6 +9,8 @@
     one(NO_SYNCTHREADS) one(NO_SYNCTHREADS_BEFORE_REUSE) one(NO_SYNCTHREADS_AFTER_ASYNC_WAIT)                                              \
     one(NO_SYNCWARP) one(NO_SYNCWARP_AFTER_LDMATRIX) one(NO_ASYNC_WAIT) one(NO_FENCE) one(BLOCKS_RACE)                                     \
     one(STATIC_OVERRUN) one(DYNAMIC_TOO_SMALL) one(DEVICE_OVERRUN) one(UNWRITTEN_STATIC) one(UNWRITTEN_DYNAMIC)                            \
+    one(NO_SYNCTHREADS_BEFORE_WGMMA) one(NO_FENCE_OF_COPIES) one(NO_WGMMA_FENCE) one(READ_BEFORE_WGMMA_WAIT) one(NO_WGMMA_WAIT)           \
+    one(WRITE_UNDER_WGMMA) one(NO_SWIZZLE)                                                                                                \
     one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_MASKS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
 #define NAME(defect) defect,
 #define TEXT(defect) #defect,
@@ -151,6 +153,70 @@ cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
     return half ? lazy_launch(one_hot<__half>, dim3(256), dim3(32), 0, stream, d)
                 : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
 }
+
+/* For each block's a: (64, 16), with b: (16, 128) and its transpose, both ways in which wgmma takes them, and a by registers:
+ * out: (blocks, 3, 64, 128) = a b by columns | 2 a b by rows | the left half of that, by products 64 wide. Matrices begin 16 (block % 4)
+ * values into their rows where those run along k. This settles whether kernel.h is right about wgmma. */
+template <class T> struct wgmma_operands {
+    T a[64 * WGMMA_ROW], b_columns[128 * WGMMA_ROW], b_rows[2][16 * WGMMA_ROW];
+};
+enum { WGMMA_SLACK = 2 * WGMMA_ATOM - 16 };
+
+template <class T> static __global__ void __launch_bounds__(128) wgmma_products(const T *a, const T *b, const T *b_transposed, float *out)
+{
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    LAZY_DYNAMIC_SHARED(unsigned char, memory);
+    const uint32_t into_atom = shared_address(memory) % (2 * WGMMA_ATOM);
+    auto *shared = reinterpret_cast<wgmma_operands<T> *>(memory + (into_atom ? 2 * WGMMA_ATOM - into_atom : 0));
+    const int self = threadIdx.x, first = blockIdx.x % 4 * 16, row = self / 32 * 16 + self % 32 / 4, col = self % 4 * 2;
+    auto place = [](int r, int piece) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + piece * 8 : wgmma_place(r, piece); };
+    a += blockIdx.x * 64 * 16;
+    cp_async_16(shared->a + place(self / 2, first / 8 + self % 2), a + self * 8, true);
+    for (int i = self; i < 128 * 2; i += 128) {
+        cp_async_16(shared->b_columns + place(i / 2, first / 8 + i % 2), b_transposed + i * 8, true);
+        cp_async_16(shared->b_rows[i / 8 % 2] + place(i / 16, i % 8), b + i * 8, true);
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    if (planted != NO_FENCE_OF_COPIES) fence_for_wgmma();
+    if (planted != NO_SYNCTHREADS_BEFORE_WGMMA) __syncthreads();
+
+    float columns[16][4], rows[16][4], half_rows[8][4];
+    for (auto &d : columns) d[0] = d[1] = d[2] = d[3] = 7;
+    for (auto &d : rows) d[0] = d[1] = d[2] = d[3] = 0;
+    for (auto &d : half_rows) d[0] = d[1] = d[2] = d[3] = 0;
+    uint32_t own_a[1][4];
+    for (int i = 0; i < 4; i++) own_a[0][i] = *reinterpret_cast<const uint32_t *>(a + (row + i % 2 * 8) * 16 + col + i / 2 * 8);
+    if (planted != NO_WGMMA_FENCE) wgmma_fence(columns, rows, half_rows, own_a);
+    wgmma_by_columns(columns, wgmma_matrix(shared->a, first, 0), wgmma_matrix(shared->b_columns, first, 0), false, T());
+    wgmma_commit();
+    for (int i = 0; i < 2; i++) {
+        wgmma_by_rows(rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 16 * WGMMA_ROW), T());
+        wgmma_by_rows(half_rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 0), T());
+    }
+    wgmma_commit();
+    if (planted == WRITE_UNDER_WGMMA && self == 0) shared->a[place(0, first / 8)] = T(3.0f);
+    float *to = out + (size_t)blockIdx.x * 3 * 64 * 128;
+    auto tell = [&](const auto &d, int width) {
+        for (int i = 0; i < width / 8; i++)
+            for (int e = 0; e < 4; e++) to[(row + e / 2 * 8) * 128 + 8 * i + col + e % 2] = d[i][e];
+        to += 64 * 128;
+    };
+    wgmma_wait<1>(columns);
+    tell(columns, 128);
+    if (planted != READ_BEFORE_WGMMA_WAIT && planted != NO_WGMMA_WAIT) wgmma_wait<0>(rows, half_rows, own_a);
+    tell(rows, 128);
+    tell(half_rows, 64);
+    if (planted == READ_BEFORE_WGMMA_WAIT) wgmma_wait<0>(rows, half_rows, own_a);
+#endif
+}
+
+template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream)
+{
+    return lazy_launch(wgmma_products<T>, dim3(n), dim3(128), sizeof(wgmma_operands<T>) + WGMMA_SLACK, stream, a, b, b_transposed, out);
+}
+template cudaError_t launch_wgmma_products(const __nv_bfloat16 *, const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, cudaStream_t);
+template cudaError_t launch_wgmma_products(const __half *, const __half *, const __half *, float *, int, cudaStream_t);
 
 /* matrix: (32, 8) 16-bit values, four (8, 8); plain and trans: (32 lanes, 4) */
 static __global__ void load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans)

@@ -1,7 +1,7 @@
 /* test_harness.cc — whether kernels do on the CPU what they do on a GPU, and the stand-in for the CUDA runtime what the runtime does.
  *
  * Also runs on a GPU, which shows that the harness is right about it:
- *   nvcc -std=c++17 -arch=native tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness && ./test_harness */
+ *   nvcc -std=c++17 -arch=native (-arch=sm_90a for Hopper's wgmma) tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness && ./test_harness */
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -26,6 +26,7 @@ cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, 
 cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total, int n_blocks, cudaStream_t stream);
 template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream);
 cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream);
+template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream);
 cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans, cudaStream_t stream);
 cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, int n_blocks, cudaStream_t stream);
 cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream);
@@ -126,6 +127,41 @@ static void test_one_hot()
         std::vector<float> got = d.values();
         for (int hot = 0; hot < 256; hot++)
             for (int i = 0; i < 128; i++) CHECK(got[hot * 128 + i] == (i / 8 == hot / 16 ? hot % 16 * 8 + i % 8 + 1 : 0));
+    }
+}
+
+/* a has one value in each row, 2^(row / 16) at (row + block) % 16, and no two values of b are the same: so each result says what was
+ * multiplied. */
+template <class T> static void test_wgmma()
+{
+    setenv("LAZYLLM_CUDA_FAKE_CAPABILITY", "90", 1);
+    cudaDeviceProp device;
+    CHECK_OK(cudaGetDeviceProperties(&device, 0));
+    unsetenv("LAZYLLM_CUDA_FAKE_CAPABILITY");
+    if (device.major != 9 || device.minor != 0) {
+        printf("no wgmma on sm_%d%d\n", device.major, device.minor);
+        return;
+    }
+    const int n = 16;
+    auto b_at = [](int k, int col) {
+        uint16_t bits = (uint16_t)(0x3c00 + 128 * k + col); /* from 1 to below 4 as a half, small in bf16 */
+        T value;
+        memcpy((void *)&value, &bits, sizeof value);
+        return value;
+    };
+    std::vector<T> a(n * 64 * 16, T(0.0f)), b(16 * 128), b_transposed(128 * 16);
+    for (int i = 0; i < n * 64; i++) a[i * 16 + (i % 64 + i / 64) % 16] = T((float)(1 << i % 64 / 16));
+    for (int i = 0; i < 16 * 128; i++) b[i] = b_transposed[i % 128 * 16 + i / 128] = b_at(i / 128, i % 128);
+    on_device<T> a_device(a), b_device(b), b_transposed_device(b_transposed);
+    on_device<float> out(n * 3 * 64 * 128);
+    CHECK_OK(launch_wgmma_products(a_device.at, b_device.at, b_transposed_device.at, out.at, n, NULL));
+    std::vector<float> got = out.values();
+    for (int i = 0; i < (int)got.size(); i++) {
+        int col = i % 128, row = i / 128 % 64, way = i / (128 * 64) % 3, block = i / (3 * 128 * 64);
+        if (way == 2 && col >= 64) continue;
+        float expected = (float)(1 << row / 16) * (float)b_at((row + block) % 16, col) * (way ? 2.0f : 1.0f);
+        if (got[i] != expected) printf("block %d, way %d, row %d, column %d: %g, not %g\n", block, way, row, col, got[i], expected);
+        CHECK(got[i] == expected);
     }
 }
 
@@ -401,6 +437,8 @@ int main(int argc, char **argv)
         { "product_bf16", test_product<__nv_bfloat16> },
         { "product_f16", test_product<__half> },
         { "one_hot", test_one_hot },
+        { "wgmma_bf16", test_wgmma<__nv_bfloat16> },
+        { "wgmma_f16", test_wgmma<__half> },
         { "load_matrices", test_load_matrices },
         { "reverse_quads", test_reverse_quads },
         { "much_shared_memory", test_much_shared_memory },

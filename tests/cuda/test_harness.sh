@@ -24,6 +24,13 @@ tsan  NO_SYNCWARP                     load_matrices data race
 tsan  NO_SYNCWARP_AFTER_LDMATRIX      product_bf16  data race
 plain NO_ASYNC_WAIT                   product_f16   product_f16 FAILED
 tsan  NO_SYNCTHREADS_AFTER_ASYNC_WAIT product_f16   data race
+tsan  NO_SYNCTHREADS_BEFORE_WGMMA     wgmma_f16     data race
+plain NO_FENCE_OF_COPIES              wgmma_f16     without a fence for wgmma
+plain NO_WGMMA_FENCE                  wgmma_bf16    wgmma without wgmma_fence
+plain READ_BEFORE_WGMMA_WAIT          wgmma_f16     wgmma_f16 FAILED
+plain NO_WGMMA_WAIT                   wgmma_f16     returned without waiting for wgmma
+plain WRITE_UNDER_WGMMA               wgmma_f16     shared memory was written while wgmma read it
+plain NO_SWIZZLE                      wgmma_bf16    wgmma_bf16 FAILED
 asan  STATIC_OVERRUN                  sums          global-buffer-overflow
 asan  DYNAMIC_TOO_SMALL               product_bf16  heap-buffer-overflow
 asan  DEVICE_OVERRUN                  reverse_quads heap-buffer-overflow
@@ -88,9 +95,9 @@ done <"$build/planted"
 
 if command -v nvcc >/dev/null; then
     holds=yes
-    nvcc -std=c++17 -Werror all-warnings -Xptxas -warn-spills -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90 \
+    nvcc -std=c++17 -Werror all-warnings -Xptxas -warn-spills -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a \
         -c tests/cuda/harness_kernels.cu -o "$build/nvcc.o" >"$build/output" 2>&1 || holds=no
-    report $holds 'nvcc compiles it for sm_80 and sm_90 without a warning'
+    report $holds 'nvcc compiles it for sm_80 and sm_90a without a warning'
 else
     echo 'SKIPPED nvcc: not found'
 fi

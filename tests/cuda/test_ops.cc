@@ -845,6 +845,44 @@ static void test_long_context(lazy_dtype type, int head_dim, int m)
     test_attention(r, 2, m - 40, m);
 }
 
+/* Prefill on a device that has wgmma; where kernels run on the CPU, one that pretends to. */
+static void test_wgmma(lazy_dtype type)
+{
+#ifdef LAZY_CUDA_ON_CPU
+    setenv("LAZYLLM_CUDA_FAKE_CAPABILITY", "90", 1);
+#endif
+    for (int head_dim : { 64, 128 }) {
+        int group = pick({ 1, 2, 3 }), n_kv_heads = group == 3 ? 1 : 2;
+        rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), 300, 500);
+        bool used = reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma;
+        printf("%s\n", r.gpu.backend->variant);
+#ifdef LAZY_CUDA_ON_CPU
+        now("%s wgmma", r.name());
+        check(used && strstr(r.gpu.backend->variant, ", wgmma"), "it is not used: %s", r.gpu.backend->variant);
+#endif
+        if (!used) break;
+        test_attention(r, 129, 129, 140);
+        test_bad_key(r, 130, 280);
+        if (quick) continue;
+        test_attention(r, 150, 257, 300);
+        test_attention(r, 300, 500, 800);
+        for (int i = 0; i < 3; i++) {
+            int n = random_int(129, 300), m = random_int(n, 500);
+            test_attention(r, n, m, m + random_int(0, 300));
+        }
+    }
+    setenv("LAZYLLM_CUDA_HOPPER", "0", 1);
+    {
+        rig r(type, config_of(1, 1, 64), 1, 1);
+        now("%s wgmma switched off", r.name());
+        check(!reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma, "it is used");
+    }
+    unsetenv("LAZYLLM_CUDA_HOPPER");
+#ifdef LAZY_CUDA_ON_CPU
+    unsetenv("LAZYLLM_CUDA_FAKE_CAPABILITY");
+#endif
+}
+
 /* ---- selection -------------------------------------------------------------------------- */
 
 static void test_smooth(const rig &r, int m, int width)
@@ -1205,6 +1243,7 @@ int main(int argc, char **argv)
         test_long_context(type, 16, quick ? 1000 : 8200);
         test_long_context(type, 64, quick ? 400 : 4200);
         test_repetition(type);
+        if (type != LAZY_F32) test_wgmma(type);
     }
     printf("%d passed, %d failed\n", passed.load(), failed.load());
     return failed != 0;

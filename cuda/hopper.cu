@@ -1,0 +1,180 @@
+/* hopper.cu — whether attention may go by wgmma here: the device must have it, the user may forbid it, and its kernel must agree with the
+ * portable one, on this device, before the first pass. */
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+
+namespace
+{
+struct shape {
+    int n, m, n_heads, n_kv_heads, d; /* as in backend.h */
+};
+
+/* One row; odd numbers of rows x heads and of keys; several tiles and blocks of keys; every key in sight of a row of its own. */
+const shape shapes[] = {
+    { 1, 1, 1, 1, 64 },    { 37, 150, 3, 1, 64 },  { 67, 391, 4, 2, 64 },  { 257, 257, 1, 1, 64 },
+    { 1, 129, 2, 1, 128 }, { 37, 150, 3, 1, 128 }, { 67, 391, 4, 2, 128 }, { 257, 257, 1, 1, 128 },
+};
+
+/* What was found out about one type on one device. */
+struct verdict {
+    bool agrees;
+    std::string words; /* of what is against it */
+};
+
+class device_array
+{
+  public:
+    template <class T> explicit device_array(const std::vector<T> &values)
+    {
+        size_t bytes = values.size() * sizeof(T);
+        code = cudaMalloc(&memory, bytes);
+        if (!code) code = cudaMemcpy(memory, values.data(), bytes, cudaMemcpyHostToDevice);
+    }
+    ~device_array() { cudaFree(memory); }
+    device_array(const device_array &) = delete;
+
+    template <class T> T *as() const { return static_cast<T *>(memory); }
+    template <class T> cudaError_t read(std::vector<T> &values) const
+    {
+        return cudaMemcpy(values.data(), memory, values.size() * sizeof(T), cudaMemcpyDeviceToHost);
+    }
+    cudaError_t code;
+
+  private:
+    void *memory = nullptr;
+};
+
+/* -most … most */
+template <class T> std::vector<T> random_values(size_t n, float most, uint32_t &seed)
+{
+    std::vector<T> values(n);
+    for (T &value : values) {
+        seed = seed * 1664525u + 1013904223u;
+        lazy_narrow(&value, ((float)(seed >> 8) / (float)(1 << 23) - 1.0f) * most);
+    }
+    return values;
+}
+
+/* Largest difference as a share of the largest value, or infinity where one is no number. */
+template <class T> double difference(const std::vector<T> &got, const std::vector<T> &want)
+{
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        double a = lazy_wide(got[i]), b = lazy_wide(want[i]);
+        if (!std::isfinite(a) || !std::isfinite(b)) return INFINITY;
+        worst = std::fmax(worst, std::fabs(a - b));
+        largest = std::fmax(largest, std::fabs(b));
+    }
+    return worst / largest;
+}
+
+/* *error = how far both kernels are apart on random data of this shape. In every second slot is a token that is not in play, a NaN. */
+template <class T> cudaError_t compare(const shape &c, double *error)
+{
+    uint32_t seed = (uint32_t)(c.n + c.m + c.d);
+    int capacity = 2 * c.m, width = (c.n_heads + 2 * c.n_kv_heads) * c.d;
+    std::vector<int32_t> in_play((size_t)c.m), limits((size_t)c.n);
+    for (int j = 0; j < c.m; j++) in_play[(size_t)j] = 2 * j + (j % 3 == 0);
+    for (int r = 0; r < c.n; r++) limits[(size_t)r] = (int)((int64_t)(r + 1) * c.m / c.n);
+    size_t slots = (size_t)(c.n_kv_heads * capacity), outputs = (size_t)(c.n * c.n_heads * c.d);
+    std::vector<T> nothing(outputs), by_mma(outputs), by_wgmma(outputs), kv[2];
+    for (std::vector<T> &part : kv) {
+        part = random_values<T>(slots * (size_t)c.d, 1, seed);
+        for (size_t slot = 0; slot < slots; slot++) {
+            if ((int)slot % capacity == in_play[slot % (size_t)capacity / 2]) continue;
+            for (size_t i = slot * (size_t)c.d; i < (slot + 1) * (size_t)c.d; i++) lazy_narrow(&part[i], NAN);
+        }
+    }
+    for (T &value : nothing) lazy_narrow(&value, NAN);
+    device_array qkv(random_values<T>((size_t)(c.n * width), 4, seed)), k(kv[0]), v(kv[1]), play(in_play), sight(limits);
+    device_array y(nothing), other_y(nothing);
+    for (const device_array *array : { &qkv, &k, &v, &play, &sight, &y, &other_y })
+        if (array->code) return array->code;
+
+    attention_task<T> t = {};
+    t.qkv = qkv.as<T>();
+    t.k = k.as<T>();
+    t.v = v.as<T>();
+    t.in_play = play.as<int32_t>();
+    t.limits = sight.as<int32_t>();
+    t.n = c.n;
+    t.m = c.m;
+    t.n_heads = c.n_heads;
+    t.group = c.n_heads / c.n_kv_heads;
+    t.d = c.d;
+    t.width = width;
+    t.capacity = capacity;
+    t.chunk = c.m;
+    t.chunks = 1;
+    t.scale = lazy_cuda_scale(c.d);
+    t.y = y.as<T>();
+    const lazy_queue queue = { nullptr, nullptr, "attention", 0 };
+    cudaError_t code = lazy_cuda_attend_by_mma(t, queue);
+    t.y = other_y.as<T>();
+    if (!code) code = lazy_cuda_attend_by_wgmma(t, queue);
+    if (!code) code = y.read(by_mma);
+    if (!code) code = other_y.read(by_wgmma);
+    if (!code) *error = difference(by_wgmma, by_mma);
+    return code;
+}
+
+template <class T> verdict judge(double tolerance, cudaError_t *code)
+{
+    char text[100];
+    for (const shape &c : shapes) {
+        double error = 0;
+        if ((*code = compare<T>(c, &error))) return { false, cudaGetErrorString(*code) };
+        if (error <= tolerance) continue;
+        snprintf(text, sizeof text, "it differs by %.2g at n %d, m %d, heads of %d", error, c.n, c.m, c.d);
+        return { false, text };
+    }
+    return { true, "" };
+}
+
+/* Once for a type on a device. */
+int look_up(const lazy_cuda *cuda, verdict *found, lazy_error *err)
+{
+    static std::mutex one_at_a_time;
+    static std::map<std::pair<int, int>, verdict> known;
+    std::lock_guard hold(one_at_a_time);
+    auto at = known.find({ cuda->device, cuda->type });
+    if (at == known.end()) {
+        cudaError_t code = cudaSuccess;
+        /* each side rounds its shares and its outputs to the type */
+        verdict judged = cuda->type == LAZY_F16 ? judge<__half>(2e-3, &code) : judge<__nv_bfloat16>(1.5e-2, &code);
+        cudaGetLastError();
+        if (code && cudaDeviceSynchronize() != cudaSuccess)
+            return lazy_fail(err, LAZY_DEVICE, "the kernel for wgmma broke %s: %s; LAZYLLM_CUDA_HOPPER=0 does without it", cuda->name,
+                             cudaGetErrorString(code));
+        at = known.emplace(std::make_pair(cuda->device, (int)cuda->type), judged).first;
+    }
+    *found = at->second;
+    return LAZY_OK;
+}
+} // namespace
+
+int lazy_cuda_settle_wgmma(lazy_cuda *cuda, lazy_error *err)
+{
+    int major = 0, minor = 0;
+    int code =
+        lazy_cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device), "asking for the capability", err);
+    if (!code)
+        code = lazy_cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device), "asking for the capability",
+                               err);
+    if (code || major != 9 || minor != 0 || cuda->type == LAZY_F32) return code;
+    const char *wish = getenv("LAZYLLM_CUDA_HOPPER");
+    verdict found = { false, "LAZYLLM_CUDA_HOPPER=0" };
+    if (!wish || strcmp(wish, "0")) code = look_up(cuda, &found, err);
+    if (code) return code;
+    cuda->wgmma = found.agrees;
+    size_t length = strlen(cuda->variant);
+    snprintf(cuda->variant + length, sizeof cuda->variant - length, found.agrees ? ", wgmma" : ", no wgmma: %s", found.words.c_str());
+    return LAZY_OK;
+}
