@@ -43,7 +43,8 @@ template <class T> void cut_keys(attention_task<T> *t, int processors)
     t->chunk = t->m;
     t->chunks = 1;
     if (t->n > FEW_ROWS) return;
-    int tiles = (t->n * t->group + TILE - 1) / TILE * (t->n_heads / t->group);
+    int tiles = (t->n * t->group + TILE - 1) / TILE
+    *(t->n_heads / t->group);
     int wanted = processors * BLOCKS_PER_PROCESSOR / std::max(1, tiles);
     int chunks = std::clamp(wanted, 1, (int)MOST_CHUNKS);
     t->chunk = ((t->m + chunks - 1) / chunks + KEY_UNIT - 1) / KEY_UNIT * KEY_UNIT;
