@@ -100,8 +100,8 @@ cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZ
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
-cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asan/liblazyllm_cuda.so \
-		$(foreach kind,on_cpu on_cpu_asan on_cpu_tsan,build/$(kind)/test_gemm build/$(kind)/test_ops) ## its kernels and the engine on them without a GPU, under sanitizers
+cuda-on-cpu: $(VENV)/test.stamp \
+		$(foreach kind,on_cpu on_cpu_asan on_cpu_tsan,$(addprefix build/$(kind)/,liblazyllm_cuda.so test_gemm test_ops test_engine)) ## its kernels and the engine on them without a GPU, under sanitizers
 	tests/cuda/test_harness.sh
 	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_gemm || exit 1; done
 	build/on_cpu/test_ops
@@ -109,6 +109,7 @@ cuda-on-cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so build/on_cpu_asa
 	build/on_cpu_asan/test_ops quick
 	build/on_cpu_tsan/test_ops quick
 	LAZYLLM_CUDA_REVERSE=1 build/on_cpu_tsan/test_ops quick
+	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_engine && LAZYLLM_CUDA_REVERSE=1 build/$$kind/test_engine || exit 1; done
 	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_bench.py -k 'not test_bench or on_cuda'
 	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py
 

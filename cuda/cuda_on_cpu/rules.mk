@@ -1,7 +1,8 @@
 # The CUDA core for machines without a GPU: the same files compiled as C++, each CUDA thread a fiber. Included by the Makefile.
-#   build/on_cpu/liblazyllm_cuda.so        what LAZYLLM_CUDA_LIBRARY may name
-#   build/on_cpu_asan/liblazyllm_cuda.so   the same under ASan and UBSan
-#   build/on_cpu*/test_…                   the C++ tests, plain, under ASan and UBSan, under TSan
+#   build/on_cpu/liblazyllm_cuda.so   what LAZYLLM_CUDA_LIBRARY may name
+#   build/on_cpu/test_…               the C++ tests
+#   build/on_cpu_asan/                the same under ASan and UBSan
+#   build/on_cpu_tsan/                the same under TSan
 
 CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include $(VENV)/lib/python*/site-packages/nvidia/cu13/include))
 CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h)

@@ -1,0 +1,279 @@
+/* test_engine.cc — whole passes on the CUDA core against the CPU's: the same sets to the token, logits to tolerance.
+ *
+ * A small model of random weights, prompts, decode steps and follow-ups under every kind of setting, and several sessions on as many threads.
+ * It is here for ThreadSanitizer, which Python drowns in noise; tests/test_method.py has the wide variety. Prints what failed, then
+ * "N passed, N failed".
+ *
+ *   test_engine    loads liblazyllm_cuda.so from its own folder */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+extern "C" {
+#include "../../csrc/lazyllm.h"
+}
+
+enum { LAYERS = 4, HIDDEN = 32, HEADS = 4, KV_HEADS = 2, HEAD = 8, FFN = 40, VOCAB = 97, CONTEXT = 200, PROMPT = 60 };
+const double TOLERANCE = 1e-5; /* of f32 sums in another order, as a share of the largest logit */
+
+static std::atomic<int> passed, failed;
+
+static void check(bool good, const char *subject, const char *what)
+{
+    good ? passed++ : failed++;
+    if (!good) printf("FAILED %s: %s\n", subject, what);
+}
+
+/* ---- a model ---------------------------------------------------------------------------- */
+
+/* From -1 to 1. */
+static float draw(uint64_t &seed)
+{
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    return (float)((double)(seed >> 40) / (double)(1 << 23) - 1.0);
+}
+
+/* The tensors of a checkpoint, one behind the other in a file of its own. */
+class checkpoint
+{
+  public:
+    checkpoint()
+    {
+        const int q = HEADS * HEAD, kv = KV_HEADS * HEAD;
+        add("model.embed_tokens.weight", { VOCAB, HIDDEN }, 1.7f);
+        for (int l = 0; l < LAYERS; l++) {
+            std::string layer = "model.layers." + std::to_string(l) + ".", attention = layer + "self_attn.", mlp = layer + "mlp.";
+            add(layer + "input_layernorm.weight", { HIDDEN }, 0);
+            add(layer + "post_attention_layernorm.weight", { HIDDEN }, 0);
+            add(attention + "q_proj.weight", { q, HIDDEN }, 0.45f);
+            add(attention + "k_proj.weight", { kv, HIDDEN }, 0.45f);
+            add(attention + "v_proj.weight", { kv, HIDDEN }, 0.3f);
+            add(attention + "o_proj.weight", { HIDDEN, q }, 0.3f);
+            add(mlp + "gate_proj.weight", { FFN, HIDDEN }, 0.3f);
+            add(mlp + "up_proj.weight", { FFN, HIDDEN }, 0.3f);
+            add(mlp + "down_proj.weight", { HIDDEN, FFN }, 0.3f);
+        }
+        add("model.norm.weight", { HIDDEN }, 0);
+        add("lm_head.weight", { VOCAB, HIDDEN }, 0.3f);
+        int file = mkstemp(path);
+        if (file < 0 || write(file, values.data(), values.size() * sizeof(float)) != (ssize_t)(values.size() * sizeof(float))) abort();
+        close(file);
+    }
+    ~checkpoint() { unlink(path); }
+
+    lazy_model *open(const char *device) const
+    {
+        float inv_freq[HEAD / 2];
+        for (int i = 0; i < HEAD / 2; i++) inv_freq[i] = powf(10000.0f, -2.0f * (float)i / HEAD);
+        lazy_config config = {};
+        config.n_layers = LAYERS;
+        config.hidden = HIDDEN;
+        config.n_heads = HEADS;
+        config.n_kv_heads = KV_HEADS;
+        config.head_dim = HEAD;
+        config.ffn = FFN;
+        config.vocab = VOCAB;
+        config.context = CONTEXT;
+        config.norm_eps = 1e-5f;
+        config.inv_freq = inv_freq;
+        config.rope_scale = 1;
+        std::vector<lazy_tensor> tensors;
+        for (const tensor &t : held)
+            tensors.push_back(
+                { t.name.c_str(), "F32", t.shape.data(), (int)t.shape.size(), 0, t.first * sizeof(float), t.count * sizeof(float) });
+        const char *shard = path;
+        lazy_device where = { device, 1, nullptr, 0 };
+        lazy_model *model;
+        lazy_error err = {};
+        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), &where, &err)) return model;
+        printf("%s: %s\n", device, err.message);
+        exit(1);
+    }
+
+  private:
+    struct tensor {
+        std::string name;
+        std::vector<int64_t> shape;
+        size_t first, count;
+    };
+
+    /* Values from -most to most; for 0, about 1. */
+    void add(const std::string &name, std::vector<int64_t> shape, float most)
+    {
+        size_t count = 1;
+        for (int64_t n : shape) count *= (size_t)n;
+        held.push_back({ name, shape, values.size(), count });
+        for (size_t i = 0; i < count; i++) values.push_back(most > 0 ? most * draw(seed) : 1 + 0.2f * draw(seed));
+    }
+
+    std::vector<tensor> held;
+    std::vector<float> values;
+    uint64_t seed = 7;
+    char path[32] = "/tmp/lazyllm-engine-XXXXXX";
+};
+
+/* ---- side by side ----------------------------------------------------------------------- */
+
+struct setting {
+    const char *name;
+    lazy_pruning pruning;
+};
+
+struct side {
+    lazy_session *session;
+    std::vector<float> logits = std::vector<float>(VOCAB);
+
+    side(lazy_model *model, const lazy_pruning &pruning)
+    {
+        lazy_error err = {};
+        if (!lazy_session_open(&session, model, &pruning, &err)) return;
+        printf("%s\n", err.message);
+        exit(1);
+    }
+    ~side() { lazy_session_close(session); }
+    side(const side &) = delete;
+
+    bool forward(const std::vector<int32_t> &ids, bool generated)
+    {
+        lazy_error err = {};
+        int code = lazy_session_forward(session, ids.data(), (int)ids.size(), generated, logits.data(), nullptr, &err);
+        if (code) printf("%s\n", err.message);
+        return !code;
+    }
+};
+
+static double difference(const std::vector<float> &got, const std::vector<float> &want)
+{
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < want.size(); i++) {
+        worst = std::max(worst, std::fabs((double)got[i] - want[i]));
+        largest = std::max(largest, std::fabs((double)want[i]));
+    }
+    return worst / largest;
+}
+
+/* Positions in play and computed, by runs of layers. */
+static bool same_trace(const lazy_session *a, const lazy_session *b)
+{
+    int n_a, n_b;
+    const lazy_trace_run *left = lazy_session_trace(a, &n_a), *right = lazy_session_trace(b, &n_b);
+    if (n_a != n_b) return false;
+    for (int i = 0; i < n_a; i++) {
+        const lazy_trace_run &x = left[i], &y = right[i];
+        if (x.last_layer != y.last_layer || !std::equal(x.in_play, x.in_play + x.n_in_play, y.in_play, y.in_play + y.n_in_play) ||
+            !std::equal(x.computed, x.computed + x.n_computed, y.computed, y.computed + y.n_computed))
+            return false;
+    }
+    return true;
+}
+
+static void compare_pass(const char *subject, side &cpu, side &cuda, const std::vector<int32_t> &ids, bool generated)
+{
+    bool ran = cpu.forward(ids, generated) && cuda.forward(ids, generated);
+    check(ran, subject, "a pass failed");
+    if (!ran) return;
+    int length = lazy_session_length(cpu.session);
+    const int32_t *depths = lazy_session_depths(cpu.session);
+    check(length == lazy_session_length(cuda.session), subject, "lengths differ");
+    check(std::equal(depths, depths + length, lazy_session_depths(cuda.session)), subject, "depths differ");
+    const lazy_layer_count *counts = lazy_session_last_pass(cpu.session);
+    check(memcmp(counts, lazy_session_last_pass(cuda.session), LAYERS * sizeof *counts) == 0, subject, "counts differ");
+    check(same_trace(cpu.session, cuda.session), subject, "sets differ");
+    check(difference(cuda.logits, cpu.logits) <= TOLERANCE, subject, "logits differ");
+}
+
+static std::vector<int32_t> some_ids(int n, uint64_t seed)
+{
+    std::vector<int32_t> ids;
+    for (int i = 0; i < n; i++) ids.push_back((int32_t)((draw(seed) + 1) / 2 * (VOCAB - 1)));
+    return ids;
+}
+
+/* A prompt, decode steps, a follow-up, decode steps. */
+static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting &s)
+{
+    side cpu(cpu_model, s.pruning), cuda(cuda_model, s.pruning);
+    lazy_session_set_trace(cpu.session, true);
+    lazy_session_set_trace(cuda.session, true);
+    compare_pass(s.name, cpu, cuda, some_ids(PROMPT, 1), false);
+    for (int step = 0; step < 5; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 2), true);
+    compare_pass(s.name, cpu, cuda, some_ids(9, 20), false);
+    for (int step = 0; step < 3; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 30), true);
+}
+
+/* ---- settings --------------------------------------------------------------------------- */
+
+static lazy_stage keep(int layer, double share)
+{
+    lazy_stage stage = {};
+    stage.layer = layer;
+    stage.keep = share;
+    return stage;
+}
+
+static lazy_stage mass(int layer, double share)
+{
+    lazy_stage stage = {};
+    stage.layer = layer;
+    stage.by_mass = true;
+    stage.mass = share;
+    stage.keep_min = 0.1;
+    stage.keep_max = 0.9;
+    return stage;
+}
+
+static const lazy_stage two_stages[] = { keep(0, 0.6), keep(2, 0.25) };
+static const lazy_stage one_stage[] = { keep(1, 0.3) };
+static const lazy_stage by_mass[] = { mass(1, 0.8) };
+static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
+
+static std::vector<setting> all_settings()
+{
+    auto with = [](const lazy_stage *stages, int n) {
+        lazy_pruning p = {};
+        p.queries = p.smooth = 1;
+        p.stages = stages;
+        p.n_stages = n;
+        return p;
+    };
+    lazy_pruning same = with(two_stages, 2), frozen = same, own = same, options = same, permanent = with(one_stage, 1);
+    frozen.decode = LAZY_DECODE_FROZEN;
+    own.decode = LAZY_DECODE_OWN;
+    own.decode_stages = one_stage;
+    own.n_decode_stages = 1;
+    options.sink = 2;
+    options.window = 3;
+    options.protect = spans;
+    options.n_protect = 2;
+    options.queries = 4;
+    options.smooth = 5;
+    permanent.permanent = true;
+    return { { "dense", with(nullptr, 0) }, { "two stages", same },
+             { "frozen", frozen },          { "stages of its own for decoding", own },
+             { "options", options },        { "mass", with(by_mass, 1) },
+             { "permanent", permanent } };
+}
+
+int main()
+{
+    checkpoint weights;
+    lazy_model *cpu = weights.open("cpu"), *cuda = weights.open("cuda");
+    printf("%s\n", lazy_model_isa(cuda));
+    std::vector<setting> settings = all_settings();
+    for (const setting &s : settings) compare(cpu, cuda, s);
+    std::vector<std::thread> threads;
+    for (const setting &s : settings) threads.emplace_back(compare, cpu, cuda, s);
+    for (std::thread &thread : threads) thread.join();
+    lazy_model_close(cuda);
+    lazy_model_close(cpu);
+    printf("%d passed, %d failed\n", passed.load(), failed.load());
+    return failed != 0;
+}
