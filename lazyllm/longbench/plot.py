@@ -7,8 +7,8 @@ from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Summary
 
-WIDTH, HEIGHT, DPI = 8, 5, 150
-LABEL_WIDTH = 44
+WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5, 0.22, 150
+LABEL_WIDTH = 100
 
 
 def plot(summary: Summary, file: Path, model: str) -> Path:
@@ -16,7 +16,7 @@ def plot(summary: Summary, file: Path, model: str) -> Path:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH, HEIGHT + LINE_HEIGHT * len(summary.settings)), layout="constrained")
     axes = figure.subplots()
     for setting in summary.settings:
         speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
@@ -39,7 +39,7 @@ def plot(summary: Summary, file: Path, model: str) -> Path:
     axes.set_title(f"{model}: {len(summary.datasets)} data sets, {len(summary.rows)} results")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        figure.legend(loc="outside lower center", fontsize="small", frameon=False)
     else:
         axes.text(0.5, 0.5, "speedups need a dense run beside", ha="center", transform=axes.transAxes)
     figure.savefig(file, dpi=DPI)
