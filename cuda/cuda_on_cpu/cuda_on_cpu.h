@@ -525,7 +525,8 @@ UNSEEN inline cuda_thread *make_thread(int number)
 extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
 
 /* The thread that runs blocks runs nothing else, so all thread-local variables that it has in the kernel's library are shared memory.
- * Empty under sanitizers, which may have theirs there. */
+ * Empty under sanitizers, which may have theirs there; yet looked up, as the first look at a loaded library's allocates them: were that
+ * left to a kernel, TSan would see one CUDA thread allocate what another writes. */
 struct static_shared {
     const void *kernel;
     void *start;
@@ -534,7 +535,7 @@ struct static_shared {
 
 inline int find_static_shared([[maybe_unused]] dl_phdr_info *module, size_t, [[maybe_unused]] void *out)
 {
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#ifndef __SANITIZE_ADDRESS__
     static_shared &found = *static_cast<static_shared *>(out);
     size_t tls_bytes = 0;
     bool is_ours = false;
@@ -546,7 +547,9 @@ inline int find_static_shared([[maybe_unused]] dl_phdr_info *module, size_t, [[m
     if (!is_ours) return 0;
     size_t first[2] = { module->dlpi_tls_modid, 0 };
     if (tls_bytes) found.start = __tls_get_addr(&first);
+#ifndef __SANITIZE_THREAD__
     found.bytes = tls_bytes;
+#endif
 #endif
     return 1;
 }
