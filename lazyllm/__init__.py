@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from lazyllm import longbench as longbench
+    from lazyllm import reproduce as reproduce
     from lazyllm.environment import info
     from lazyllm.errors import CheckpointError, DeviceError
     from lazyllm.generation import Generation
@@ -61,8 +63,12 @@ _HOMES = {
     "sweep": "sweeps.sweep",
 }
 
+_MODULES = ("longbench", "reproduce")
+
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"lazyllm.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'lazyllm' has no attribute {name!r}")
     value = getattr(import_module(f"lazyllm.{_HOMES[name]}"), name)
@@ -71,4 +77,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import lazyllm
@@ -22,6 +23,7 @@ PACKAGES = (
     "matplotlib",
 )
 NAMESAKE = "lazyllm"
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class Info(dict[str, Any]):
@@ -59,14 +61,15 @@ def info() -> Info:
         version=lazyllm.__version__,
         location=os.path.dirname(os.path.abspath(lazyllm.__file__)),
         python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        processor=processor(),
         instruction_sets=list(features["instruction_sets"]),
         instruction_set_used=features["used"],
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        packages={name: version for name in PACKAGES if (version := _version(name))},
+        packages={name: found for name in PACKAGES if (found := version(name))},
     )
-    if namesake := _version(NAMESAKE):
+    if namesake := version(NAMESAKE):
         table["warning"] = (
             f"the unrelated distribution {NAMESAKE} {namesake} from PyPI is installed too; both provide the "
             f"module lazyllm, and this one is lazyllm-engine: pip uninstall {NAMESAKE}, then install "
@@ -75,8 +78,23 @@ def info() -> Info:
     return table
 
 
-def _version(distribution: str) -> str | None:
+def version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def processor() -> str:
+    """The CPU by name; its architecture where the system tells no more."""
+    return field(CPUINFO, "model name") or platform.machine()
+
+
+def field(file: Path, name: str) -> str | None:
+    """The first value of that name in a file of `name : value` lines; None where there is none."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)

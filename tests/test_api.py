@@ -39,6 +39,12 @@ def test_import_does_no_work() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_modules_come_with_the_package() -> None:
+    code = "import lazyllm; print(lazyllm.longbench.run.__name__, lazyllm.reproduce.reproduce.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["run", "reproduce"]
+
+
 def test_every_public_name_is_there() -> None:
     for name in lazyllm.__all__:
         assert getattr(lazyllm, name) is not None
@@ -68,7 +74,7 @@ def test_info_prints_as_a_table() -> None:
 def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     from lazyllm import environment
 
-    monkeypatch.setattr(environment, "_version", lambda name: "0.5" if name == "lazyllm" else None)
+    monkeypatch.setattr(environment, "version", lambda name: "0.5" if name == "lazyllm" else None)
     assert "unrelated distribution lazyllm 0.5" in lazyllm.info()["warning"]
 
 

@@ -7,7 +7,6 @@ import platform
 import shlex
 import sys
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,9 @@ import numpy as np
 import lazyllm
 from lazyllm import _core
 from lazyllm.bench.place import Place
+from lazyllm.environment import field, processor, version
 
-CPUINFO, MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 PACKAGES = ("numpy", "torch", "transformers", "llama_cpp_python")
 
 
@@ -27,7 +27,7 @@ def machine(place: Place) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": shlex.join(["lazyllm", *sys.argv[1:]]),
         **place.facts,
-        "cpu": field(CPUINFO, "model name") or platform.machine(),
+        "cpu": processor(),
         "cores": f"{features['cores']} for this process, {os.cpu_count()} in the machine",
         "memory": field(MEMINFO, "MemTotal") or "unknown",
         "instruction set": str(features["used"]),
@@ -45,20 +45,3 @@ def blas() -> str:
     built: Any = np.show_config(mode="dicts")
     found = built.get("Build Dependencies", {}).get("blas", {})
     return f"{found.get('name', 'unknown')} {found.get('version', '')}".strip()
-
-
-def field(file: Path, name: str) -> str | None:
-    """The first value of that name in a file of `name : value` lines; None where there is none."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
-    pairs = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
-
-
-def version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

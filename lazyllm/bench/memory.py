@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyllm.bench.machine import field
 from lazyllm.bench.options import Options
 from lazyllm.bench.place import Place
 from lazyllm.bench.process import Process
 from lazyllm.bench.report import Row, Table
+from lazyllm.environment import field
 from lazyllm.memory import session_bytes
 
 SUITE = "memory"

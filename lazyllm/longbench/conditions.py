@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lazyllm
+from lazyllm.environment import processor
 from lazyllm.llm import DTYPES, LLM
 from lazyllm.progress import bar
 
@@ -71,7 +71,7 @@ def conditions(
         "device": llm.device,
         "kernels": llm.core.isa,
         "threads": llm.threads,
-        "machine": platform.machine(),
+        "machine": processor(),
         "settings": list(settings),
         "items": {name: len(rows) for name, rows in items.items()},
         "items sha256": items_digest(items),
