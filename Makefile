@@ -96,6 +96,7 @@ asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the 
 
 cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
 	LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # what nvcc makes of a host's call of a device function
 
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1

@@ -82,7 +82,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
     flags[tokens->length - 1] |= LAZY_FORCED;
 
     *n_forced = 0;
-    for (int i = 0; i < tokens->length; i++) *n_forced += flags[i] == (LAZY_PRUNABLE | LAZY_FORCED);
+    for (int i = 0; i < tokens->length; i++) *n_forced += !tokens->gone[i] && flags[i] == (LAZY_PRUNABLE | LAZY_FORCED);
     return n_prunable;
 }
 

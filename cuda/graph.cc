@@ -119,6 +119,7 @@ static graph *make_graph(lazy_graphs *graphs)
         status = cudaGraphAddKernelNode(&g->nodes[i], g->nodes_owner, i ? &g->nodes[i - 1] : nullptr, i ? 1 : 0, &node);
     }
     if (status == cudaSuccess) status = cudaGraphInstantiate(&g->executable, g->nodes_owner, 0);
+    if (status == cudaSuccess) status = cudaGraphUpload(g->executable, graphs->stream); /* what memory the first start would take */
     if (status == cudaSuccess) return g;
     cudaGetLastError();
     close_graph(g);

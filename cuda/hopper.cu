@@ -153,6 +153,10 @@ int look_up(const lazy_cuda *cuda, verdict *found, lazy_error *err)
         if (code && cudaDeviceSynchronize() != cudaSuccess)
             return lazy_fail(err, LAZY_DEVICE, "the kernel for wgmma broke %s: %s; LAZYLLM_CUDA_HOPPER=0 does without it", cuda->name,
                              cudaGetErrorString(code));
+        if (code) { /* such as memory that another one holds now: the next model may find it free */
+            *found = judged;
+            return LAZY_OK;
+        }
         at = known.emplace(std::make_pair(cuda->device, (int)cuda->type), judged).first;
     }
     *found = at->second;

@@ -44,7 +44,7 @@ struct tokens {
 
 __device__ __forceinline__ bool is_free(const tokens &t, int j) { return t.flags[t.in_play[j]] == LAZY_PRUNABLE; }
 
-__device__ void note_bad_scores(const tokens &t)
+__device__ __forceinline__ void note_bad_scores(const tokens &t)
 {
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS)
         if (!is_number(t.scores[j])) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);

@@ -7,13 +7,13 @@
 #include "cuda.h"
 #include "kernel.h"
 
-__device__ __forceinline__ float lazy_wide(float x) { return x; }
-__device__ __forceinline__ float lazy_wide(__half x) { return __half2float(x); }
-__device__ __forceinline__ float lazy_wide(__nv_bfloat16 x) { return __bfloat162float(x); }
+__host__ __device__ __forceinline__ float lazy_wide(float x) { return x; }
+__host__ __device__ __forceinline__ float lazy_wide(__half x) { return __half2float(x); }
+__host__ __device__ __forceinline__ float lazy_wide(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-__device__ __forceinline__ void lazy_narrow(float *to, float x) { *to = x; }
-__device__ __forceinline__ void lazy_narrow(__half *to, float x) { *to = __float2half(x); }
-__device__ __forceinline__ void lazy_narrow(__nv_bfloat16 *to, float x) { *to = __float2bfloat16(x); }
+__host__ __device__ __forceinline__ void lazy_narrow(float *to, float x) { *to = x; }
+__host__ __device__ __forceinline__ void lazy_narrow(__half *to, float x) { *to = __float2half(x); }
+__host__ __device__ __forceinline__ void lazy_narrow(__nv_bfloat16 *to, float x) { *to = __float2bfloat16(x); }
 
 /* What one load brings at most. */
 template <class T> struct alignas(16) lazy_pack {

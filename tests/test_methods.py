@@ -359,11 +359,14 @@ def test_tokens_left_out_equal_the_reference(
     tiny_of: Build, data: st.DataObject, shape: Shape, seed: int
 ) -> None:
     tiny = tiny_of(shape)
-    stages = data.draw(st.sampled_from([[], [(0, 0.5)]]))
-    session, reference = (
-        tiny.load().session(pruning(stages)),
-        Reference(tiny.config, tiny.weights, pruning(stages)),
+    edges = st.sampled_from([0, 0, 3])
+    asked = pruning(
+        data.draw(st.sampled_from([[], [(0, 0.5)]])),
+        sink=data.draw(edges),
+        window=data.draw(edges),
+        protect=data.draw(st.sampled_from([[], [(5, 9)]])),
     )
+    session, reference = tiny.load().session(asked), Reference(tiny.config, tiny.weights, asked)
     session.trace = True
     session.reserve(200)
     for number, (count, generated) in enumerate([(data.draw(st.integers(1, 60)), False), *data.draw(TURNS)]):

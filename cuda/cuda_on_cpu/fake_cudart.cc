@@ -723,6 +723,8 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
     return cudaSuccess;
 }
 
+cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t) { return result(graph ? cudaSuccess : cudaErrorInvalidValue); }
+
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
 {
     std::lock_guard hold(device_mutex);

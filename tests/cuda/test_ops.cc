@@ -706,6 +706,8 @@ struct staged_scene {
         : qkv(r.gpu, narrowed(r.type, t.qkv)), k(r.gpu, narrowed(r.type, t.k)), v(r.gpu, narrowed(r.type, t.v)), rows(r.gpu, t.rows),
           in_play(r.gpu, t.in_play), capacity(t.capacity)
     {
+        char waited; /* other streams read them */
+        did(r.gpu, "download", r.gpu.ops->download(r.gpu.stream, &waited, in_play.at(), 1, &r.gpu.err));
     }
     lazy_kv kv() const { return { const_cast<void *>(k.at()), const_cast<void *>(v.at()), capacity }; }
 };
@@ -730,12 +732,13 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
 {
     pretended_processors pretended(r, processors);
     side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch ends where it must for such a device */
-    output y(r.gpu, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
+    output y(s, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
     did(s, "attention",
         s.ops->attention(s.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(), staged.in_play.as<int32_t>(), t.m,
                          &s.err));
-    s.ops->stream_close(s.stream); /* waits */
-    return widened(r.type, y.read());
+    floats got = widened(r.type, y.read());
+    s.ops->stream_close(s.stream);
+    return got;
 }
 
 static floats plain_attention_of(const rig &r, scene &t)
