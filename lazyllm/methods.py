@@ -92,16 +92,17 @@ class RandomDrop(Named):
 
     def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
         """Which of the tokens of prompt number `turn` stay, ascending."""
-        others = self._kept(n_prompt) - 1
+        others = self.kept(n_prompt) - 1
         chosen = np.random.default_rng([self.seed, turn]).choice(n_prompt - 1, others, replace=False)
         return np.append(np.sort(chosen), n_prompt - 1)
 
-    def _kept(self, n_prompt: int) -> int:
+    def kept(self, n_prompt: int) -> int:
+        """How many tokens of a prompt stay."""
         return math.ceil(self.keep * n_prompt)
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of a prefill, as `Pruning.flops` counts them."""
-        return _DENSE.flops(config, self._kept(checked.whole(n_prompt, "n_prompt", 1)))
+        return _DENSE.flops(config, self.kept(checked.whole(n_prompt, "n_prompt", 1)))
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this method."""
@@ -179,7 +180,11 @@ class PromptCompression(Named):
         """The text without the units that go, by `model` or else by `llm`."""
         if not isinstance(text, str):
             raise TypeError(f"PromptCompression works on text, not on {type(text).__name__}")
-        return compressed(text, llm if self.model is None else opened(self.model, llm), self.ratio, self.unit)
+        return compressed(text, self.reader(llm), self.ratio, self.unit)
+
+    def reader(self, llm: LLM) -> LLM:
+        """The language model that tells what is easy to guess, where `llm` is the one that answers."""
+        return llm if self.model is None else opened(self.model, llm)
 
 
 _opened: dict[tuple[str, str, int], LLM] = {}

@@ -18,7 +18,8 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.longbench.report import lengths_table, seeds_table
+from lazyllm.longbench.plot import plot
+from lazyllm.longbench.report import generated_lengths_table, lengths_table, scores_table, seeds_table
 from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
 from lazyllm.longbench.summary import DENSE, Summary
 from lazyllm.longbench.templates import find_templates
@@ -47,15 +48,20 @@ def item(name: str, number: int) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("longbench")
+def benchmark(folder: Path, count: int) -> Path:
+    """Made-up items, in the benchmark's form."""
+    folder.mkdir(exist_ok=True)
     for name in TEMPLATES:
-        lines = [json.dumps(item(name, number)) for number in range(4)]
+        lines = [json.dumps(item(name, number)) for number in range(count)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "dataset2prompt.json").write_text(json.dumps(TEMPLATES))
     (folder / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TEMPLATES, 6)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return benchmark(tmp_path_factory.mktemp("longbench"), 4)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +123,50 @@ def test_a_setting_that_changes_nothing_is_marked(llm: lazyllm.LLM, data: Path, 
     assert made.summary.count(str(short), "changed_nothing") == 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "nothing"),
+    [
+        (lazyllm.Pruning(decode={1: 0.5}), False),  # prefill is dense's, what follows is not
+        (lazyllm.Pruning({1: 1.0}), True),
+        (lazyllm.StaticPruning(2, 0.5), False),
+        (lazyllm.StaticPruning(2, 1.0), True),
+        (lazyllm.RandomDrop(0.5), False),
+        (lazyllm.RandomDrop(0.5, original_positions=True), False),
+        (lazyllm.RandomDrop(1.0), True),
+        (lazyllm.PromptCompression(0.5, "token"), False),
+        (lazyllm.PromptCompression(0.0), True),
+        (None, False),
+    ],
+    ids=str,
+)
+def test_what_changed_nothing_of_any_method(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, setting: lazyllm.Method | None, nothing: bool
+) -> None:
+    made = run(llm, data, tmp_path, pruning=[setting], datasets=["lcc"], limit=1, max_length=400)
+    (row,) = made.rows
+    assert row["new_tokens"] > 1
+    assert row["changed_nothing"] is nothing
+
+
+def test_a_setting_that_prunes_once_the_answer_has_grown_is_not_dense(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    (whole,) = run(llm, data, tmp_path / "dense", pruning=None, datasets=["lcc"], limit=1).rows
+    late = lazyllm.Pruning({1: 0.5}, min_tokens=whole["prompt_tokens"] + 2)
+    (row,) = run(llm, data, tmp_path / "late", pruning=late, datasets=["lcc"], limit=1).rows
+    assert list(row["in_play"]) == ["0"]
+    assert row["changed_nothing"] is False
+
+
+def test_token_use_is_left_out_where_generated_tokens_are_pruned_too(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    setting = lazyllm.Pruning({1: 0.5}, prune_generated=True)
+    made = run(llm, data, tmp_path, pruning=setting, datasets=["lcc"], limit=1)
+    assert made.rows[0]["used"] is None
+    assert "token_use.png" not in (tmp_path / "report.md").read_text()
+
+
 def test_compression_counts_in_tokens_of_the_whole_prompt(
     llm: lazyllm.LLM, data: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +210,51 @@ def test_a_failed_item_is_an_error_row_and_no_score(
     assert "score" not in bad
     assert len(made.summary.rows) == 3
     assert "lcc-1" in (tmp_path / "report.md").read_text()
+
+
+def test_failed_items_are_asked_again_where_that_is_wished(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyllm.longbench.tasks import LongBench
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LongBench, "score", lambda *_: 1 / 0)
+        assert len(run(llm, data, tmp_path, pruning=None, limit=1).summary.failed) == 3
+    assert len(run(llm, data, tmp_path, pruning=None, limit=1).summary.failed) == 3
+    again = run(llm, data, tmp_path, pruning=None, limit=1, retry_failed=True)
+    assert len(again.summary.rows) == len(again.rows) == 3
+    assert run(llm, data, tmp_path, pruning=None, limit=1, retry_failed=True).rows == again.rows
+
+
+def test_a_broken_device_ends_the_run(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyllm.longbench.tasks import LongBench
+
+    def broken(*_: object) -> float:
+        raise lazyllm.DeviceError("the device is gone")
+
+    monkeypatch.setattr(LongBench, "score", broken)
+    with pytest.raises(lazyllm.DeviceError, match="gone"):
+        run(llm, data, tmp_path)
+    assert (tmp_path / ITEMS).read_text() == ""
+
+
+def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyllm.longbench.tasks import LongBench
+
+    whole = LongBench.prompt
+
+    def failing(self: LongBench, model: lazyllm.LLM, task: Any, asked: Any) -> Any:
+        if asked["_id"] == "lcc-0":
+            raise ValueError("no such prompt")
+        return whole(self, model, task, asked)
+
+    monkeypatch.setattr(LongBench, "prompt", failing)
+    made = run(llm, data, tmp_path, pruning=None, datasets=["lcc"], warm_ups=2)
+    assert [row["item"] for row in made.summary.failed] == ["lcc-0"]
 
 
 # ---- generated tasks -----------------------------------------------------------------------------
@@ -210,6 +305,25 @@ def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> N
     assert all(row["new_tokens"] <= 3 for row in made.rows)
     with pytest.raises(ValueError, match="sample is for LongBench's own items and needs data"):
         run(llm, None, tmp_path, sample=2)
+    with pytest.raises(ValueError, match="edit_sim is for LongBench's own items"):
+        run(llm, None, tmp_path, edit_sim="difflib")
+    with pytest.raises(ValueError, match="hotpotqa is of LongBench and needs data"):
+        run(llm, None, tmp_path, datasets=["hotpotqa"])
+
+
+def test_texts_longer_than_the_context_are_refused_before_work(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"500 tokens and an answer of up to 128 are more than .* 600"):
+        longbench.run_niah(llm, out=tmp_path / "run", lengths=[400, 500], depths=[0], chat="none")
+    assert not (tmp_path / "run").exists()
+
+
+def test_generated_tasks_have_a_mean_by_length() -> None:
+    rows = [
+        row(DENSE, name, "1", score, 1.0)
+        for name, score in [("vt@400", 0.5), ("cwe@400", 1.0), ("vt@800", 0.25)]
+    ]
+    table = generated_lengths_table(Summary(rows, lambda name: "task"))
+    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
 
 
 # ---- token use -----------------------------------------------------------------------------------
@@ -258,6 +372,8 @@ def test_token_use_is_the_mean_over_items() -> None:
         ({"max_length": 70}, "max length was 80 and is now 70"),
         ({"limit": 2}, "items was"),
         ({"max_new_tokens": 3}, "cap on new tokens was null and is now 3"),
+        ({"limit": None, "sample": 1}, "first items was 1 and is now null; sampled items was null and is"),
+        ({"max_item_length": 60}, "most item length was null and is now 60"),
     ],
     ids=str,
 )
@@ -277,6 +393,97 @@ def test_another_model_in_the_same_folder_is_refused(llm: lazyllm.LLM, data: Pat
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
     with pytest.raises(ValueError, match="model sha256 was"):
         run(lazyllm.load(other, device="cpu", threads=1), data, tmp_path / "run", limit=1)
+
+
+def test_other_templates_and_chats_in_the_same_folder_are_refused(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    run(llm, data, tmp_path / "run", limit=1)
+    altered = benchmark(tmp_path / "data", 4)
+    (altered / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TEMPLATES, 5)))
+    with pytest.raises(ValueError, match="prompts sha256 was"):
+        run(llm, altered, tmp_path / "run", limit=1)
+    (tmp_path / "chatty").mkdir()
+    chatty = model_folder(tmp_path / "chatty")
+    (chatty / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    with pytest.raises(ValueError, match="tokenizer sha256 was"):
+        run(lazyllm.load(chatty, device="cpu", threads=1), data, tmp_path / "run", limit=1)
+
+
+def test_a_model_that_compresses_is_among_the_conditions(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    other = model_folder(tmp_path / "other")
+    setting = f"compress:ratio=0.5,model={other}"
+    made = run(llm, data, tmp_path / "run", pruning=setting, limit=1)
+    (told,) = (value for name, value in made.manifest.items() if name.startswith("sha256 of the model"))
+    assert len(told) == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
+        ({"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
+        ({"pruning": {1: 0.5}}, TypeError, r"a setting must be a method .* not \{1: 0.5\}"),
+        ({"pruning": [{1: 0.5}]}, TypeError, "a setting must be a method"),
+        ({"pruning": 5}, TypeError, "a setting must be a method"),
+        ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be levenshtein or difflib"),
+        ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
+    ],
+    ids=str,
+)
+def test_what_no_item_could_be_run_with_is_refused_before_work(
+    llm: lazyllm.LLM,
+    data: Path,
+    tmp_path: Path,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(error, match=words):
+        run(llm, data, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("chat_template")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="has no chat template"):
+        run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", chat="template")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_scorer_is_told_before_work(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
+    with pytest.raises(ImportError, match="needs the package rapidfuzz: pip install"):
+        run(llm, data, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_results_takes_other_conditions(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, {"limit": 1}):
+        pass
+    with RunFolder(tmp_path, {"limit": 2}) as folder:
+        folder.append({"setting": "a", "dataset": "b", "item": "c"})
+    with pytest.raises(ValueError, match="limit was 2 and is now 1"):
+        RunFolder(tmp_path, {"limit": 1})
+    (tmp_path / MANIFEST).unlink()
+    with pytest.raises(ValueError, match=r"holds results without their manifest\.json"):
+        RunFolder(tmp_path, {"limit": 2})
+
+
+def test_what_is_no_run_of_answers_is_told_apart(tmp_path: Path) -> None:
+    with (
+        RunFolder(tmp_path, {"model": "x", "measure": "kl"}),
+        pytest.raises(ValueError, match="no scored answers but the measure 'kl'"),
+    ):
+        longbench.Run(tmp_path)
 
 
 def test_a_missing_data_set_is_refused_by_name_before_work_starts(
@@ -314,11 +521,11 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
 
 
 def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
-    llm: lazyllm.LLM, model: Path, data: Path, tmp_path: Path, sanitized: bool
+    llm: lazyllm.LLM, model: Path, tmp_path: Path, sanitized: bool
 ) -> None:
     if sanitized:
         pytest.skip("eleven processes, each slow to start under sanitizers")
-    calm, hurt = tmp_path / "calm", tmp_path / "hurt"
+    data, calm, hurt = benchmark(tmp_path / "data", 30), tmp_path / "calm", tmp_path / "hurt"
     run(llm, data, calm)
     settings = [word for setting in SETTINGS for word in ("--pruning", setting)]
     command = [sys.executable, "-m", "lazyllm", "longbench", "--model", str(model), "--data", str(data)]
@@ -345,12 +552,10 @@ def test_killed_at_random_moments_and_resumed_it_ends_like_an_undisturbed_run(
         while size(hurt) == before and running.poll() is None:
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.05))
-        if running.poll() is not None:
-            break
+        assert running.poll() is None, "the run ended before it could be killed"
         running.send_signal(signal.SIGKILL)
         running.wait()
         kills += 1
-    assert kills >= 3, "the run ended before it could be killed"
     done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
     assert done.returncode == 0
     assert untimed(hurt) == untimed(calm)
@@ -397,6 +602,34 @@ def test_summary_by_hand() -> None:
     assert speed is not None
     assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)
+
+
+def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
+        rows = [row(DENSE, name, number, score, 1.0) for name, score in scores.items() for number in range(3)]
+        mean = Summary(rows, str.upper).mean(DENSE)
+        assert mean.low <= mean.value <= mean.high
+        assert plot(Summary(rows, str.upper), tmp_path / "scores.png", "a model").exists()
+
+
+def test_differences_pair_the_items_that_both_have() -> None:
+    rows = [row(DENSE, "lcc", number, 0.5, 1.0) for number in range(3)]
+    rows += [row("p", "lcc", number, 0.25, 1.0) for number in range(2)]
+    rows.append({"setting": "p", "dataset": "lcc", "item": "2", "error": "ValueError: too long"})
+    summary = Summary(rows, lambda name: "code")
+    difference = summary.difference("p")
+    assert difference is not None
+    assert difference.value == pytest.approx(-25)
+    assert summary.n_paired("p") == 2
+    assert ["items that it pairs", "", "2"] in scores_table(summary).rows
+
+
+def test_tables_for_other_programs_hold_no_markdown() -> None:
+    table = scores_table(Summary([row(DENSE, "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
+    assert "**" in table.markdown()
+    assert "**" not in table.csv() + table.latex()
+    assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
 
 
 def test_settings_that_differ_by_seed_are_told_as_mean_and_deviation() -> None:

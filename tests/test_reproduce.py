@@ -136,25 +136,56 @@ def test_a_look_at_attention_is_of_the_dense_model(llm: lazyllm.LLM) -> None:
 
 def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
     made = reproduce(llm, list(TARGETS), out=tmp_path, data=data, **OPTIONS)
-    assert {path.stem for path in made} == set(TARGETS)
-    assert all(path.stat().st_size > 100 for path in made)
+    assert {path.stem for path in made.files} == set(TARGETS)
+    assert all(path.stat().st_size > 100 for path in made.files)
+    assert made.failed == 0
     runs = {folder.name: (folder / ITEMS).read_bytes() for folder in tmp_path.iterdir() if folder.is_dir()}
     assert set(runs) == {"methods", "strengths", "places", "attention"}
     assert reproduce(llm, ["table1", "figure2", "figure5", "figure6"], out=tmp_path, data=data, **OPTIONS)
     assert runs == {name: (tmp_path / name / ITEMS).read_bytes() for name in runs}
 
     lines = (tmp_path / "table1.csv").read_text().splitlines()
-    assert lines[0] == "category,method,score,TTFT speedup,paper: score,paper: TTFT speedup"
+    heads = "category,method,score,paired difference [95 %],TTFT speedup,paper: score,paper: TTFT speedup"
+    assert lines[0] == heads
     assert len(lines) == 1 + 3 * 6  # two categories and all, six methods
-    lazy = next(line for line in lines if line.startswith("Code Completion,LazyLLM,"))
+    code = "Code Completion (1 of 2 data sets)"
+    lazy = next(line for line in lines if line.startswith(f"{code},LazyLLM,"))
     assert lazy.endswith(",53.30,1.94x")
-    smoothed = next(line for line in lines if line.startswith('Code Completion,"LazyLLM, smoothed"'))
+    smoothed = next(
+        line for line in lines if line.startswith('Code Completion (1 of 2 data sets),"LazyLLM, smoothed"')
+    )
     assert smoothed.endswith(",,")
-    random = next(line for line in lines if line.startswith("Code Completion,Random"))
+    random = next(line for line in lines if line.startswith(f"{code},Random"))
     assert random.split(",")[2].count("±") == 1
     work = (tmp_path / "table2.csv").read_text().splitlines()
-    assert work[1].startswith("Single-Document QA,")
+    assert work[1].startswith("Single-Document QA (1 of 3 data sets),")
     assert work[1].endswith("87.31%,1.34x")
+    text = (tmp_path / "table1.md").read_text()
+    assert "preset llama-2-7b-chat; methods at 1.4x by counted work for 120 prompt tokens" in text
+    assert "4 items of 2 data sets, answers cut at 3 tokens; times are cold." in text
+    items = (tmp_path / "methods" / ITEMS).read_text().splitlines()
+    assert {json.loads(line)["wrapper"] for line in items} == {"none", "llama-2"}  # none for code
+
+
+def test_failed_items_are_told(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lazyllm.longbench.tasks import LongBench
+
+    monkeypatch.setattr(LongBench, "score", lambda *_: 1 / 0)
+    made = reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "limit": 1})
+    assert made.failed == 14
+    assert "14 results failed and count nowhere." in (tmp_path / "table1.md").read_text()
+
+
+def test_a_named_preset_wraps_as_its_model_does(tmp_path: Path, data: Path) -> None:
+    other = lazyllm.load(model_folder(tmp_path), device="cpu", threads=1)
+    asked = {**OPTIONS, "limit": 1, "seeds": 1, "max_length": 400}
+    for folder, chat, wrapper in [("preset", None, "xgen"), ("chat", "none", "none")]:
+        out = tmp_path / folder
+        reproduce(other, "table1", out=out, data=data, preset="xgen-7b-8k-inst", chat=chat, **asked)
+        rows = [json.loads(line) for line in (out / "methods" / ITEMS).read_text().splitlines()]
+        assert {row["wrapper"] for row in rows if row["dataset"] == "qasper"} == {wrapper}
 
 
 def test_what_does_not_exist_is_refused_before_work(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:

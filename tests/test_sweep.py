@@ -338,6 +338,7 @@ def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score
         pruning=Pruning(),
         prompts=2,
         failed=0,
+        changed_nothing=0,
         score=exact(score),
         kl=exact(kl),
         kl_median=kl,

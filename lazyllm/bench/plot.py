@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lazyllm.bench.place import on_threads
 from lazyllm.bench.report import Row, Table
 from lazyllm.bench.rounds import Times
+from lazyllm.picture import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +27,6 @@ SHARE = "of ceiling"
 
 def plot(tables: Sequence[Table], path: Path) -> None:
     """Writes what can be drawn of these tables, if anything. ImportError without matplotlib."""
-    from matplotlib.figure import Figure
-
     drawable = [row for suite in DRAWINGS for row in rows_of(tables, suite)]
     threads = max((int(row.keys.get("threads", 0)) for row in drawable), default=0)
     panels = [
@@ -37,7 +36,7 @@ def plot(tables: Sequence[Table], path: Path) -> None:
     ]
     if not panels:
         return
-    figure = Figure(figsize=(6 * len(panels), 6), layout="constrained")
+    figure = new_figure(6 * len(panels), 6)
     for axes, (draw, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw(axes, rows)
         axes.spines[["top", "right"]].set_visible(False)

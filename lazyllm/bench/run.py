@@ -79,8 +79,8 @@ def finish(report: Report) -> None:
         print("\n## Goals\n", *goals, sep="\n")
     try:
         plot(report.tables, report.folder / PLOT_FILE)
-    except ImportError:
-        print(f"\nskipped {PLOT_FILE}: it needs matplotlib (pip install matplotlib)")
+    except ImportError as error:
+        print(f"\nskipped {PLOT_FILE}: {error}")
     print(f"\nwrote {report.folder}")
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from lazyllm import checked
 from lazyllm.forced import forced_in, greedy_answer
 from lazyllm.llm import LLM
-from lazyllm.longbench.runner import Asked, posed, prefill_flops
+from lazyllm.longbench.runner import Asked, changed_nothing, posed, prefill_flops
 from lazyllm.longbench.tasks import Tasks
 
 TOKENS = 16
+IN_PLAY = 0  # the first column of Session.last_pass
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -59,8 +60,10 @@ class Divergence:
         passes = forced_in(session, given.prompt.ids, reference.answer)
         logits = [next(passes)]
         ttft = time.perf_counter() - begun
-        first_pass = session.last_pass
-        logits += passes
+        counts = [session.last_pass]
+        for one_more in passes:
+            logits.append(one_more)
+            counts.append(session.last_pass)
         seconds = time.perf_counter() - begun
         told = np.array(logits)
         return {
@@ -70,9 +73,10 @@ class Divergence:
             "cut": given.prompt.cut,
             "wrapper": given.prompt.wrapper,
             "forced_tokens": len(reference.answer),
-            "flops": prefill_flops(llm, one.method, len(given.prompt.ids), first_pass),
+            "flops": prefill_flops(llm, one.method, len(given.prompt.ids), counts[0]),
             "computed": round(session.computed * given.share, 6),
             "reached_top": round(session.reached_top * given.share, 6),
+            "changed_nothing": changed_nothing(one.method, given, np.array(counts)[:, :, IN_PLAY]),
             "timing": {
                 "ttft": ttft + given.compressing,
                 "seconds": seconds + given.compressing,

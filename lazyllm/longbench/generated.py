@@ -95,6 +95,16 @@ class Generated:
         self._chat: Chat = chat
         self._most = max_new_tokens
 
+    def check(self, llm: LLM) -> None:
+        chat_wrapper(llm.tokenizer, self._chat)
+        for name in self.items:
+            length, most = task_and_length(name)[1], self.task(name).max_new_tokens
+            if length + most > llm.config.context:
+                raise ValueError(
+                    f"a prompt of {length} tokens and an answer of up to {most} are more than the model's "
+                    f"context of {llm.config.context}"
+                )
+
     def task(self, name: str) -> Task:
         chosen = TASKS[task_and_length(name)[0]]
         own = chosen.max_new_tokens

@@ -196,6 +196,7 @@ def _difflib(prediction: str, answer: str) -> float:
     return SequenceMatcher(None, prediction, answer).ratio()
 
 
+EDIT_SIM = "levenshtein"  # the default
 EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {"levenshtein": _levenshtein, "difflib": _difflib}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyllm.longbench.ruler import ONE_NEEDLE, Encoder, Haystack, Item, generate
+from lazyllm.picture import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -77,10 +78,6 @@ def heat_map(rows: Iterable[Mapping[str, Any]], file: str | Path) -> Path:
     A row has `length` in tokens, `depth` in percent, `score` from 0 to 1 and, where it matters, `setting`.
     The file's name says its format: .png, .svg or .pdf.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
     panels = make_panels(rows)
     lengths = sorted({length for panel in panels for _, length in panel.cells})
     depths = sorted({depth for panel in panels for depth, _ in panel.cells})
@@ -88,7 +85,7 @@ def heat_map(rows: Iterable[Mapping[str, Any]], file: str | Path) -> Path:
     titles = [panel.title(width) for panel in panels]
     height = MARGIN_HEIGHT + max(LEAST_PANEL_HEIGHT, CELL_HEIGHT * len(depths))
     height += TITLE_LINE_HEIGHT * max(map(len, titles))
-    figure = Figure(figsize=(COLOUR_BAR_WIDTH + width * len(panels), height), layout="constrained")
+    figure = new_figure(COLOUR_BAR_WIDTH + width * len(panels), height)
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel, title in zip(all_axes, panels, titles, strict=True):
         image = draw(axes, panel, lengths, depths)

@@ -6,17 +6,14 @@ from math import isnan
 from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Summary
+from lazyllm.picture import new_figure
 
 WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5, 0.22, 150
 LABEL_WIDTH = 100
 
 
 def plot(summary: Summary, file: Path, model: str) -> Path:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
-    figure = Figure(figsize=(WIDTH, HEIGHT + LINE_HEIGHT * len(summary.settings)), layout="constrained")
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * len(summary.settings))
     axes = figure.subplots()
     for setting in summary.settings:
         speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)

@@ -9,12 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lazyllm.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
+from lazyllm.longbench.generated import AT, task_and_length
 from lazyllm.longbench.results import write_whole
 from lazyllm.longbench.summary import DENSE, Interval, Row, Speed, Spread, Summary
 
-REPORT, SCORES, SPEEDS, LENGTHS, SEEDS = "report.md", "scores", "speed", "lengths", "seeds"
-LATEX_SPECIAL = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
+REPORT, SCORES, SPEEDS, SEEDS = "report.md", "scores", "speed", "seeds"
+LENGTHS, GENERATED_LENGTHS = "lengths", "generated_lengths"
+LATEX_SPECIAL = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+BOLD = "**"
 UNTOLD = ("format",)
 
 
@@ -32,12 +40,13 @@ class Table:
 
     def csv(self) -> str:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.heads, *self.rows])
+        rows = [[cell.replace(BOLD, "") for cell in row] for row in self.rows]
+        csv.writer(text, lineterminator="\n").writerows([self.heads, *rows])
         return text.getvalue()
 
     def latex(self) -> str:
         lines = [
-            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\"
+            " & ".join(cell.replace(BOLD, "").translate(LATEX_SPECIAL) for cell in line) + r" \\"
             for line in (self.heads, *self.rows)
         ]
         columns = "l" + "r" * (len(self.heads) - 1)
@@ -60,7 +69,7 @@ def figure(value: float) -> str:
 
 
 def with_interval(value: Interval | None, signed: bool = False) -> str:
-    if value is None:
+    if value is None or value.value != value.value:
         return ""
     sign = "+" if signed else ""
     text = f"{value.value:{sign}.2f}"
@@ -82,21 +91,22 @@ def scores_table(summary: Summary) -> Table:
         rows += [
             [name, *(figure(summary.score(setting, name)) for setting in summary.settings)] for name in names
         ]
-        rows.append(
-            [f"**{category}**", *(figure(summary.category_score(one, category)) for one in summary.settings)]
-        )
-    rows.append(
-        ["**mean of the categories** [95 %]", *(with_interval(summary.mean(one)) for one in summary.settings)]
-    )
+        means = (with_interval(summary.mean(one, category)) for one in summary.settings)
+        rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
+    means = (with_interval(summary.mean(one)) for one in summary.settings)
+    rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
     differences = [
         with_interval(summary.difference(one), signed=True) if one != DENSE else ""
         for one in summary.settings
     ]
     rows.append(["paired difference to dense [95 %]", *differences])
+    if summary.failed:
+        paired = (str(summary.n_paired(one)) if one != DENSE else "" for one in summary.settings)
+        rows.append(["items that it pairs", *paired])
     return Table("Scores", ["data set", *summary.settings], rows)
 
 
-def speed_table(summary: Summary) -> Table:
+def speed_table(summary: Summary, warm_ups: int) -> Table:
     rows = [
         [
             setting,
@@ -120,7 +130,8 @@ def speed_table(summary: Summary) -> Table:
         "changed nothing",
         "failed",
     ]
-    return Table("Speed against dense: ratio of sums (median of ratios)", heads, rows)
+    state = f"warm, after {warm_ups} runs" if warm_ups else "cold"
+    return Table(f"Speed against dense, {state}: ratio of sums (median of ratios)", heads, rows)
 
 
 def lengths_table(summary: Summary) -> Table:
@@ -136,6 +147,25 @@ def lengths_table(summary: Summary) -> Table:
                 cells = [figure(parts[one].get(part, float("nan"))) for one in summary.settings]
                 rows.append([f"{name}, {part}", *cells])
     return Table("LongBench-E by length, in words", ["data set", *summary.settings], rows)
+
+
+def generated_lengths_table(summary: Summary) -> Table:
+    """RULER's way to look: the mean of the generated tasks at each length."""
+    by_length: dict[int, list[str]] = {}
+    for name in summary.datasets:
+        if AT in name:
+            by_length.setdefault(task_and_length(name)[1], []).append(name)
+    rows = [
+        [
+            f"{length} tokens, {len(names)} tasks",
+            *(
+                figure(float(np.mean([summary.score(one, name) for name in names])))
+                for one in summary.settings
+            ),
+        ]
+        for length, names in by_length.items()
+    ]
+    return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 
 def seeds_table(summary: Summary) -> Table:
@@ -158,8 +188,9 @@ def report(folder: Path, summary: Summary, manifest: Mapping[str, Any], pictures
     """Writes report.md and each table as .csv and .tex."""
     tables = {
         SCORES: scores_table(summary),
-        SPEEDS: speed_table(summary),
+        SPEEDS: speed_table(summary, manifest["warm-up runs"]),
         LENGTHS: lengths_table(summary),
+        GENERATED_LENGTHS: generated_lengths_table(summary),
         SEEDS: seeds_table(summary),
     }
     tables = {name: table for name, table in tables.items() if table.rows}

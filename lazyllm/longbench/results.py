@@ -25,9 +25,12 @@ class Key(NamedTuple):
 
 
 class RunFolder:
-    """To be used with `with`, one process at a time. `rows`: of earlier runs and of this one, in order."""
+    """To be used with `with`, one process at a time. `rows`: of earlier runs and of this one, in order.
 
-    def __init__(self, path: Path, conditions: Mapping[str, Any]) -> None:
+    With `retry_failed` the lines of items that failed are dropped, so that they count as not done.
+    """
+
+    def __init__(self, path: Path, conditions: Mapping[str, Any], retry_failed: bool = False) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / LOCK, "w")  # noqa: SIM115 - held until the run ends
@@ -37,8 +40,11 @@ class RunFolder:
             self._lock.close()
             raise RuntimeError(f"{path}: another process is writing to this run") from None
         try:
-            agree(path / MANIFEST, conditions)
             self.rows = list(recovered(path / ITEMS))
+            agree(path / MANIFEST, conditions, bool(self.rows))
+            if retry_failed and any("error" in row for row in self.rows):
+                self.rows = [row for row in self.rows if "error" not in row]
+                write_whole(path / ITEMS, "".join(map(line_of, self.rows)))
             self._items = open(path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
         except BaseException:
             self._lock.close()
@@ -54,11 +60,15 @@ class RunFolder:
 
     def append(self, row: dict[str, Any]) -> None:
         """On disk when this returns."""
-        self._items.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._items.write(line_of(row))
         self._items.flush()
         os.fsync(self._items.fileno())
         self.rows.append(row)
         self.done.add(Key.of(row))
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -82,12 +92,14 @@ def write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def agree(path: Path, conditions: Mapping[str, Any]) -> None:
-    """Writes the manifest, or compares it with the one that is there: conditions do not mix."""
+def agree(path: Path, conditions: Mapping[str, Any], begun: bool) -> None:
+    """Writes the manifest or, once there are results, compares it with theirs: conditions do not mix."""
     text = json.dumps(conditions, indent=2, ensure_ascii=False) + "\n"
-    if not path.exists():
+    if not begun:
         write_whole(path, text)
         return
+    if not path.exists():
+        raise ValueError(f"{path.parent} holds results without their {path.name}. Give another folder")
     before, now = json.loads(path.read_text(encoding="utf-8")), json.loads(text)
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if changed:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from lazyllm.llm import LLM
 from lazyllm.longbench.datasets import DATA_SETS
 from lazyllm.longbench.generated import Generated, heat_map_rows, niah_items, ruler_items, task_and_length
+from lazyllm.longbench.metrics import EDIT_SIM
 from lazyllm.longbench.niah import DEPTHS, heat_map
 from lazyllm.longbench.prompt import MAX_LENGTH, Chat
 from lazyllm.longbench.report import REPORT, report
 from lazyllm.longbench.results import read_manifest, read_rows
 from lazyllm.longbench.ruler import TASKS
-from lazyllm.longbench.runner import WARM_UPS, Setting, checked_settings, run_items
+from lazyllm.longbench.runner import WARM_UPS, Manner, Setting, checked_settings, run_items
 from lazyllm.longbench.summary import Summary
 from lazyllm.longbench.tasks import Limits, LongBench, Tasks
 from lazyllm.longbench.token_use import by_pruned_setting, plot_token_use
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 PICTURE, HEAT_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
 GENERATED_COUNT, SEED = 5, 0
+MEASURE = "score"  # what a manifest that names no measure is of
 
 
 def category_of(name: str) -> str:
@@ -39,6 +41,8 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest: dict[str, Any] = read_manifest(self.folder)
+        if (measure := self.manifest.get("measure", MEASURE)) != MEASURE:
+            raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
         self.rows: list[dict[str, Any]] = read_rows(self.folder)
 
     def __repr__(self) -> str:
@@ -75,8 +79,7 @@ class Run:
             pictures = [self.plot().name]
             if pruned := by_pruned_setting(self.summary.rows):
                 pictures.append(plot_token_use(pruned, self.folder / TOKEN_USE).name)
-            if "depths" in self.manifest:
-                rows = heat_map_rows(self.summary.rows)
+            if "depths" in self.manifest and (rows := heat_map_rows(self.summary.rows)):
                 pictures.insert(0, heat_map(rows, self.folder / HEAT_MAP).name)
         except ImportError:
             pictures = []
@@ -99,8 +102,9 @@ def run(
     max_new_tokens: int | None = None,
     chat: Chat = "auto",
     prompts: str | Path | None = None,
-    edit_sim: str = "levenshtein",
+    edit_sim: str = EDIT_SIM,
     warm_ups: int = WARM_UPS,
+    retry_failed: bool = False,
     progress: bool = True,
 ) -> Run:
     """Asks LongBench's items under one setting or several, and writes manifest, lines and report to `out`.
@@ -108,12 +112,13 @@ def run(
     Run again, it goes on where it stopped. `pruning`: settings or their texts, None being dense. `data`: a
     folder, zip or parquet of the benchmark, or hub:OWNER/NAME; None generates tasks like RULER's of
     `max_length` tokens. `limit` takes each data set's first items, `sample` so many drawn with a fixed seed,
-    the lengths are LongBench's own. `max_new_tokens` caps what the benchmark allows.
+    the lengths are LongBench's own. `max_new_tokens` caps what the benchmark allows. `retry_failed` asks
+    those items again that failed in earlier runs.
     """
     limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
     settings = checked_settings(pruning)
     tasks = tasks_of(llm, data, datasets, limits, prompts, edit_sim)
-    return finished(llm, settings, tasks, out, warm_ups, progress)
+    return finished(llm, settings, tasks, out, Manner(warm_ups, retry_failed, progress))
 
 
 def tasks_of(
@@ -122,7 +127,7 @@ def tasks_of(
     datasets: Sequence[str] | None,
     limits: Limits,
     prompts: str | Path | None = None,
-    edit_sim: str = "levenshtein",
+    edit_sim: str = EDIT_SIM,
 ) -> Tasks:
     """The benchmark's from the user's files or, without any, generated ones."""
     if data is not None:
@@ -132,12 +137,18 @@ def tasks_of(
         "min_item_length": limits.min_item_length,
         "max_item_length": limits.max_item_length,
         "prompts": prompts,
+        "edit_sim": None if edit_sim == EDIT_SIM else edit_sim,
     }.items():
         if value is not None:
             raise ValueError(
                 f"{name} is for LongBench's own items and needs data; without, tasks are generated"
             )
     count = GENERATED_COUNT if limits.limit is None else limits.limit
+    if known := [name for name in datasets or () if name in DATA_SETS]:
+        raise ValueError(
+            f"{', '.join(known)} is of LongBench and needs data; without, tasks are generated: "
+            + ", ".join(TASKS)
+        )
     items = ruler_items(llm.tokenizer, datasets, [limits.max_length], count, SEED, None)
     asked = {"tasks": "ruler", "lengths": [limits.max_length], "seed": SEED}
     return Generated(items, asked, limits.chat, limits.max_new_tokens)
@@ -155,13 +166,16 @@ def run_ruler(
     prose: str | Path | None = None,
     chat: Chat = "auto",
     warm_ups: int = WARM_UPS,
+    retry_failed: bool = False,
     progress: bool = True,
 ) -> Run:
     """RULER-style tasks, generated: `count` items of each at each length in the model's own tokens."""
     settings = checked_settings(pruning)
     items = ruler_items(llm.tokenizer, tasks, lengths, count, seed, prose)
     asked = {"tasks": "ruler", "lengths": list(lengths), "seed": seed, "prose": str(prose)}
-    return finished(llm, settings, Generated(items, asked, chat), out, warm_ups, progress)
+    return finished(
+        llm, settings, Generated(items, asked, chat), out, Manner(warm_ups, retry_failed, progress)
+    )
 
 
 def run_niah(
@@ -176,6 +190,7 @@ def run_niah(
     prose: str | Path | None = None,
     chat: Chat = "auto",
     warm_ups: int = WARM_UPS,
+    retry_failed: bool = False,
     progress: bool = True,
 ) -> Run:
     """One needle at each depth, in percent, of texts of each length; the report has a heat map."""
@@ -188,13 +203,19 @@ def run_niah(
         "seed": seed,
         "prose": str(prose),
     }
-    return finished(llm, settings, Generated(items, asked, chat), out, warm_ups, progress)
+    return finished(
+        llm, settings, Generated(items, asked, chat), out, Manner(warm_ups, retry_failed, progress)
+    )
 
 
 def finished(
-    llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, warm_ups: int, progress: bool
+    llm: LLM,
+    settings: dict[str, Method],
+    tasks: Tasks,
+    out: str | Path,
+    manner: Manner,
 ) -> Run:
-    run_items(llm, settings, tasks, Path(out), warm_ups, progress)
+    run_items(llm, settings, tasks, Path(out), manner)
     made = Run(out)
     made.report()
     return made

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm import checked
+from lazyllm.errors import DeviceError
 from lazyllm.generation import Generation, Request, Stream, answer
 from lazyllm.llm import LLM
 from lazyllm.longbench.conditions import conditions
@@ -19,15 +21,29 @@ from lazyllm.longbench.results import Key, RunFolder
 from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Task, Tasks
 from lazyllm.longbench.token_use import used
-from lazyllm.methods import Method, PromptCompression, parse_method
+from lazyllm.methods import Method, PromptCompression, RandomDrop, parse_method
 from lazyllm.progress import bar
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
 
 Setting = Method | str | None
-WARM_UPS, WARM_UP_TOKENS = 5, 512
+WARM_UPS, WARM_UP_TOKENS, WARM_UP_NEW = 5, 512, 2
+WARM_UP_TEXT = "The first sentence is short. So is the second."
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
 """What may go wrong with one item without ending the run; the errors of lazyllm are among them."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a run is done, whatever it asks: untimed runs before the first timed one, whether items that failed
+    are asked again, and whether it shows how far it is."""
+
+    warm_ups: int = WARM_UPS
+    retry_failed: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        checked.whole(self.warm_ups, "warm_ups", 0)
 
 
 @dataclass(frozen=True)
@@ -50,9 +66,13 @@ class Posed:
     method, took `compressing` seconds."""
 
     prompt: Prompt
-    n_whole: int
+    whole: Prompt
     method: Method
     compressing: float = 0.0
+
+    @property
+    def n_whole(self) -> int:
+        return len(self.whole.ids)
 
     @property
     def share(self) -> float:
@@ -62,10 +82,12 @@ class Posed:
 
 def checked_settings(pruning: Setting | Sequence[Setting]) -> dict[str, Method]:
     """Settings by how they print; None and "dense" are no pruning at all."""
-    several: list[Setting] = [pruning] if isinstance(pruning, Setting) else list(pruning)
+    several = [pruning] if isinstance(pruning, Setting) or not isinstance(pruning, Sequence) else pruning
     made: dict[str, Method] = {}
     for one in several:
         method = Pruning() if one is None else parse_method(one) if isinstance(one, str) else one
+        if not isinstance(method, Method):
+            raise TypeError(f"a setting must be a method such as Pruning, its text or None, not {method!r}")
         if (label := label_of(method)) in made:
             raise ValueError(f"the setting {label} is given twice")
         made[label] = method
@@ -83,8 +105,7 @@ def run_items(
     settings: Mapping[str, Method],
     tasks: Tasks,
     out: Path,
-    warm_ups: int = WARM_UPS,
-    progress: bool = True,
+    manner: Manner,
     measure: Measure | None = None,
     measured: Mapping[str, Any] | None = None,
 ) -> None:
@@ -92,14 +113,17 @@ def run_items(
 
     `measure` is `scored_answer` unless given; `measured` then says in the manifest what it was.
     """
-    asked = {**tasks.conditions, **(measured or {}), "warm-up runs": warm_ups}
-    told = conditions(llm, list(settings), tasks.items, asked, progress)
-    with RunFolder(out, told) as folder:
+    for method in settings.values():
+        method.check(llm.config)
+    tasks.check(llm)
+    asked = {**tasks.conditions, **(measured or {}), "warm-up runs": manner.warm_ups}
+    told = conditions(llm, settings, tasks.items, asked, manner.progress)
+    with RunFolder(out, told, manner.retry_failed) as folder:
         plan = list(planned(settings, tasks))
         left = [one for one in plan if one.key not in folder.done]
         if left:
-            warm_up(llm, tasks, left, warm_ups)
-        with bar(len(plan), "items", "item", progress) as line:
+            warm_up(llm, tasks, left, manner.warm_ups)
+        with bar(len(plan), "items", "item", manner.progress) as line:
             line.update(len(plan) - len(left))
             for one in left:
                 row = outcome(llm, tasks, one, measure or scored_answer)
@@ -116,10 +140,18 @@ def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Asked]:
 
 
 def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Asked], runs: int) -> None:
-    """Pages in weights, wakes threads, chooses kernels: what only the first runs pay."""
+    """Pages in weights, wakes threads, chooses kernels, opens the models that compress: what only the first
+    runs pay."""
+    for method in dict.fromkeys(one.method for one in left):
+        if isinstance(method, PromptCompression):
+            method.compress(llm, WARM_UP_TEXT)
+    most = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
     for one in islice(cycle(left), runs):
-        ids = tasks.prompt(llm, one.task, one.item).ids[:WARM_UP_TOKENS]
-        llm.generate(ids, max_new_tokens=2, progress=False)
+        try:
+            ids = tasks.prompt(llm, one.task, one.item).ids[:most]
+        except FAILURES:
+            continue  # its own line will say so
+        llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
 
 
 def outcome(llm: LLM, tasks: Tasks, one: Asked, measure: Measure) -> dict[str, Any]:
@@ -127,6 +159,8 @@ def outcome(llm: LLM, tasks: Tasks, one: Asked, measure: Measure) -> dict[str, A
     row: dict[str, Any] = one.key._asdict()
     try:
         return {**row, **measure(llm, tasks, one)}
+    except DeviceError:
+        raise  # nothing that follows would run
     except FAILURES as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
 
@@ -134,11 +168,11 @@ def outcome(llm: LLM, tasks: Tasks, one: Asked, measure: Measure) -> dict[str, A
 def posed(llm: LLM, tasks: Tasks, one: Asked) -> Posed:
     whole = tasks.prompt(llm, one.task, one.item)
     if not isinstance(one.method, PromptCompression):
-        return Posed(whole, len(whole.ids), one.method)
+        return Posed(whole, whole, one.method)
     begun = time.perf_counter()
     item = {**one.item, "context": one.method.compress(llm, one.item["context"])}
     compressing = time.perf_counter() - begun
-    return Posed(tasks.prompt(llm, one.task, item), len(whole.ids), Pruning(), compressing)
+    return Posed(tasks.prompt(llm, one.task, item), whole, Pruning(), compressing)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
@@ -171,9 +205,9 @@ def scored_answer(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
         "computed": round(out.computed * given.share, 6),
         "reached_top": round(out.reached_top * given.share, 6),
         "in_play": in_play(out),
-        "used": used(out, llm.config.n_layers),
+        "used": used(given.method, out, llm.config.n_layers),
         "revived": int(out.passes["revived"].sum()),
-        "changed_nothing": changed_nothing(one.method, out),
+        "changed_nothing": changed_nothing(one.method, given, in_play_of(out, llm.config.n_layers)),
         "timing": {"ttft": out.ttft + extra, "seconds": out.seconds + extra, "compressing": extra},
     }
 
@@ -203,9 +237,21 @@ def in_play(out: Generation) -> dict[str, int]:
     return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}
 
 
-def changed_nothing(method: Method, out: Generation) -> bool:
-    """A setting that pruned no token of this prompt: its result is dense's."""
-    return isinstance(method, Pruning) and bool(method.stages) and len(in_play(out)) == 1
+def in_play_of(out: Generation, n_layers: int) -> np.ndarray:
+    """(passes, layers)"""
+    in_play: np.ndarray = out.passes["in_play"].reshape(-1, n_layers)
+    return in_play
+
+
+def changed_nothing(method: Method, given: Posed, in_play: np.ndarray) -> bool:
+    """A setting that took no token out of any layer in any pass, of which `in_play` is (passes, layers): its
+    result is dense's."""
+    if method == Pruning():
+        return False
+    if isinstance(method, PromptCompression):
+        return given.prompt.ids == given.whole.ids
+    n_kept = method.kept(given.n_whole) if isinstance(method, RandomDrop) else given.n_whole
+    return n_kept == given.n_whole and bool((in_play == in_play[:, :1]).all())
 
 
 def so_far(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 from lazyllm.longbench import datasets, metrics
 
 Texts = Sequence[str]
+ANY_ANSWER = "Paragraph 1 段落1"  # that every metric takes
 
 _METRICS: Mapping[str, Callable[[str, str], float]] = {
     "f1": metrics.f1,
@@ -60,6 +61,11 @@ def _item(
     if dataset.first_line:
         pred = pred.lstrip("\n").split("\n")[0]
     return max(metric(pred, answer) for answer in answers)
+
+
+def check_scorer(dataset: str, edit_sim: str) -> None:
+    """Raises now what each score would: for an unknown option, for a package that is missing."""
+    score_item(dataset, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], edit_sim)
 
 
 def score_item(

@@ -95,24 +95,39 @@ class Summary:
         """The plain mean of the categories."""
         return float(np.mean([self.category_score(setting, category) for category in self.categories]))
 
-    def mean(self, setting: str) -> Interval:
-        """The plain mean of the categories, with its interval over resampled items."""
-        drawn = self._resampled(lambda name, random: self._draw(self._values(setting, name), random))
-        return interval(self.mean_score(setting), drawn)
+    def mean(self, setting: str, category: str | None = None) -> Interval:
+        """The plain mean of the categories, or of the data sets of one, with its interval over items."""
 
-    def difference(self, setting: str) -> Interval | None:
-        """To dense, item by item; None where an item of one lacks the other."""
+        def draw(name: str, random: np.random.Generator) -> np.ndarray:
+            return self._draw(self._values(setting, name), random)
+
+        drawn = self._resampled(draw, category)
+        value = self.mean_score(setting) if category is None else self.category_score(setting, category)
+        return interval(value, drawn)
+
+    def difference(self, setting: str, category: str | None = None) -> Interval | None:
+        """To dense, over the items that both have; None where a data set has none. Of all or one category."""
         pairs: dict[str, np.ndarray] = {}
-        for name in self.datasets:
+        categories = self._chosen(category)
+        for name in [name for names in categories.values() for name in names]:
             ours, dense = (self._scores.get((one, name), {}) for one in (setting, DENSE))
-            if not ours or ours.keys() != dense.keys():
+            common = [item for item in ours if item in dense]
+            if not common:
                 return None
-            pairs[name] = np.array([ours[item] - dense[item] for item in ours])
-        drawn = self._resampled(lambda name, random: self._draw(pairs[name], random))
-        value = np.mean(
-            [np.mean([pairs[name].mean() for name in names]) for names in self.categories.values()]
-        )
+            pairs[name] = np.array([ours[item] - dense[item] for item in common])
+        drawn = self._resampled(lambda name, random: self._draw(pairs[name], random), category)
+        value = np.mean([np.mean([pairs[name].mean() for name in names]) for names in categories.values()])
         return interval(100 * float(value), drawn)
+
+    def n_paired(self, setting: str) -> int:
+        """Items that both the setting and dense have."""
+        return sum(
+            len(self._scores.get((setting, name), {}).keys() & self._scores.get((DENSE, name), {}).keys())
+            for name in self.datasets
+        )
+
+    def _chosen(self, category: str | None) -> Mapping[str, list[str]]:
+        return self.categories if category is None else {category: self.categories[category]}
 
     @staticmethod
     def _draw(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
@@ -122,10 +137,13 @@ class Summary:
         drawn: np.ndarray = values[random.integers(0, len(values), (RESAMPLES, len(values)))].mean(axis=1)
         return drawn
 
-    def _resampled(self, draw: Callable[[str, np.random.Generator], np.ndarray]) -> np.ndarray:
+    def _resampled(
+        self, draw: Callable[[str, np.random.Generator], np.ndarray], category: str | None = None
+    ) -> np.ndarray:
         random = np.random.default_rng(SEED)
         means = [
-            np.mean([draw(name, random) for name in names], axis=0) for names in self.categories.values()
+            np.mean([draw(name, random) for name in names], axis=0)
+            for names in self._chosen(category).values()
         ]
         drawn: np.ndarray = 100 * np.mean(means, axis=0)
         return drawn
@@ -163,5 +181,6 @@ class Summary:
 
 
 def interval(value: float, drawn: np.ndarray) -> Interval:
+    """The value lies within, even where all draws are alike but for rounding; nan stays nan."""
     low, high = np.percentile(drawn, LEVEL)
-    return Interval(value, float(low), float(high))
+    return Interval(value, float(np.minimum(low, value)), float(np.maximum(high, value)))

@@ -20,7 +20,7 @@ from lazyllm.longbench.prompt import (
     post_process,
     stops,
 )
-from lazyllm.longbench.scoring import score_item
+from lazyllm.longbench.scoring import check_scorer, score_item
 from lazyllm.longbench.templates import find_templates
 
 
@@ -36,6 +36,9 @@ class Tasks(Protocol):
 
     items: Mapping[str, Sequence[Mapping[str, Any]]]
     conditions: Mapping[str, Any]
+
+    def check(self, llm: LLM) -> None:
+        """Raises what would keep each item from being asked."""
 
     def task(self, name: str) -> Task: ...
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any]) -> Prompt: ...
@@ -65,6 +68,17 @@ class Limits:
     def chosen(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return files.subset(rows, self.limit, self.sample, self.min_item_length, self.max_item_length)
 
+    @property
+    def choice(self) -> dict[str, int]:
+        """Which items these are, where it is not all of them."""
+        chosen = {
+            "first items": self.limit,
+            "sampled items": self.sample,
+            "least item length": self.min_item_length,
+            "most item length": self.max_item_length,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
+
     def new_tokens(self, own: int) -> int:
         return min(own, self.max_new_tokens or own)
 
@@ -84,7 +98,12 @@ class LongBench:
         wanted = tuple(names) if names else tuple(name for name in ENGLISH if name in held)
         files.require(data, wanted)
         if not wanted:
-            raise FileNotFoundError(f"{data} holds no data set of LongBench")
+            raise FileNotFoundError(
+                f"{data} holds no English data set but {', '.join(held) or 'none at all'}; "
+                "name those to be asked in datasets"
+            )
+        for name in wanted:
+            check_scorer(name, edit_sim)
         self._templates, self._limits, self._edit_sim = find_templates(data, prompts), limits, edit_sim
         self.items: Mapping[str, Sequence[Mapping[str, Any]]] = {
             name: limits.chosen(files.read(data, name)) for name in wanted
@@ -95,11 +114,16 @@ class LongBench:
             self._templates.template(name)
         self.conditions: Mapping[str, Any] = {
             "prompts": self._templates.verdict(wanted),
+            "prompts sha256": self._templates.digest(wanted),
+            **limits.choice,
             "max length": limits.max_length,
             "cap on new tokens": limits.max_new_tokens,
             "chat": limits.chat,
             "edit similarity": edit_sim,
         }
+
+    def check(self, llm: LLM) -> None:
+        chat_wrapper(llm.tokenizer, self._limits.chat)
 
     def task(self, name: str) -> Task:
         return Task(

@@ -6,6 +6,7 @@ They are the benchmark's text, so they are not part of this package, which knows
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ class Templates:
             )
         return length
 
+    def digest(self, names: Iterable[str]) -> str:
+        """SHA-256 of the templates and lengths of these data sets."""
+        used = {plain(name): (self.template(name), self.max_new_tokens(name)) for name in names}
+        return digest(json.dumps(sorted(used.items()), ensure_ascii=False))
+
     def altered(self, names: Iterable[str]) -> tuple[str, ...]:
         """Those of the data sets whose template is not the benchmark's own."""
         return tuple(name for name in names if digest(self.template(name)) != OFFICIAL[plain(name)])
@@ -95,8 +101,8 @@ def plain(name: str) -> str:
     return dataset(name).name.removesuffix("_e")
 
 
-def digest(template: str) -> str:
-    return hashlib.sha256(template.encode()).hexdigest()
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- finding them --------------------------------------------------------------------------------

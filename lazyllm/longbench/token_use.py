@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyllm.generation import Generation
+from lazyllm.methods import Method
+from lazyllm.picture import new_figure
+from lazyllm.pruning import Pruning
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +23,13 @@ Rows = Sequence[Mapping[str, Any]]
 Used = dict[str, list[int]]
 
 
-def used(out: Generation, n_layers: int) -> Used:
-    """By layer, where it differs from the layer below: its prompt tokens computed by each new token."""
+def used(method: Method, out: Generation, n_layers: int) -> Used | None:
+    """By layer, where it differs from the layer below: its prompt tokens computed by each new token.
+
+    None where generated tokens are pruned, too: what then is revived is not the prompt's alone.
+    """
+    if isinstance(method, Pruning) and method.prune_generated:
+        return None
     computed = out.passes["computed"].reshape(-1, n_layers).copy()
     computed[1:] -= 1  # a step computes its own token in every layer
     so_far = computed.cumsum(axis=0)
@@ -55,18 +63,16 @@ def extended(series: Sequence[int], steps: int) -> np.ndarray:
 
 
 def by_pruned_setting(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of each setting that ever leaves a token out of a layer."""
-    pruned = dict.fromkeys(row["setting"] for row in rows if len(row["used"]) > 1)
+    """The rows of each setting that ever leaves a token out of a layer, as far as they tell."""
+    pruned = dict.fromkeys(row["setting"] for row in rows if row["used"] and len(row["used"]) > 1)
     return {setting: [row for row in rows if row["setting"] == setting] for setting in pruned}
 
 
 def plot_token_use(rows_by_setting: Mapping[str, Rows], file: Path) -> Path:
     """A panel a setting, a line for the layers from one stage to the next; needs matplotlib."""
-    from matplotlib.figure import Figure
-
     abreast = min(MOST_ABREAST, len(rows_by_setting))
     below = -(-len(rows_by_setting) // abreast)
-    figure = Figure(figsize=(WIDTH * abreast, HEIGHT * below), layout="constrained")
+    figure = new_figure(WIDTH * abreast, HEIGHT * below)
     panels = figure.subplots(below, abreast, sharey=True, squeeze=False)
     for axes, (setting, rows) in zip(panels.flat, rows_by_setting.items(), strict=False):
         draw(axes, token_use(rows))

@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyllm.longbench.summary import DENSE, Summary
+from lazyllm.picture import new_figure
 from lazyllm.reproduce.attention import MASSES, QUANTILES, mean_over
 from lazyllm.reproduce.rivals import BASELINE
 from lazyllm.reproduce.tables import ALL, Labels, score_of, speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 DPI, ABREAST, PANEL_WIDTH, PANEL_HEIGHT = 150, 4, 4.2, 3.6
 LOWEST_SHARE = 1e-2  # of an even share, the darkest of Figure 2
-
-
-def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path:

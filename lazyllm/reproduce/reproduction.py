@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from lazyllm import checked
 from lazyllm.llm import LLM
+from lazyllm.longbench.prompt import Chat
 from lazyllm.longbench.report import Table
-from lazyllm.longbench.results import write_whole
+from lazyllm.longbench.results import ITEMS, read_rows, write_whole
 from lazyllm.longbench.run import Run, tasks_of
-from lazyllm.longbench.runner import WARM_UPS, label_of, run_items
+from lazyllm.longbench.runner import WARM_UPS, Manner, label_of, run_items
 from lazyllm.longbench.summary import DENSE
 from lazyllm.longbench.tasks import Limits, Tasks
 from lazyllm.longbench.token_use import by_pruned_setting, plot_token_use
 from lazyllm.methods import Method
+from lazyllm.picture import new_figure
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.attention import attention_of
@@ -28,6 +31,15 @@ STRENGTHS = (0.25, 0.5, 1.0, 1.5)  # of Figure 5, shares of what the preset gain
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of Figure 6, shares of the layers
 KEEPS = (0.1, 0.3, 0.5, 0.7, 0.9)  # as in the paper's
 SEEDS = 5  # of random drop, as in the paper
+RUNS = ("methods", "strengths", "places", "attention")
+OF_METHODS = {"table1", "table2", "figure7"}
+
+
+class Reproduced(NamedTuple):
+    """What was written, and how many items of the runs behind it failed."""
+
+    files: list[Path]
+    failed: int
 
 
 @dataclass(frozen=True)
@@ -41,21 +53,37 @@ class Reproduction:
     speedup: float
     seeds: int
     out: Path
-    warm_ups: int
-    progress: bool
+    manner: Manner
 
     # ---- runs ------------------------------------------------------------------------------------
 
     def ran(self, name: str, settings: Sequence[Method]) -> Run:
         folder = self.out / name
         labelled = {label_of(method): method for method in settings}
-        run_items(self.llm, labelled, self.tasks, folder, self.warm_ups, self.progress)
+        run_items(self.llm, labelled, self.tasks, folder, self.manner)
         made = Run(folder)
         made.report()
         return made
 
     def rivals(self, speedup: float) -> Rivals:
         return rivals(self.llm.config, self.n_prompt, speedup, self.seeds)
+
+    @cached_property
+    def strengths(self) -> list[Rivals]:
+        return [self.rivals(1 + strength * (self.speedup - 1)) for strength in STRENGTHS]
+
+    def check(self, wanted: Sequence[str]) -> None:
+        """Raises what would only show after the first of several runs."""
+        if any(name.startswith("figure") for name in wanted):
+            new_figure(1, 1)
+        if OF_METHODS & set(wanted):
+            self.labels  # noqa: B018
+        if "figure5" in wanted:
+            self.strengths  # noqa: B018
+
+    def failed(self) -> int:
+        """Items without a result, in all runs that are there."""
+        return sum("error" in row for name in RUNS for row in read_rows(self.out / name))
 
     @cached_property
     def methods(self) -> Run:
@@ -77,16 +105,18 @@ class Reproduction:
     def figure2(self) -> list[Path]:
         folder = self.out / "attention"
         dense, measured = {DENSE: Pruning()}, {"measure": "attention"}
-        run_items(self.llm, dense, self.tasks, folder, 0, self.progress, attention_of, measured)
-        rows = Run(folder).summary.rows
+        untimed = replace(self.manner, warm_ups=0)
+        run_items(self.llm, dense, self.tasks, folder, untimed, attention_of, measured)
+        rows = [row for row in read_rows(folder) if "error" not in row]
+        if not rows:
+            raise ValueError(f"Figure 2 needs a prompt that runs; {folder / ITEMS} says why none did")
         title = f"Figure 2: attention of the last prompt token, {self.model}, mean of {len(rows)} prompts"
         return [figures.attention(rows, title, self.out / "figure2.png")]
 
     def figure5(self) -> list[Path]:
-        several = [self.rivals(1 + strength * (self.speedup - 1)) for strength in STRENGTHS]
-        made = self.ran("strengths", all_settings(several))
+        made = self.ran("strengths", all_settings(self.strengths))
         title = f"Figure 5: score against the speedup of the first token, {self.model}"
-        labels = [labels_of(one) for one in several]
+        labels = [labels_of(one) for one in self.strengths]
         return [figures.pareto(made.summary, labels, title, self.out / "figure5.png")]
 
     def figure6(self) -> list[Path]:
@@ -120,7 +150,8 @@ class Reproduction:
 
     def write(self, name: str, table: Table) -> list[Path]:
         told = (
-            f"{self.model}; methods at {self.speedup:g}x by counted work for {self.n_prompt} prompt tokens."
+            f"{self.model}, preset {self.preset.name}; methods at {self.speedup:g}x by counted work for "
+            f"{self.n_prompt} prompt tokens. {asked_of(self.methods)}"
         )
         texts = {
             ".md": f"## {table.title}\n\n{told}\n\n{table.markdown()}\n",
@@ -152,19 +183,23 @@ def reproduce(
     datasets: Sequence[str] | None = None,
     limit: int | None = None,
     sample: int | None = None,
+    min_item_length: int | None = None,
+    max_item_length: int | None = None,
     max_length: int | None = None,
     max_new_tokens: int | None = None,
+    chat: Chat | None = None,
     prompts: str | Path | None = None,
     speedup: float | None = None,
     seeds: int = SEEDS,
     warm_ups: int = WARM_UPS,
+    retry_failed: bool = False,
     progress: bool = True,
-) -> list[Path]:
+) -> Reproduced:
     """Runs what is missing for the paper's tables and figures named in `targets`, and writes them to `out`.
 
-    `preset` names the model's (by default the checkpoint's name does); it sets `max_length` and `speedup`,
-    that of all methods by counted work, where they are not given. `data`, `datasets`, `limit`, `sample`,
-    `max_new_tokens` and `prompts` are as for `lazyllm.longbench.run`.
+    `preset` names the model's (by default the checkpoint's name does); it sets `max_length`, `chat` and
+    `speedup`, that of all methods by counted work, where they are not given. The rest is as for
+    `lazyllm.longbench.run`.
     """
     wanted = [targets] if isinstance(targets, str) else list(targets)
     if not wanted:
@@ -175,7 +210,8 @@ def reproduce(
     checked.whole(seeds, "seeds", 1)
     chosen = preset_of(llm, preset)
     n_prompt = chosen.max_length if max_length is None else max_length
-    limits = Limits(limit, sample, max_length=n_prompt, max_new_tokens=max_new_tokens)
+    wrapping = chosen.chat if chat is None else chat
+    limits = Limits(limit, sample, min_item_length, max_item_length, n_prompt, max_new_tokens, wrapping)
     made = Reproduction(
         llm,
         tasks_of(llm, data, datasets, limits, prompts),
@@ -184,10 +220,22 @@ def reproduce(
         chosen.speedup if speedup is None else speedup,
         seeds,
         Path(out),
-        warm_ups,
-        progress,
+        Manner(warm_ups, retry_failed, progress),
     )
-    return [path for name in dict.fromkeys(wanted) for path in TARGETS[name](made)]
+    made.check(wanted)
+    files = [path for name in dict.fromkeys(wanted) for path in TARGETS[name](made)]
+    return Reproduced(files, made.failed())
+
+
+def asked_of(run: Run) -> str:
+    """What the figures of a run rest on."""
+    items, manifest = run.manifest["items"], run.manifest
+    cap, warm_ups = manifest["cap on new tokens"], manifest["warm-up runs"]
+    told = f"{sum(items.values())} items of {len(items)} data sets"
+    told += f", answers cut at {cap} tokens" if cap else ""
+    told += f"; times are warm, after {warm_ups} runs." if warm_ups else "; times are cold."
+    failed = len(run.summary.failed)
+    return f"{told} {failed} results failed and count nowhere." if failed else told
 
 
 def labels_of(several: Rivals) -> tables.Labels:

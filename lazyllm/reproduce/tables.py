@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lazyllm.longbench.report import Table, figure, with_deviation
-from lazyllm.longbench.summary import Spread, Summary
+from lazyllm.longbench.datasets import DATA_SETS, ENGLISH
+from lazyllm.longbench.report import Table, figure, with_deviation, with_interval
+from lazyllm.longbench.summary import DENSE, Spread, Summary
 from lazyllm.reproduce.published import Published
 from lazyllm.reproduce.rivals import LAZY
 
@@ -23,12 +24,13 @@ def accuracy(summary: Summary, labels: Labels, published: Published | None) -> T
         for method, settings in labels.items():
             scores = [score_of(summary, one, category) for one in settings]
             speeds = [speed for one in settings if (speed := speedup(summary, one, "ttft", names))]
-            row = [category, method, spread(scores), spread(speeds, "x")]
+            row = [told(category, names, published), method, spread(scores)]
+            row += [against_dense(summary, settings, category), spread(speeds, "x")]
             if published:
-                told = published.accuracy.get((category, method))
-                row += [figure(told.score), f"{told.speedup:.2f}x"] if told else ["", ""]
+                theirs = published.accuracy.get((category, method))
+                row += [figure(theirs.score), f"{theirs.speedup:.2f}x"] if theirs else ["", ""]
             rows.append(row)
-    heads = ["category", "method", "score", "TTFT speedup"]
+    heads = ["category", "method", "score", "paired difference [95 %]", "TTFT speedup"]
     heads += ["paper: score", "paper: TTFT speedup"] if published else []
     return Table("Table 1: accuracy and speedup of the first token", heads, rows)
 
@@ -40,18 +42,32 @@ def work(summary: Summary, labels: Labels, published: Published | None) -> Table
     for category, names in [*summary.categories.items(), (ALL, summary.datasets)]:
         speed = speedup(summary, setting, "seconds", names)
         row = [
-            category,
+            told(category, names, published),
             f"{summary.average(setting, 'computed', names):.2%}",
             f"{summary.average(setting, 'reached_top', names):.2%}",
             "" if speed is None else f"{speed:.2f}x",
         ]
         if published:
-            told = published.work.get(category)
-            row += [f"{told.computed:.2f}%", f"{told.speedup:.2f}x"] if told else ["", ""]
+            theirs = published.work.get(category)
+            row += [f"{theirs.computed:.2f}%", f"{theirs.speedup:.2f}x"] if theirs else ["", ""]
         rows.append(row)
     heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
     heads += ["paper: prompt computed", "paper: generation speedup"] if published else []
     return Table("Table 2: prompt tokens computed, and speedup of whole answers", heads, rows)
+
+
+def told(category: str, names: Sequence[str], published: Published | None) -> str:
+    """With how much of it there is, where the paper's figure beside is of all of it."""
+    whole = sum(DATA_SETS[name].category == category for name in ENGLISH)
+    part = published is not None and len(names) < whole
+    return f"{category} ({len(names)} of {whole} data sets)" if part else category
+
+
+def against_dense(summary: Summary, settings: Sequence[str], category: str) -> str:
+    """Of a method with one setting."""
+    if len(settings) > 1 or settings[0] == DENSE:
+        return ""
+    return with_interval(summary.difference(settings[0], None if category == ALL else category), signed=True)
 
 
 def score_of(summary: Summary, setting: str, category: str) -> float:

@@ -64,6 +64,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "computed": lambda one: percent(one.computed),
     "reached the top": lambda one: percent(one.reached_top),
     "prompts": lambda one: str(one.prompts),
+    "changed nothing": lambda one: str(one.changed_nothing or ""),
     "failed": lambda one: str(one.failed or ""),
 }
 

@@ -7,6 +7,7 @@ from math import isnan
 from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Interval
+from lazyllm.picture import new_figure
 from lazyllm.sweeps.point import Point, front
 
 WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5.5, 0.19, 150
@@ -15,13 +16,9 @@ LABEL_WIDTH = 100
 
 def plot(points: Sequence[Point], file: Path, title: str) -> Path:
     """Settings on the front are numbered along it and named below."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
     measured = [one for one in points if not isnan(one.speedup)]
     best = front(measured)
-    figure = Figure(figsize=(WIDTH, HEIGHT + LINE_HEIGHT * (len(best) + 1)), layout="constrained")
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(best) + 1))
     axes = figure.subplots()
     for one in measured:
         value, below, above = with_bars(quality_of(one))

@@ -17,15 +17,17 @@ from lazyllm.methods import Method
 class Point:
     """One setting; an Interval has value, low and high, and nan is what was not measured.
 
-    `score`: mean of the categories, 0 to 100. `kl`: from dense's distributions, in nats a token, mean over
-    prompts. `agreement`: share of equal argmaxes. `ttft`: mean seconds. `speedup`: of the first token against
-    dense, measured, ratio of sums, and `speedup_median` of ratios. `counted_speedup`: by counted operations.
+    `changed_nothing`: on how many prompts. `score`: mean of the categories, 0 to 100. `kl`: from dense's
+    distributions, in nats a token, mean over prompts. `agreement`: share of equal argmaxes. `ttft`: mean
+    seconds. `speedup`: of the first token against dense, measured, ratio of sums, and `speedup_median` of
+    ratios. `counted_speedup`: by counted operations.
     """
 
     setting: str
     pruning: Method
     prompts: int
     failed: int
+    changed_nothing: int
     score: Interval
     kl: Interval
     kl_median: float
@@ -76,6 +78,7 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             pruning=method,
             prompts=len(rows),
             failed=sum(row["setting"] == setting for row in summary.failed),
+            changed_nothing=summary.count(setting, "changed_nothing"),
             score=summary.mean(setting) if rows and "score" in rows[0] else unknown,
             kl=summary.pooled(setting, "kl") if kl else unknown,
             kl_median=float(np.median(kl)) if kl else nan,

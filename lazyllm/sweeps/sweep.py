@@ -15,7 +15,7 @@ from lazyllm.longbench.prompt import MAX_LENGTH, Chat
 from lazyllm.longbench.report import REPORT, write_report
 from lazyllm.longbench.results import read_manifest, read_rows
 from lazyllm.longbench.run import category_of, tasks_of
-from lazyllm.longbench.runner import WARM_UPS, Asked, Measure, run_items, scored_answer
+from lazyllm.longbench.runner import WARM_UPS, Asked, Manner, Measure, run_items, scored_answer
 from lazyllm.longbench.summary import DENSE, Row, Summary
 from lazyllm.longbench.tasks import Limits, Tasks
 from lazyllm.methods import parse_method
@@ -105,11 +105,14 @@ def sweep(
     out: str | Path | None = None,
     limit: int | None = None,
     sample: int | None = None,
+    min_item_length: int | None = None,
+    max_item_length: int | None = None,
     max_length: int = MAX_LENGTH,
     max_new_tokens: int | None = None,
     chat: Chat = "auto",
     prompts: str | Path | None = None,
     warm_ups: int = WARM_UPS,
+    retry_failed: bool = False,
     progress: bool = True,
 ) -> Sweep:
     """Tries every setting of a space, and dense, on the same prompts: quality, and time to the first token.
@@ -124,9 +127,8 @@ def sweep(
     if measure not in get_args(Quality):
         raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
     taken = chosen_measure(measure, tokens)
-    limits = Limits(
-        limit=limit, sample=sample, max_length=max_length, max_new_tokens=max_new_tokens, chat=chat
-    )
+    limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
+    manner = Manner(warm_ups, retry_failed, progress)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, data, datasets, limits, prompts)
@@ -137,12 +139,12 @@ def sweep(
     if measure != "score":
         measured["forced tokens"] = tokens
     if out is not None:
-        run_items(model, settings, tasks, Path(out), warm_ups, progress, taken, measured)
+        run_items(model, settings, tasks, Path(out), manner, taken, measured)
         made = Sweep.read(out)
         made.report()
         return made
     with TemporaryDirectory(prefix="lazyllm-sweep-") as folder:
-        run_items(model, settings, tasks, Path(folder), warm_ups, progress, taken, measured)
+        run_items(model, settings, tasks, Path(folder), manner, taken, measured)
         return Sweep(read_rows(Path(folder)), read_manifest(Path(folder)), None)
 
 
