@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 # one place for the demonstration model, so that demo, tests and notebooks fetch it once
 export LAZYLLM_CACHE ?= $(CURDIR)/.cache
 
-.PHONY: help demo test build bench oracle asan tsan cuda cuda-on-cpu notebook lint format clean
+.PHONY: help demo test build bench oracle asan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -101,17 +101,12 @@ cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZ
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
-cuda-on-cpu: $(VENV)/test.stamp \
-		$(foreach kind,on_cpu on_cpu_asan on_cpu_tsan,$(addprefix build/$(kind)/,liblazyllm_cuda.so test_gemm test_ops test_engine)) ## its kernels and the engine on them without a GPU, under sanitizers
-	tests/cuda/test_harness.sh
-	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_gemm || exit 1; done
-	build/on_cpu/test_ops
-	LAZYLLM_CUDA_REVERSE=1 build/on_cpu/test_ops
-	build/on_cpu_asan/test_ops quick
-	build/on_cpu_tsan/test_ops quick
-	LAZYLLM_CUDA_REVERSE=1 build/on_cpu_tsan/test_ops quick
-	for kind in on_cpu on_cpu_asan on_cpu_tsan; do build/$$kind/test_engine && LAZYLLM_CUDA_REVERSE=1 build/$$kind/test_engine || exit 1; done
+cuda-on-cpu: $(ON_CPU_RUNS) suites/on_cpu suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
+
+suites/on_cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so
 	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_bench.py -k 'not test_bench or on_cuda'
+
+suites/on_cpu_asan: $(VENV)/test.stamp build/on_cpu_asan/liblazyllm_cuda.so
 	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing

@@ -39,4 +39,31 @@ endef
 $(eval $(call on_cpu_build,on_cpu,))
 $(eval $(call on_cpu_build,on_cpu_asan,-fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined))
 $(eval $(call on_cpu_build,on_cpu_tsan,-fsanitize=thread))
+
+# ---- runs of them, each by itself: `make -j` has as many at a time ----
+
+ON_CPU_KINDS := on_cpu_tsan on_cpu_asan on_cpu
+ON_CPU_RUNS  := $(foreach run,ops engine engine-reversed gemm,$(ON_CPU_KINDS:%=$(run)/%)) ops-reversed/on_cpu_tsan ops-reversed/on_cpu harness/planted
+.PHONY: $(ON_CPU_RUNS)
+runs_of = $(filter $(1)/%,$(ON_CPU_RUNS))
+quickly = $(if $(filter on_cpu,$*),,quick) # sanitizers are slow
+
+$(call runs_of,ops): ops/%: build/%/test_ops
+	$< $(quickly)
+
+$(call runs_of,ops-reversed): ops-reversed/%: build/%/test_ops
+	LAZYLLM_CUDA_REVERSE=1 $< $(quickly)
+
+$(call runs_of,engine): engine/%: build/%/test_engine
+	$<
+
+$(call runs_of,engine-reversed): engine-reversed/%: build/%/test_engine
+	LAZYLLM_CUDA_REVERSE=1 $<
+
+$(call runs_of,gemm): gemm/%: build/%/test_gemm
+	$<
+
+harness/planted:
+	tests/cuda/test_harness.sh
+
 .PRECIOUS: build/on_cpu/%.o build/on_cpu_asan/%.o build/on_cpu_tsan/%.o
