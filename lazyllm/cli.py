@@ -21,7 +21,8 @@ USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code is 0, 2 after an error (one line on stderr) or 130 after Ctrl-C."""
+    """Runs one command; the exit code is 0, 1 where items failed, 2 after an error (one line on stderr) or 130
+    after Ctrl-C."""
     args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
@@ -406,34 +407,38 @@ def told(made: Run | Sweep) -> int:
     return 1 if made.summary.failed else 0
 
 
+def folder_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "out": args.out,
+        "chat": args.chat,
+        "warm_ups": args.warm_ups,
+        "retry_failed": args.retry_failed,
+    }
+
+
+def data_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        **folder_options(args),
+        "data": args.data,
+        "datasets": args.datasets,
+        "limit": args.limit,
+        "sample": args.sample,
+        "min_item_length": args.min_item_length,
+        "max_item_length": args.max_item_length,
+        "max_length": args.max_length,
+        "max_new_tokens": args.max_new_tokens,
+        "prompts": args.prompts,
+    }
+
+
 def run_longbench(args: argparse.Namespace) -> int:
     from lazyllm.longbench import run
 
-    return told(
-        run(
-            loaded(args),
-            args.pruning,
-            data=args.data,
-            datasets=args.datasets,
-            out=args.out,
-            limit=args.limit,
-            sample=args.sample,
-            min_item_length=args.min_item_length,
-            max_item_length=args.max_item_length,
-            max_length=args.max_length,
-            max_new_tokens=args.max_new_tokens,
-            chat=args.chat,
-            prompts=args.prompts,
-            edit_sim=args.edit_sim,
-            warm_ups=args.warm_ups,
-            retry_failed=args.retry_failed,
-        )
-    )
+    return told(run(loaded(args), args.pruning, edit_sim=args.edit_sim, **data_options(args)))
 
 
 def generated_options(args: argparse.Namespace) -> dict[str, Any]:
-    given = {"out": args.out, "lengths": args.lengths, "seed": args.seed, "prose": args.prose}
-    given |= {"chat": args.chat, "warm_ups": args.warm_ups, "retry_failed": args.retry_failed}
+    given = {**folder_options(args), "lengths": args.lengths, "seed": args.seed, "prose": args.prose}
     return given if args.count is None else {**given, "count": args.count}
 
 
@@ -456,22 +461,10 @@ def run_reproduce(args: argparse.Namespace) -> int:
     made = reproduce(
         loaded(args),
         args.targets,
-        out=args.out,
         preset=args.preset,
-        data=args.data,
-        datasets=args.datasets,
-        limit=args.limit,
-        sample=args.sample,
-        min_item_length=args.min_item_length,
-        max_item_length=args.max_item_length,
-        max_length=args.max_length,
-        max_new_tokens=args.max_new_tokens,
-        prompts=args.prompts,
         speedup=args.speedup,
         seeds=args.seeds,
-        chat=args.chat,
-        warm_ups=args.warm_ups,
-        retry_failed=args.retry_failed,
+        **data_options(args),
     )
     for path in made.files:
         if path.suffix == ".md":
@@ -491,27 +484,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     space = args.pruning if args.space is None else checked.parse_json(args.space, "--space")
     if isinstance(space, list):  # of settings, those in JSON among them
         space = [json.dumps(one) if isinstance(one, dict) else one for one in space]
-    return told(
-        sweep(
-            loaded(args),
-            space,
-            out=args.out,
-            measure=args.measure,
-            tokens=args.tokens,
-            data=args.data,
-            datasets=args.datasets,
-            limit=args.limit,
-            sample=args.sample,
-            min_item_length=args.min_item_length,
-            max_item_length=args.max_item_length,
-            max_length=args.max_length,
-            max_new_tokens=args.max_new_tokens,
-            prompts=args.prompts,
-            chat=args.chat,
-            warm_ups=args.warm_ups,
-            retry_failed=args.retry_failed,
-        )
-    )
+    return told(sweep(loaded(args), space, measure=args.measure, tokens=args.tokens, **data_options(args)))
 
 
 def run_lm_eval(args: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ LATEX_SPECIAL = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
 BOLD = "**"
-UNTOLD = ("format",)
+UNTOLD = ("format", "methods")
 
 
 @dataclass(frozen=True)
