@@ -21,8 +21,8 @@ USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit code is 0, 1 where items failed, 2 after an error (one line on stderr) or 130
-    after Ctrl-C."""
+    """Runs one command; the exit code is 0, 1 where items failed, 2 after an error (one line on stderr), or
+    130 after Ctrl-C."""
     args = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
