@@ -99,12 +99,16 @@ def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str
     figure = new_figure(7, 5)
     axes = figure.subplots()
     axes.axhline(summary.mean_score(DENSE), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
-    for keep in dict.fromkeys(keep for _, keep in labels):
+    keeps = list(dict.fromkeys(keep for _, keep in labels))
+    for place, keep in enumerate(keeps):
         points = [
             (layer, summary.mean_score(label)) for (layer, kept), label in labels.items() if kept == keep
         ]
         axes.plot(
-            *zip(*sorted(points), strict=True), marker="o", markersize=4, label=f"keep {keep:.0%} tokens"
+            *zip(*sorted(points), strict=True),
+            marker="o",
+            markersize=2 + 2 * (len(keeps) - place),  # a point on another lets it be seen
+            label=f"keep {keep:.0%} tokens",
         )
     axes.set_xlabel("layer after which tokens are dropped")
     axes.set_ylabel("score, mean of the categories")
