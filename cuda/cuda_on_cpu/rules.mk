@@ -54,10 +54,10 @@ $(call runs_of,ops): ops/%: build/%/test_ops
 $(call runs_of,ops-reversed): ops-reversed/%: build/%/test_ops
 	LAZYLLM_CUDA_REVERSE=1 $< $(quickly)
 
-$(call runs_of,engine): engine/%: build/%/test_engine
+$(call runs_of,engine): engine/%: build/%/test_engine build/%/liblazyllm_cuda.so
 	$<
 
-$(call runs_of,engine-reversed): engine-reversed/%: build/%/test_engine
+$(call runs_of,engine-reversed): engine-reversed/%: build/%/test_engine build/%/liblazyllm_cuda.so
 	LAZYLLM_CUDA_REVERSE=1 $<
 
 $(call runs_of,gemm): gemm/%: build/%/test_gemm
