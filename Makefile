@@ -39,7 +39,7 @@ $(VENV)/oracle.stamp: $(VENV)/test.stamp
 	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf 'lm_eval>=0.4.10'
 	@touch $@
 
-$(VENV)/lint.stamp: $(VENV)/python.stamp
+$(VENV)/lint.stamp: $(VENV)/python.stamp | $(VENV)/test.stamp # one pip at a time
 	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*' types-tqdm
 	@touch $@
 
