@@ -47,3 +47,10 @@ def greedy_answer(
         logits.append(session.forward(answer[-1:], generated=True))
         answer.append(int(logits[-1].argmax()))
     return answer, np.array(logits)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in double precision."""
+    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
+    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normed

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lazyllm import checked
-from lazyllm.forced import forced_logits
+from lazyllm.forced import forced_logits, log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.methods import SEED_LIMIT, Method, PromptCompression, parse_method
 from lazyllm.progress import bar
@@ -254,10 +254,7 @@ def method(given: Method | str | Mapping[str, Any] | Sequence[Any] | None) -> Me
 
 
 def scored(logits: np.ndarray, token: int) -> Scored:
-    exact = logits.astype(np.float64)
-    top = exact.max()
-    log_p = exact[token] - top - np.log(np.exp(exact - top).sum())
-    return float(log_p), int(exact.argmax()) == token
+    return float(log_softmax(logits)[token]), int(logits.argmax()) == token
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+LABEL_WIDTH = 100
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -15,3 +17,8 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError:
         raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def label(text: str) -> str:
+    """Cut to what a legend has room for."""
+    return text if len(text) <= LABEL_WIDTH else f"{text[: LABEL_WIDTH - 1]}…"

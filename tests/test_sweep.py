@@ -16,8 +16,8 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm import cli
-from lazyllm.forced import forced_logits, greedy_answer
-from lazyllm.longbench.divergence import kl_divergence, log_softmax
+from lazyllm.forced import forced_logits, greedy_answer, log_softmax
+from lazyllm.longbench.divergence import kl_divergence
 from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
 from lazyllm.longbench.ruler import TASKS as RULER
 from lazyllm.longbench.ruler import generate

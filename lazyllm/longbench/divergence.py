@@ -10,20 +10,13 @@ from typing import Any
 import numpy as np
 
 from lazyllm import checked
-from lazyllm.forced import forced_in, greedy_answer
+from lazyllm.forced import forced_in, greedy_answer, log_softmax
 from lazyllm.llm import LLM
 from lazyllm.longbench.runner import Asked, changed_nothing, posed, prefill_flops
 from lazyllm.longbench.tasks import Tasks
 
 TOKENS = 16
 IN_PLAY = 0  # the first column of Session.last_pass
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in double precision."""
-    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
-    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normed
 
 
 def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from lazyllm.longbench.niah import DEPTHS, grid
 from lazyllm.longbench.prompt import Chat, Prompt, chat_wrapper, post_process, wrapped
 from lazyllm.longbench.ruler import TASKS, Item
 from lazyllm.longbench.string_match import string_match
-from lazyllm.longbench.tasks import Task
+from lazyllm.longbench.tasks import Task, capped
 from lazyllm.tokenizer import Tokenizer
 
 AT = "@"  # niah_single_1@4096: a task at a length, which the report takes as a data set
@@ -107,8 +107,7 @@ class Generated:
 
     def task(self, name: str) -> Task:
         chosen = TASKS[task_and_length(name)[0]]
-        own = chosen.max_new_tokens
-        return Task(name, chosen.category, min(own, self._most or own))
+        return Task(name, chosen.category, capped(chosen.max_new_tokens, self._most))
 
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any]) -> Prompt:
         text = TASKS[task_and_length(task.name)[0]].template.format(**item)

@@ -6,10 +6,9 @@ from math import isnan
 from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Summary
-from lazyllm.picture import new_figure
+from lazyllm.picture import label, new_figure
 
 WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5, 0.22, 150
-LABEL_WIDTH = 100
 
 
 def plot(summary: Summary, file: Path, model: str) -> Path:
@@ -27,7 +26,7 @@ def plot(summary: Summary, file: Path, model: str) -> Path:
             fmt="s" if dense else "o",
             color="black" if dense else None,
             capsize=3,
-            label=setting if len(setting) <= LABEL_WIDTH else f"{setting[: LABEL_WIDTH - 1]}…",
+            label=label(setting),
         )
         if dense:
             axes.axhline(mean.value, color="black", linewidth=0.8, linestyle=":")

@@ -47,6 +47,11 @@ class Tasks(Protocol):
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float: ...
 
 
+def capped(own: int, cap: int | None) -> int:
+    """New tokens of an answer: the task's own number, or fewer."""
+    return min(own, cap or own)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What of the data is asked, and how much of it the model sees and says; None is the benchmark's own."""
@@ -79,9 +84,6 @@ class Limits:
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
-    def new_tokens(self, own: int) -> int:
-        return min(own, self.max_new_tokens or own)
-
 
 class LongBench:
     """The benchmark's data sets, from the user's files."""
@@ -110,8 +112,6 @@ class LongBench:
         }
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
-        for name in wanted:
-            self._templates.template(name)
         self.conditions: Mapping[str, Any] = {
             "prompts": self._templates.verdict(wanted),
             "prompts sha256": self._templates.digest(wanted),
@@ -126,9 +126,8 @@ class LongBench:
         chat_wrapper(llm.tokenizer, self._limits.chat)
 
     def task(self, name: str) -> Task:
-        return Task(
-            name, dataset(name).category, self._limits.new_tokens(self._templates.max_new_tokens(name))
-        )
+        most = capped(self._templates.max_new_tokens(name), self._limits.max_new_tokens)
+        return Task(name, dataset(name).category, most)
 
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any]) -> Prompt:
         return make_prompt(llm.tokenizer, item, self._limits.max_length, self._limits.chat, self._templates)

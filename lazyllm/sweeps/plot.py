@@ -7,11 +7,10 @@ from math import isnan
 from pathlib import Path
 
 from lazyllm.longbench.summary import DENSE, Interval
-from lazyllm.picture import new_figure
+from lazyllm.picture import label, new_figure
 from lazyllm.sweeps.point import Point, front
 
 WIDTH, HEIGHT, LINE_HEIGHT, DPI = 8, 5.5, 0.19, 150
-LABEL_WIDTH = 100
 
 
 def plot(points: Sequence[Point], file: Path, title: str) -> Path:
@@ -34,11 +33,10 @@ def plot(points: Sequence[Point], file: Path, title: str) -> Path:
         )
     axes.plot([one.speedup for one in best], [quality_of(one).value for one in best], color="C0", zorder=1)
     for number, one in enumerate(best, 1):
-        name = one.setting if len(one.setting) <= LABEL_WIDTH else f"{one.setting[: LABEL_WIDTH - 1]}…"
         axes.annotate(
             str(number), (one.speedup, quality_of(one).value), (5, 5), textcoords="offset points", zorder=4
         )
-        axes.plot([], [], " ", label=f"{number}  {name}")
+        axes.plot([], [], " ", label=f"{number}  {label(one.setting)}")
     axes.set_xlabel("speedup of the first token against dense (measured, ratio of sums)")
     axes.set_ylabel(told_quality(measured))
     if measured and not measured[0].scored:
