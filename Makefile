@@ -7,17 +7,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CORE   := $(shell find csrc -name '*.[ch]' 2>/dev/null)
 CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
-PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
-# one place for the demonstration model, so that demo, tests and notebooks fetch it once
-export LAZYLLM_CACHE ?= $(CURDIR)/.cache
+PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check
+SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench oracle asan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook lint format clean
+.PHONY: help demo test build bench long oracle asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-11s %s\n", $$1, $$2 }'
 
-# ---- environment: each stamp is newer than what it was made from ----
+# ---- environment: each stamp is newer than what it was made from; the lock lets one pip run at a time ----
 
 $(VENV)/python.stamp:
 	$(PYTHON) -m venv $(VENV)
@@ -29,18 +28,27 @@ $(VENV)/build.stamp: $(VENV)/python.stamp pyproject.toml setup.py $(CORE)
 	@$(PIP) --no-build-isolation --editable '.[demo]'
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/build.stamp
-	@echo 'installing what the tests need'
+# one installation for both, since each compiles the core
+$(VENV)/test.stamp: $(VENV)/python.stamp pyproject.toml setup.py $(CORE)
+	@echo 'building the C core, and installing the packages that the tests need'
 	@$(PIP) --no-build-isolation --editable '.[test]'
-	@touch $@
+	@touch $(VENV)/build.stamp $@
 
 $(VENV)/oracle.stamp: $(VENV)/test.stamp
 	@echo 'installing torch, transformers and the lm-evaluation-harness'
 	@$(PIP) 'torch==2.13.0' 'transformers>=5' accelerate protobuf 'lm_eval>=0.4.10'
 	@touch $@
 
-$(VENV)/lint.stamp: $(VENV)/python.stamp | $(VENV)/test.stamp # one pip at a time
-	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*' types-tqdm
+$(VENV)/lint.stamp: $(VENV)/python.stamp
+	@$(PIP) 'ruff>=0.6' 'mypy>=1.10' 'clang-format==18.*' types-tqdm 'import-linter>=2.16'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/test.stamp
+	@$(PIP) 'pdoc>=16'
+	@touch $@
+
+$(VENV)/dist.stamp: $(VENV)/python.stamp
+	@$(PIP) 'build>=1.2'
 	@touch $@
 
 # ---- what people ask for ----
@@ -57,14 +65,28 @@ test: $(VENV)/test.stamp build/test_ops ## every test that needs nothing but PyP
 oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
 	$(BIN)/python -m pytest -m oracle
 
-bench: $(VENV)/build.stamp ## ops, prefill, pruning and decoding, quickly; `lazyllm bench --help` for more
-	$(BIN)/lazyllm bench --quick
+GEMMA := build/gemma3-270m
+LONG  ?= gemma3_270m
+long: $(VENV)/oracle.stamp ## a second real model against transformers, for minutes (fetches Gemma 3 270M: Gemma's terms apply)
+	test -d $(GEMMA) || $(BIN)/lazyllm model gemma3-270m $(GEMMA)
+	LAZYLLM_GEMMA=$(GEMMA) $(BIN)/python -m pytest tests/test_oracle.py -k '$(LONG)'
+
+bench: $(VENV)/build.stamp ## ops, prefill, pruning and decoding, quickly; `python -m benchmarks --help` for more
+	$(BIN)/python -m benchmarks --quick
 
 notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
 	$(BIN)/python tests/run_notebooks.py --write
 
+docs: $(VENV)/docs.stamp ## the API reference, from the docstrings, in build/docs
+	$(BIN)/python -W error::UserWarning -m pdoc --output-directory build/docs lazyllm lazyllm.longbench lazyllm.reproduce
+
+dist-check: $(VENV)/dist.stamp ## the sdist and the wheel: built, checked, each installed and used in a fresh environment
+	$(BIN)/python tests/check_dist.py build/dist
+
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 
+# at -O3 a sanitizer takes gcc five times as long; at -O1 gcc warns of an intended truncation of error texts
+SANITIZER_LEVEL := -O1 -Wno-format-truncation
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
 COMMA       := ,
@@ -77,48 +99,55 @@ build/test_ops: tests/c/test_ops.c $(CORE)
 
 build/test_ops_tsan: tests/c/test_ops.c $(CORE)
 	@mkdir -p build
-	$(CC) $(CFLAGS_TEST) -fsanitize=thread $(CORE_C) tests/c/test_ops.c -lm -o $@
+	$(CC) $(CFLAGS_TEST) $(SANITIZER_LEVEL) -fsanitize=thread $(CORE_C) tests/c/test_ops.c -lm -o $@
 
+# all instruction sets are called through the same code for threads
 tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
-	build/test_ops_tsan
+	build/test_ops_tsan fastest
 
 build/test_ops_asan: tests/c/test_ops.c $(CORE)
 	@mkdir -p build
-	$(CC) $(CFLAGS_TEST) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(CORE_C) tests/c/test_ops.c -lm -o $@
+	$(CC) $(CFLAGS_TEST) $(SANITIZER_LEVEL) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(CORE_C) tests/c/test_ops.c -lm -o $@
 
 ASAN_BUILD := build/asan
-asan: $(VENV)/test.stamp build/test_ops_asan ## the C tests, leaks too, and the whole suite under ASan and UBSan
+PYTHON_ONLY := benchmarks cli config gguf lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle packaging pruning reference reproduce ruler sweep tokenizer
+asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
+
+asan-ops: build/test_ops_asan
 	build/test_ops_asan
+
+asan-suite: $(VENV)/test.stamp
 	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
-	$(SANITIZED) PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle'
+	$(SANITIZED) PYTHONPATH=$(ASAN_BUILD)/lib $(BIN)/pytest -m 'not oracle' $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 # ---- the CUDA core ----
 
-cuda: $(VENV)/build.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
-	LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
-	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # what nvcc makes of a host's call of a device function
+cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
+	NVCC_APPEND_FLAGS='-Werror all-warnings -Xptxas -warn-spills' LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_facts.py tests/test_damage.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
-cuda-on-cpu: $(ON_CPU_RUNS) suites/on_cpu suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
+cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
 
 suites/on_cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so
-	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_bench.py -k 'not test_bench or on_cuda'
+	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_benchmarks.py -k 'not test_bench or on_cuda'
 
 suites/on_cpu_asan: $(VENV)/test.stamp build/on_cpu_asan/liblazyllm_cuda.so
-	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py
+	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py -k 'launch or stopped or grow or fit or devices'
 
-lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy and clang-format, changing nothing
-	$(BIN)/ruff check lazyllm tests setup.py cuda
-	$(BIN)/ruff format --check lazyllm tests setup.py cuda
+lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy, import-linter and clang-format, changing nothing
+	$(BIN)/ruff check $(SOURCE)
+	$(BIN)/ruff format --check $(SOURCE)
 	$(BIN)/mypy --python-executable $(BIN)/python
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
 
 format: $(VENV)/lint.stamp ## put all sources in form
-	$(BIN)/ruff check --fix lazyllm tests setup.py cuda
-	$(BIN)/ruff format lazyllm tests setup.py cuda
+	$(BIN)/ruff check --fix $(SOURCE)
+	$(BIN)/ruff format $(SOURCE)
 	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
 
-clean: ## remove what was built (not .venv, nor the model in .cache)
+clean: ## remove what was built (not .venv, nor the model in the user's cache)
 	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# All that can only be seen on a GPU, from a checkout, in under eight minutes: builds the CUDA core, tests its ops, its products and the
-# engine on the device, with compute-sanitizer too, and measures. A short table comes last. Nothing is fetched if python3 has what the
-# package needs; what is missing is said and left out.
+# Checks a clone on a machine with a GPU in under eight minutes: builds the CUDA core, tests its ops, its products and the engine on the
+# device, runs the ops under compute-sanitizer, runs two benchmark suites, and prints a summary. Downloads nothing if python3 has the
+# package's dependencies. A step that cannot run is skipped with a message.
 #
-#   benchmarks/gpu_check.sh [FOLDER]     FOLDER: for the results; benchmarks/results/DATE-GPU
+#   benchmarks/gpu_check.sh [FOLDER]     FOLDER for the results, default benchmarks/results/DATE-GPU
 #
-# LAZYLLM_CHECK_SECONDS (465) is the time for everything. The exit code is 1 if something failed, 2 if nothing could be tried.
+# LAZYLLM_CHECK_SECONDS (465) limits the whole run. The exit code is 1 if a step failed, 2 if no step could run.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
 BUDGET=${LAZYLLM_CHECK_SECONDS:-465}
-FOR_BENCHMARKS=220 # of it, kept from whatever comes before
+FOR_BENCHMARKS=220 # seconds of it that are reserved for the benchmarks
 NEEDED='numpy safetensors tokenizers jinja2 tqdm setuptools'
 out=build/gpu_check
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
@@ -18,7 +18,7 @@ unset LAZYLLM_CUDA_LIBRARY
 
 stop() { echo "gpu_check: $*" >&2; exit 2; }
 
-# ---- what is here --------------------------------------------------------------------------------------------------------------
+# ---- requirements --------------------------------------------------------------------------------------------------------------
 
 command -v python3 >/dev/null || stop 'there is no python3'
 found=$(python3 - <<'END'
@@ -41,10 +41,10 @@ driver.cuDeviceGetAttribute(ctypes.byref(major), 75, device)  # compute capabili
 driver.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
 print(f"{major.value}.{minor.value} {name.value.decode()}")
 END
-) || stop 'this machine has no GPU that CUDA can use, so there is nothing to check'
+) || stop 'this machine has no GPU that CUDA can use'
 gpu=${found#* }
 arch=native
-[ "${found%% *}" = 9.0 ] && arch=sm_90a # native leaves wgmma out
+[ "${found%% *}" = 9.0 ] && arch=sm_90a # native does not enable wgmma
 nvcc=$(python3 -c 'import sys; sys.path.insert(0, "cuda"); import build_cuda; print(build_cuda.find_nvcc() or "")')
 [ "$nvcc" ] || stop 'there is no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda'
 
@@ -58,13 +58,13 @@ rows=()
 
 # ---- steps ---------------------------------------------------------------------------------------------------------------------
 
-row() { # WHAT RESULT SECONDS DETAIL
+row() { # NAME RESULT SECONDS DETAIL
     rows+=("$(printf '| %-34s | %-10s | %4s | %s |' "$1" "$2" "$3" "$(echo "$4" | tr '|' '/' | cut -c 1-110)")")
 }
 
 skip() { row "$1" skipped '' "$2" && echo "---- $1: skipped, $2"; }
 
-# step WHAT LOG LIMIT DEADLINE COMMAND…: runs it for as many seconds, but not past the deadline
+# step NAME LOG LIMIT DEADLINE COMMAND…: runs the command for at most LIMIT seconds and not past DEADLINE
 step() {
     local what=$1 log=$out/$2.log limit=$3 left=$(($4 - SECONDS)) begun=$SECONDS code last result=ok
     shift 4
@@ -96,7 +96,7 @@ finish() {
     {
         echo "# A check on $gpu, $(date -u '+%Y-%m-%d %H:%M UTC')"
         echo
-        echo "| what                               | result     |    s | last words |"
+        echo "| step                               | result     |    s | last line  |"
         echo "| ---------------------------------- | ---------- | ---- | ---------- |"
         printf '%s\n' "${rows[@]}"
         for report in shapes ops; do
@@ -112,7 +112,7 @@ finish() {
     exit $((n_failed > 0))
 }
 
-# ---- an environment, and the build ---------------------------------------------------------------------------------------------
+# ---- environment and build ---------------------------------------------------------------------------------------------
 
 python=.venv/bin/python
 # shellcheck disable=SC2086
@@ -128,12 +128,12 @@ echo "python is $(command -v $python)"
 
 tests_end=$((BUDGET - FOR_BENCHMARKS))
 step 'build with nvcc' build 200 "$BUDGET" env LAZYLLM_CUDA=1 $python setup.py --quiet build_ext --inplace || finish
-step 'what lazyllm sees' info 30 "$BUDGET" $python -c '
-from lazyllm.device import cuda_facts
+step 'CUDA facts' info 30 "$BUDGET" $python -c '
+from lazyllm.machine.device import cuda_facts
 facts = cuda_facts()
 print(facts)
 raise SystemExit(facts.startswith("off"))' || finish
-cublas=$($python -c 'from lazyllm.device import libraries; print(*libraries()[:1])')
+cublas=$($python -c 'from lazyllm.machine.device import libraries; print(*libraries()[:1])')
 
 cat >$out/programs.sh <<'END'
 set -e
@@ -151,10 +151,10 @@ step 'build the tests' programs 90 "$BUDGET" env out=$out nvcc="$nvcc" arch=$arc
 
 if [ -x $out/test_ops ] && [ -x $out/test_gemm ] && [ -x $out/test_harness ]; then
     with_cublas=(env ${cublas:+"LAZYLLM_CUBLAS=$cublas"})
-    step 'fragments of mma, one by one' one_hot 20 $tests_end $out/test_harness one_hot
-    for type in bf16 f16; do step "layouts of wgmma, $type" "wgmma_$type" 20 $tests_end $out/test_harness wgmma_$type; done
-    step 'what the harness takes for CUDA' harness 30 $tests_end $out/test_harness
-    step 'every op beside the reference' test_ops 60 $tests_end "${with_cublas[@]}" $out/test_ops
+    step 'mma fragments' one_hot 20 $tests_end $out/test_harness one_hot
+    for type in bf16 f16; do step "wgmma layouts, $type" "wgmma_$type" 20 $tests_end $out/test_harness wgmma_$type; done
+    step 'assumptions of the CPU harness' harness 30 $tests_end $out/test_harness
+    step 'every op against the reference' test_ops 60 $tests_end "${with_cublas[@]}" $out/test_ops
     # shellcheck disable=SC2086
     step 'matrix products' test_gemm 40 $tests_end $out/test_gemm $cublas
 fi
@@ -162,7 +162,7 @@ fi
 if has $python pytest hypothesis; then
     on_device=(env LAZYLLM_TEST_DEVICE=cuda $python -m pytest -q -p no:cacheprovider)
     step 'the engine' engine 90 $tests_end "${on_device[@]}" tests/test_cuda.py tests/test_facts.py tests/test_damage.py tests/test_method.py
-    step 'the benchmark command' bench_tests 40 $tests_end "${on_device[@]}" tests/test_bench.py -k on_cuda
+    step 'the benchmarks' bench_tests 40 $tests_end "${on_device[@]}" tests/test_benchmarks.py -k on_cuda
 else
     skip 'the engine' "$python has no pytest and hypothesis"
 fi
@@ -180,10 +180,10 @@ fi
 
 # ---- benchmarks ----------------------------------------------------------------------------------------------------------------
 
-measure() { # SUITE LIMIT ROUNDS
-    step "benchmark: $1" "bench_$1" "$2" "$BUDGET" $python -m lazyllm bench "$1" --device cuda --rounds "$3" --out "$results/$1"
+measure() { # SUITE LIMIT; 7 rounds, the default, are what goals need
+    step "benchmark: $1" "bench_$1" "$2" "$BUDGET" $python -m benchmarks "$1" --device cuda --out "$results/$1"
     grep -v '^$' "$out/bench_$1.log" 2>/dev/null | grep -a 'left out' | sed 's/^/     /' | sort -u
 }
-measure shapes 170 3
-measure ops 200 2
+measure shapes 170
+measure ops 200
 finish

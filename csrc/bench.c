@@ -1,20 +1,21 @@
 /* bench.c — one op by itself, on random data, timed. */
 #include <string.h>
-#include <time.h>
 
 #include "device.h"
 #include "error.h"
 #include "memory.h"
+#include "model.h"
+#include "numeric.h"
 
 enum {
-    MOST_COPIES = 1024,
-    MOST_HEAD_DIM = 512,
-    MOST_HEADS_WIDTH = 1 << 16,
-    COLD_BYTES = 192 * 1024 * 1024, /* more than a cache holds */
-    MOST_QUEUED = 64
+    MAX_COPIES = 1024,
+    MAX_HEAD_DIM = 512,
+    MAX_HEADS_WIDTH = 1 << 16,
+    COLD_BYTES = 192 * 1024 * 1024, /* more than the caches hold */
+    MAX_QUEUED = 64
 };
 
-static const double QUEUE_SECONDS = 200e-6;
+enum { QUEUE_NS = 200 * 1000 };
 
 typedef struct kind {
     const char *name;
@@ -32,7 +33,7 @@ struct lazy_bench {
 
     char *weights; /* (host) copies, one after the other */
     size_t weight_bytes;
-    lazy_matrix copy[MOST_COPIES];
+    lazy_matrix copy[MAX_COPIES];
     int n_copies, bound, turn;
     int most_queued; /* runs between two waits */
 
@@ -55,7 +56,7 @@ static uint32_t next_bits(uint32_t *state)
 
 static float next_float(uint32_t *state) { return (float)next_bits(state) * 0x1p-23f - 1.0f; }
 
-/* A buffer of the backend's, with values within low … 1. Activations are as wide as the backend has them. */
+/* Allocates a backend buffer of random values in low … 1. */
 static int random_buffer(lazy_bench *b, void **out, size_t elements, size_t width, float low, lazy_error *err)
 {
     float *host = NULL;
@@ -136,7 +137,7 @@ static int run_read(lazy_bench *b, lazy_error *err)
 static int prepare_product(lazy_bench *b, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    int code = random_weights(b, MOST_COPIES, err);
+    int code = random_weights(b, MAX_COPIES, err);
     if (!code) code = activations(b, &b->x, s->n, s->cols, err);
     if (!code) code = activations(b, &b->y, s->n, s->rows, err);
     b->flops = 2.0 * s->n * s->rows * s->cols;
@@ -154,13 +155,15 @@ static int run_gated(lazy_bench *b, lazy_error *err)
     return b->backend->ops->gated(b->stream, b->y, b->x, b->shape.n, next_weights(b), err);
 }
 
+static int window_of(const lazy_bench_shape *s) { return s->window ? s->window : INT32_MAX; }
+
 static int prepare_attention(lazy_bench *b, lazy_error *err)
 {
     const lazy_config *c = &b->config;
     const lazy_bench_shape *s = &b->shape;
-    int64_t kv_width = (int64_t)c->n_kv_heads * c->head_dim, q_width = (int64_t)c->n_heads * c->head_dim;
+    int64_t kv_width = lazy_kv_width(c), q_width = lazy_q_width(c);
     int32_t *positions;
-    int code = activations(b, &b->x, s->n, q_width + 2 * kv_width, err);
+    int code = activations(b, &b->x, s->n, lazy_qkv_width(c), err);
     if (!code) code = activations(b, &b->y, s->n, q_width, err);
     b->kv.capacity = s->m;
     if (!code) code = activations(b, &b->kv.k, s->m, kv_width, err);
@@ -176,8 +179,8 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     memset(positions, LAZY_PRUNABLE, (size_t)s->m);
     if (!code) code = b->backend->ops->upload(b->stream, b->flags, positions, (size_t)s->m, err);
     lazy_free(positions);
-    /* every row sees the tokens up to its own: m - n before the first of them */
-    double pairs = (double)s->n * (s->m - s->n) + 0.5 * s->n * (s->n + 1.0);
+    double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
+    for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
     b->bytes = 2.0 * (double)kv_width * s->m * (double)b->backend->activation_bytes;
     return code;
@@ -186,13 +189,14 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
 static int run_attention(lazy_bench *b, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, err);
+    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s), err);
 }
 
 static int run_scores(lazy_bench *b, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, 0, b->kv, b->in_play, s->m, err);
+    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, 0, b->kv, b->in_play, s->m,
+                                   window_of(s), err);
 }
 
 static int run_select(lazy_bench *b, lazy_error *err)
@@ -252,9 +256,10 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, l
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
     if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
         return lazy_fail(err, LAZY_INVALID, "%s: %d heads over %d; both must be at least 1, and divide", op, s.n_heads, s.n_kv_heads);
-    if (s.head_dim < 1 || s.head_dim > MOST_HEAD_DIM || s.n_heads > MOST_HEADS_WIDTH / s.head_dim)
+    if (s.head_dim < 1 || s.head_dim > MAX_HEAD_DIM || s.n_heads > MAX_HEADS_WIDTH / s.head_dim)
         return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d; a head may have 1 to %d, all of them up to %d", op, s.n_heads, s.head_dim,
-                         MOST_HEAD_DIM, MOST_HEADS_WIDTH);
+                         MAX_HEAD_DIM, MAX_HEADS_WIDTH);
+    if (s.window < 0) return lazy_fail(err, LAZY_INVALID, "%s: window is %d; it must be at least 0", op, s.window);
     if (tokens && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
     return LAZY_OK;
 }
@@ -272,7 +277,7 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, co
     b->config = (lazy_config){
         .n_layers = 1, .n_heads = shape.n_heads, .n_kv_heads = shape.n_kv_heads, .head_dim = shape.head_dim, .ffn = shape.rows / 2
     };
-    b->most_queued = strcmp(device->name, "cpu") == 0 ? 1 : MOST_QUEUED;
+    b->most_queued = strcmp(device->name, "cpu") == 0 ? 1 : MAX_QUEUED;
     code = lazy_device_open(&b->backend, device, shape.dtype, err);
     if (!code) code = b->backend->ops->stream_open(b->backend, &b->config, &b->stream, err);
     if (!code) code = b->backend->ops->reserve(b->stream, shape.n > 0 ? shape.n : 1, shape.m > 0 ? shape.m : 1, err);
@@ -297,25 +302,18 @@ void lazy_bench_close(lazy_bench *b)
     lazy_free(b);
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-/* A device that works later gets a short op several times over before it is waited for, as within a pass. */
+/* On a device with a queue, short ops are launched several times before waiting, as within a pass. */
 int lazy_bench_run(lazy_bench *b, double *seconds, lazy_error *err)
 {
-    double started = now();
+    int64_t started = now_ns();
     int code, runs = 0;
     do {
         code = b->kind->run(b, err);
         runs++;
-    } while (!code && runs < b->most_queued && now() - started < QUEUE_SECONDS);
-    char last; /* fetched, so that all have finished */
+    } while (!code && runs < b->most_queued && now_ns() - started < QUEUE_NS);
+    char last; /* its download waits for all runs */
     if (!code && b->y) code = b->backend->ops->download(b->stream, &last, b->y, 1, err);
-    *seconds = (now() - started) / runs;
+    *seconds = (double)(now_ns() - started) * 1e-9 / runs;
     return code;
 }
 

@@ -8,12 +8,13 @@
 #include "error.h"
 #include "memory.h"
 
-/* The table sorted by name, and what is being bound. */
+/* The tensor table, sorted by name, and the model that its tensors are bound to. */
 typedef struct binder {
     lazy_model *model;
     const lazy_tensor **by_name; /* (n,) */
     int n;
-    bool dry; /* first round: check only, take nothing */
+    bool dry; /* first round: validate only */
+    const lazy_watch *watch;
 } binder;
 
 static int compare_names(const void *a, const void *b)
@@ -64,7 +65,7 @@ lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors)
     return most;
 }
 
-/* Finds a tensor, checks it against rows x cols (cols = 0: a vector) and gives its place in the mapping. */
+/* Finds a tensor, validates it as (rows, cols), or (rows,) if cols is 0, and returns its address in the mapping. */
 static int take(binder *b, const char *name, int rows, int cols, const void **data, lazy_dtype *dtype, lazy_error *err)
 {
     const lazy_tensor *t = find(b, name);
@@ -127,8 +128,8 @@ static float widen(const void *data, lazy_dtype dtype, int i)
     return u.value;
 }
 
-/* A small vector: widened to f32 and moved to the backend. Several tensors may make one (q, k, v biases). */
-static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, lazy_error *err)
+/* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
+static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, float plus, lazy_error *err)
 {
     const lazy_backend *backend = b->model->backend;
     const void *data[LAZY_MAX_PARTS];
@@ -150,13 +151,18 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     if (!code) {
         int at = 0;
         for (int i = 0; i < n_names; i++)
-            for (int j = 0; j < lengths[i]; j++) host[at++] = widen(data[i], dtype[i], j);
+            for (int j = 0; j < lengths[i]; j++) host[at++] = widen(data[i], dtype[i], j) + plus;
         code = backend->ops->upload(stream, memory, host, (size_t)total * sizeof *host, err);
     }
     backend->ops->stream_close(stream);
     lazy_free(host);
     *out = memory;
     return code;
+}
+
+static int bind_norm(binder *b, float **out, const char *const *name, int length, lazy_error *err)
+{
+    return bind_vector(b, out, name, &length, 1, b->model->config.norm_plus_one ? 1.0f : 0.0f, err);
 }
 
 static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, lazy_error *err)
@@ -176,7 +182,7 @@ static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names,
 
 enum { NAME_BYTES = 96 };
 
-/* Up to three names of one layer: "model.layers.7." + each suffix. */
+/* Up to three tensor names of one layer: "model.layers.7." and a suffix each. */
 typedef struct layer_names {
     char text[LAZY_MAX_PARTS][NAME_BYTES];
     const char *list[LAZY_MAX_PARTS];
@@ -202,14 +208,22 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     const int qkv_rows[] = { q, kv, kv };
     float *bias = NULL;
 
-    if ((code = bind_vector(b, &layer->attention_norm, LAYER("input_layernorm.weight"), &d, 1, err))) return code;
-    if ((code = bind_vector(b, &layer->ffn_norm, LAYER("post_attention_layernorm.weight"), &d, 1, err))) return code;
+    layer->window = c->windows[l] ? c->windows[l] : INT32_MAX;
+    layer->local_rope = c->windows[l] && c->local_inv_freq;
+    if ((code = bind_norm(b, &layer->attention_norm, LAYER("input_layernorm.weight"), d, err))) return code;
+    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both places */
+    float **after_attention = c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm;
+    if ((code = bind_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), d, err))) return code;
+    if (c->post_norms) {
+        if ((code = bind_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), d, err))) return code;
+        if ((code = bind_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), d, err))) return code;
+    }
     if (c->qk_norm) {
-        if ((code = bind_vector(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), &c->head_dim, 1, err))) return code;
-        if ((code = bind_vector(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), &c->head_dim, 1, err))) return code;
+        if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), c->head_dim, err))) return code;
+        if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), c->head_dim, err))) return code;
     }
     if (c->qkv_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), qkv_rows, 3, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), qkv_rows, 3, 0, err);
         layer->qkv.bias = bias;
         if (code) return code;
     }
@@ -217,7 +231,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
                             qkv_rows, 3, d, err)))
         return code;
     if (c->o_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, 0, err);
         layer->o.bias = bias;
         if (code) return code;
     }
@@ -234,9 +248,12 @@ static int bind_all(binder *b, lazy_error *err)
     int code;
     if ((code = bind_matrix(b, &model->embedding, (const char *const[]){ "model.embed_tokens.weight" }, &c->vocab, 1, c->hidden, err)))
         return code;
-    for (int l = 0; l < c->n_layers; l++)
+    for (int l = 0; l < c->n_layers; l++) {
         if ((code = bind_layer(b, l, err))) return code;
-    if ((code = bind_vector(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, &c->hidden, 1, err))) return code;
+        if (b->watch && b->watch->poll(b->watch->context, l + 1, c->n_layers))
+            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+    }
+    if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, err))) return code;
     if (c->tied) {
         model->head = model->embedding;
         return LAZY_OK;
@@ -244,9 +261,9 @@ static int bind_all(binder *b, lazy_error *err)
     return bind_matrix(b, &model->head, (const char *const[]){ "lm_head.weight" }, &c->vocab, 1, c->hidden, err);
 }
 
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_error *err)
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const lazy_watch *watch, lazy_error *err)
 {
-    binder b = { .model = model, .n = n_tensors };
+    binder b = { .model = model, .n = n_tensors, .watch = watch };
     int code = lazy_alloc((void **)&b.by_name, (size_t)n_tensors, sizeof *b.by_name, "the tensor table", err);
     if (code) return code;
     for (int i = 0; i < n_tensors; i++) b.by_name[i] = &tensors[i];

@@ -4,54 +4,68 @@
 #include <string.h>
 
 #include "memory.h"
+#include "numeric.h"
 
-enum { MOST_PER_SESSION = 16 };
+enum { MAX_PER_SESSION = 16 };
 
-static int list_growing(lazy_cache *cache, bool keeps_aux, lazy_error *err)
+static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
 {
     const lazy_config *c = &cache->model->config;
     size_t a = cache->model->backend->activation_bytes;
     size_t d = (size_t)c->hidden * a, head = (size_t)c->head_dim * a;
-    int code = lazy_alloc_zeroed((void **)&cache->growing, 2 * (size_t)c->n_layers + MOST_PER_SESSION, sizeof *cache->growing,
+    int code = lazy_alloc_zeroed((void **)&cache->growing, 3 * (size_t)c->n_layers + MAX_PER_SESSION, sizeof *cache->growing,
                                  "the buffer list", err);
     if (code) return code;
 
     lazy_growing *list = cache->growing;
     int n = 0;
     for (int l = 0; l < c->n_layers; l++) {
-        list[n++] = (lazy_growing){ &cache->kv[l].k, c->n_kv_heads, head, true, "the key cache", NULL };
-        list[n++] = (lazy_growing){ &cache->kv[l].v, c->n_kv_heads, head, true, "the value cache", NULL };
+        bool sparse = !lazy_rules_whole_layer(rules, l);
+        list[n++] = (lazy_growing){ &cache->kv[l].k, c->n_kv_heads, head, true, sparse, l, "the key cache", NULL };
+        list[n++] = (lazy_growing){ &cache->kv[l].v, c->n_kv_heads, head, true, sparse, l, "the value cache", NULL };
     }
-    if (keeps_aux) list[n++] = (lazy_growing){ &cache->aux, 1, d, true, "the Aux cache", NULL };
+    for (int l = 0; l < c->n_layers && rules->pruning.memory > 0; l++)
+        if (lazy_rules_stage_at(rules, l))
+            list[n++] =
+                (lazy_growing){ (void **)&cache->remembered[l].scores, 1, sizeof(float), true, false, -1, "remembered scores", NULL };
+    if (rules->pruning.layers > 1)
+        list[n++] = (lazy_growing){
+            (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, -1, "shares", NULL
+        };
+    if (lazy_rules_revive(rules)) list[n++] = (lazy_growing){ &cache->aux, 1, d, true, true, -1, "the Aux cache", NULL };
+    const size_t angles = (size_t)c->head_dim * sizeof(float);
+    if (c->local_inv_freq) list[n++] = (lazy_growing){ (void **)&cache->rope[1], 1, angles, true, false, -1, "the RoPE table", NULL };
     const lazy_growing others[] = {
-        { (void **)&cache->depth, 1, sizeof(int32_t), true, "the depths", NULL },
-        { (void **)&cache->rope, 1, (size_t)c->head_dim * sizeof(float), true, "the RoPE table", NULL },
-        { (void **)&cache->ids, 1, sizeof(int32_t), false, "the token ids", NULL },
-        { (void **)&cache->flags, 1, sizeof(uint8_t), false, "the token flags", NULL },
-        { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, "the tokens in play", NULL },
-        { (void **)&cache->in_play[1], 1, sizeof(int32_t), false, "the tokens in play", NULL },
-        { (void **)&cache->rows[0], 1, sizeof(int32_t), false, "the rows", NULL },
-        { (void **)&cache->rows[1], 1, sizeof(int32_t), false, "the rows", NULL },
-        { (void **)&cache->scores[0], 1, sizeof(float), false, "the scores", NULL },
-        { (void **)&cache->scores[1], 1, sizeof(float), false, "the scores", NULL },
-        { &cache->x[0], 1, d, false, "the hidden states", NULL },
-        { &cache->x[1], 1, d, false, "the hidden states", NULL },
-        { &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, false, "q, k and v", NULL },
-        { &cache->attention, 1, (size_t)lazy_q_width(c) * a, false, "the attention's output", NULL },
+        { (void **)&cache->depth, 1, sizeof(int32_t), true, false, -1, "the depths", NULL },
+        { (void **)&cache->rope[0], 1, angles, true, false, -1, "the RoPE table", NULL },
+        { (void **)&cache->ids, 1, sizeof(int32_t), false, false, -1, "the token ids", NULL },
+        { (void **)&cache->flags, 1, sizeof(uint8_t), false, false, -1, "the token flags", NULL },
+        { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, false, -1, "the tokens in play", NULL },
+        { (void **)&cache->in_play[1], 1, sizeof(int32_t), false, false, -1, "the tokens in play", NULL },
+        { (void **)&cache->rows[0], 1, sizeof(int32_t), false, false, -1, "the rows", NULL },
+        { (void **)&cache->rows[1], 1, sizeof(int32_t), false, false, -1, "the rows", NULL },
+        { (void **)&cache->scores[0], 1, sizeof(float), false, false, -1, "the scores", NULL },
+        { (void **)&cache->scores[1], 1, sizeof(float), false, false, -1, "the scores", NULL },
+        { &cache->x[0], 1, d, false, false, -1, "the hidden states", NULL },
+        { &cache->x[1], 1, d, false, false, -1, "the hidden states", NULL },
+        { &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, false, false, -1, "q, k and v", NULL },
+        { &cache->attention, 1, (size_t)lazy_q_width(c) * a, false, false, -1, "the attention's output", NULL },
     };
     memcpy(list + n, others, sizeof others);
     cache->n_growing = n + (int)(sizeof others / sizeof *others);
     return LAZY_OK;
 }
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_error *err)
+int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err)
 {
     *cache = (lazy_cache){ .model = model };
     lazy_backend *backend = model->backend;
     const lazy_config *c = &model->config;
     size_t chunk = (size_t)backend->row_chunk * backend->activation_bytes;
     int code = lazy_alloc_zeroed((void **)&cache->kv, (size_t)c->n_layers, sizeof *cache->kv, "the cache table", err);
-    if (!code) code = list_growing(cache, keeps_aux, err);
+    if (!code)
+        code = lazy_alloc_zeroed((void **)&cache->remembered, (size_t)c->n_layers, sizeof *cache->remembered, "the cache table", err);
+    if (!code) code = list_growing(cache, rules, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
     if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
     if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)c->ffn, "FFN rows", err);
@@ -72,26 +86,67 @@ void lazy_cache_close(lazy_cache *cache)
     lazy_free(cache->staging);
     lazy_free(cache->growing);
     lazy_free(cache->kv);
+    lazy_free(cache->remembered);
     *cache = (lazy_cache){ 0 };
 }
 
-int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *err)
+static size_t staging_words(const lazy_config *c, int capacity)
+{
+    size_t words = (size_t)capacity;
+    if (words < lazy_n_notes(c)) words = lazy_n_notes(c);
+    return words < (size_t)c->head_dim ? (size_t)c->head_dim : words;
+}
+
+uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
+{
+    const lazy_backend *backend = cache->model->backend;
+    const lazy_config *c = &cache->model->config;
+    uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * backend->activation_bytes;
+    for (const lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++)
+        per_token += g->per_token * (uint64_t)g->pieces;
+    uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + (uint64_t)c->vocab * sizeof(float) + lazy_n_notes(c) * sizeof(int32_t);
+    uint64_t scratch = backend->ops->scratch_bytes ? backend->ops->scratch_bytes(cache->stream, capacity, capacity) : 0;
+    return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed + scratch;
+}
+
+/* True if a token of this depth has been written to the buffer. */
+static bool holds(const lazy_cache *cache, const lazy_growing *g, int depth)
+{
+    return g->layer < 0 ? depth < cache->model->config.n_layers : depth > g->layer;
+}
+
+/* Copies the first `length` tokens to the fresh buffer; of sparse ones those alone that were written, so that the others go on taking
+ * no physical memory. */
+static int copy_remembered(lazy_cache *cache, const lazy_growing *g, int capacity, const int32_t *depths, int length, lazy_error *err)
+{
+    const lazy_ops *ops = cache->model->backend->ops;
+    bool all = !g->sparse || !ops->expect_sparse;
+    int code = LAZY_OK;
+    for (int first = 0, end; first < length && !code; first = end) {
+        bool held = all || holds(cache, g, depths[first]);
+        for (end = all ? length : first + 1; end < length && holds(cache, g, depths[end]) == held;) end++;
+        for (size_t i = 0; i < (size_t)g->pieces && held && !code; i++)
+            code = ops->copy(cache->stream, (char *)g->fresh + (i * (size_t)capacity + (size_t)first) * g->per_token,
+                             (char *)*g->slot + (i * (size_t)cache->capacity + (size_t)first) * g->per_token,
+                             (size_t)(end - first) * g->per_token, err);
+    }
+    return code;
+}
+
+int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
     lazy_backend *backend = cache->model->backend;
     lazy_growing *end = cache->growing + cache->n_growing;
     const lazy_config *c = &cache->model->config;
-    size_t words = (size_t)capacity;
-    if (words < lazy_n_notes(c)) words = lazy_n_notes(c);
-    if (words < (size_t)c->head_dim) words = (size_t)c->head_dim;
+    size_t words = staging_words(c, capacity);
     int32_t *staging;
     int code = lazy_alloc((void **)&staging, words, sizeof *staging, "the staging room", err);
     if (!code) code = backend->ops->reserve(cache->stream, capacity, capacity, err);
     for (lazy_growing *g = cache->growing; g < end && !code; g++) {
-        size_t piece = g->per_token * (size_t)capacity, before = g->per_token * (size_t)cache->capacity;
-        code = backend->ops->alloc(backend, &g->fresh, piece * (size_t)g->pieces, g->what, err);
-        for (int i = 0; i < g->pieces && !code && g->remembered && length; i++)
-            code = backend->ops->copy(cache->stream, (char *)g->fresh + (size_t)i * piece, (char *)*g->slot + (size_t)i * before,
-                                      g->per_token * (size_t)length, err);
+        size_t bytes = g->per_token * (size_t)capacity * (size_t)g->pieces;
+        code = backend->ops->alloc(backend, &g->fresh, bytes, g->what, err);
+        if (!code && g->sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, g->fresh, bytes);
+        if (!code && g->remembered) code = copy_remembered(cache, g, capacity, depths, length, err);
     }
     for (lazy_growing *g = cache->growing; g < end; g++) {
         void *outdated = code ? g->fresh : *g->slot;
@@ -109,24 +164,31 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *
     return LAZY_OK;
 }
 
+/* Rows first … first+n-1 of a RoPE table, by way of the staging buffer. */
+static int fill_rows(lazy_cache *cache, float *rope, const float *inv_freq, float scale, int first, int n, lazy_error *err)
+{
+    const lazy_config *c = &cache->model->config;
+    size_t d = (size_t)c->head_dim, half = d / 2;
+    float *table = (float *)cache->staging;
+    for (int i = 0; i < n; i++) {
+        float *row = table + (size_t)i * d;
+        for (size_t j = 0; j < half; j++) {
+            float angle = (float)(first + i) * inv_freq[j]; /* in f32, as in training */
+            row[j] = (float)cos((double)angle) * scale;
+            row[half + j] = (float)sin((double)angle) * scale;
+        }
+    }
+    return cache->model->backend->ops->upload(cache->stream, rope + (size_t)first * d, table, (size_t)n * d * sizeof *table, err);
+}
+
 int lazy_cache_fill_rope(lazy_cache *cache, int length, lazy_error *err)
 {
     const lazy_config *c = &cache->model->config;
-    const lazy_ops *ops = cache->model->backend->ops;
-    int half = c->head_dim / 2, at_once = (int)(cache->staging_words / (size_t)c->head_dim), code = LAZY_OK;
-    float *table = (float *)cache->staging;
+    int at_once = (int)(cache->staging_words / (size_t)c->head_dim), code = LAZY_OK;
     while (cache->rope_length < length && !code) {
         int first = cache->rope_length, n = length - first < at_once ? length - first : at_once;
-        for (int i = 0; i < n; i++) {
-            float *row = table + (size_t)i * (size_t)c->head_dim;
-            for (int j = 0; j < half; j++) {
-                float angle = (float)(first + i) * c->inv_freq[j]; /* in f32, as checkpoints were trained */
-                row[j] = (float)cos((double)angle) * c->rope_scale;
-                row[half + j] = (float)sin((double)angle) * c->rope_scale;
-            }
-        }
-        code = ops->upload(cache->stream, cache->rope + (size_t)first * (size_t)c->head_dim, table,
-                           (size_t)n * (size_t)c->head_dim * sizeof *table, err);
+        code = fill_rows(cache, cache->rope[0], c->inv_freq, c->rope_scale, first, n, err);
+        if (!code && c->local_inv_freq) code = fill_rows(cache, cache->rope[1], c->local_inv_freq, 1.0f, first, n, err);
         if (!code) cache->rope_length = first + n;
     }
     return code;

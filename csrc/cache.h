@@ -1,65 +1,79 @@
-/* cache.h — what a session remembers on its backend, and the room it works in.
+/* cache.h — a session's buffers on its backend: K,V, the Aux cache, and the working memory of a pass.
  *
- * Everything is indexed by position: the K,V slot of a token, its Aux row (one per token, not one per layer: a
- * token waits at one depth at a time), its depth. */
+ * K,V slots, Aux rows, depths and RoPE angles are indexed by the token's position. One Aux row per token is enough: a dropped token
+ * has one depth. */
 #ifndef LAZY_CACHE_H
 #define LAZY_CACHE_H
 
 #include "model.h"
+#include "rules.h"
 
-/* A buffer that grows with the context. */
+/* A buffer whose size is proportional to the capacity. */
 typedef struct lazy_growing {
-    void **slot;      /* the member of lazy_cache that points to it */
-    int pieces;       /* one after the other, each with room for every token: the heads of K and V, or 1 */
-    size_t per_token; /* bytes in a piece */
-    bool remembered;  /* from pass to pass */
+    void **slot;      /* the pointer in lazy_cache */
+    int pieces;       /* consecutive arrays of `capacity` tokens each: the kv heads of K and V, else 1 */
+    size_t per_token; /* bytes of a token in one piece */
+    bool remembered;  /* kept from pass to pass, thus copied when the capacity grows */
+    bool sparse;      /* rows of tokens that are not computed are never written */
+    int layer;        /* K,V: of which layer; else -1 */
     const char *what;
-    void *fresh; /* its successor, while growing */
+    void *fresh; /* the larger buffer, during lazy_cache_reserve */
 } lazy_growing;
+
+/* Scores of one stage that decode steps remember. */
+typedef struct lazy_remembered {
+    float *scores; /* (capacity,) by position; NULL without `memory`, or without a stage */
+    int n;         /* positions filled; later ones count as 0 */
+} lazy_remembered;
 
 typedef struct lazy_cache {
     const lazy_model *model;
     lazy_stream *stream;
     int capacity;          /* tokens */
-    lazy_growing *growing; /* (n_growing,) every member below that has a capacity */
+    lazy_growing *growing; /* (n_growing,) all buffers below with a capacity in their shape */
     int n_growing;
 
-    /* remembered from pass to pass */
+    /* kept from pass to pass */
     lazy_kv *kv;     /* (n_layers,) */
-    void *aux;       /* (capacity, d) input of the layer at which the token waits; NULL where nothing is pruned */
-    int32_t *depth;  /* (capacity,) layers that hold K,V of the token */
-    float *rope;     /* (capacity, D) cosines, then sines, of each position's angles */
+    void *aux;       /* (capacity, d) hidden states of dropped tokens: the input of layer depth[token]; NULL if none can be revived */
+    int32_t *depth;  /* (capacity,) number of layers that hold K,V of the token */
+    float *rope[2];  /* (capacity, D) D/2 cosines, then D/2 sines, of each position's angles; [1] by local_inv_freq, NULL without */
     int rope_length; /* positions filled */
+    lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
 
-    /* worked in during one pass */
+    /* working memory of one pass */
     int32_t *ids;        /* (capacity,) */
     uint8_t *flags;      /* (capacity,) */
     int32_t *in_play[2]; /* (capacity,) */
     int32_t *rows[2];    /* (capacity,) */
-    float *scores[2];    /* (capacity,) raw and smoothed */
-    void *x[2];          /* (capacity, d) hidden states, before and after regrouping */
+    float *scores[2];    /* (capacity,) */
+    float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; NULL if layers is 1 */
+    void *x[2];          /* (capacity, d) hidden states of this layer and the next */
     void *qkv;           /* (capacity, (H + 2G) D) */
     void *attention;     /* (capacity, H D) */
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) */
     float *logits;       /* (vocab,) */
-    int32_t *notes;      /* (lazy_n_notes,) first layer with a value that is no number; rows revived entering each layer; argmax */
+    int32_t *notes;      /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
 
-    /* (host) where what goes to the backend and back is put together: room for the flags or positions of every token, the notes,
-     * or one row of the RoPE table */
+    /* (host) staging buffer of uploads and downloads: holds the flags or positions of all tokens, the notes, or rows of a RoPE table */
     int32_t *staging;
     size_t staging_words;
 } lazy_cache;
 
 static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_layers + 2; }
 
-int lazy_cache_open(lazy_cache *cache, lazy_model *model, bool keeps_aux, lazy_error *err);
+int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
-/* Room for `capacity` tokens, the first `length` of which are remembered. Unchanged on failure. */
-int lazy_cache_reserve(lazy_cache *cache, int capacity, int length, lazy_error *err);
+/* Makes room for `capacity` tokens; what is known of the first `length` is kept. depths: (length,) (host). On failure nothing has
+ * changed. */
+int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
 
-/* Fills the RoPE table up to `length` positions. */
+/* Bytes of all buffers at this capacity. */
+uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity);
+
+/* Fills the RoPE tables up to `length` positions. */
 int lazy_cache_fill_rope(lazy_cache *cache, int length, lazy_error *err);
 
 #endif

@@ -1,10 +1,10 @@
-/* cuda_library.h — what liblazyllm_cuda offers: a library of its own, loaded only when a CUDA device is asked for. */
+/* cuda_library.h — the interface of liblazyllm_cuda, a separate library that is loaded only for a CUDA device. */
 #ifndef LAZY_CUDA_LIBRARY_H
 #define LAZY_CUDA_LIBRARY_H
 
 #include "backend.h"
 
-enum { LAZY_CUDA_VERSION = 2 }; /* goes up with every change of this file or of backend.h */
+enum { LAZY_CUDA_VERSION = 5 }; /* increases with every change of this file or of backend.h */
 
 typedef struct lazy_cuda_options {
     int device;
@@ -24,13 +24,13 @@ typedef struct lazy_cuda_facts {
 
 typedef struct lazy_cuda_library {
     int version;
-    size_t ops_bytes;          /* of the table of ops, another guard against a library of another build */
-    const char *architectures; /* that it has kernels for */
+    size_t ops_bytes;          /* sizeof(lazy_ops): another check that library and core are of one build */
+    const char *architectures; /* compute capabilities that it has kernels for */
     int (*open)(lazy_backend **out, const lazy_cuda_options *, lazy_error *);
-    int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries, lazy_error *); /* no device is taken */
+    int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries, lazy_error *); /* initialises no device */
 } lazy_cuda_library;
 
-/* The one symbol that the library exports. */
+/* The only exported symbol. */
 #define LAZY_CUDA_SYMBOL "lazy_cuda_library_get"
 typedef const lazy_cuda_library *lazy_cuda_library_getter(void);
 

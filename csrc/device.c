@@ -10,22 +10,22 @@
 #include "cuda_library.h"
 #include "error.h"
 
-enum { MOST_PATH = 4096, MOST_THREADS = 1024 };
+enum { MAX_PATH = 4096, MAX_THREADS = 1024 };
 
-/* LAZYLLM_CUDA_LIBRARY, or the file beside the one that this code is in. */
+/* LAZYLLM_CUDA_LIBRARY, or liblazyllm_cuda.so beside the file that holds this code. */
 static int library_path(char *path, lazy_error *err)
 {
     const char *wish = getenv("LAZYLLM_CUDA_LIBRARY");
     if (wish && *wish) {
-        if (snprintf(path, MOST_PATH, "%s", wish) < MOST_PATH) return LAZY_OK;
-        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MOST_PATH);
+        if (snprintf(path, MAX_PATH, "%s", wish) < MAX_PATH) return LAZY_OK;
+        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MAX_PATH);
     }
     Dl_info here;
     if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname) return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
     const char *slash = strrchr(here.dli_fname, '/');
     int folder = slash ? (int)(slash - here.dli_fname + 1) : 0;
-    if (snprintf(path, MOST_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MOST_PATH)
-        return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MOST_PATH);
+    if (snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MAX_PATH)
+        return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MAX_PATH);
     if (access(path, R_OK))
         return lazy_fail(err, LAZY_DEVICE,
                          "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with LAZYLLM_CUDA=1",
@@ -33,10 +33,10 @@ static int library_path(char *path, lazy_error *err)
     return LAZY_OK;
 }
 
-/* Loaded once and never given back: code of a library that is unloaded may still be in use. */
+/* Never unloaded: its code may still be in use. */
 static int load_library(const lazy_cuda_library **out, lazy_error *err)
 {
-    char path[MOST_PATH];
+    char path[MAX_PATH];
     int code = library_path(path, err);
     if (code) return code;
     void *handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -49,7 +49,7 @@ static int load_library(const lazy_cuda_library **out, lazy_error *err)
     return LAZY_OK;
 }
 
-/* "cuda" is "cuda:0"; -1 for what is no CUDA device. */
+/* The N of "cuda:N", 0 for "cuda", -1 for other names. */
 static int cuda_ordinal(const char *name)
 {
     int ordinal, length = 0;
@@ -61,8 +61,8 @@ static int cuda_ordinal(const char *name)
 int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err)
 {
     *out = NULL;
-    if (device->threads < 0 || device->threads > MOST_THREADS)
-        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MOST_THREADS);
+    if (device->threads < 0 || device->threads > MAX_THREADS)
+        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MAX_THREADS);
     if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, err);
 
     lazy_cuda_options options = {

@@ -4,7 +4,7 @@
 
 #include "backend.h"
 
-/* device: as in lazyllm.h. type: of most of the weights, which a device that must choose computes in. */
+/* Opens the backend of a device. type: the dtype of most weights; a device that has to choose one computes in it. */
 int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err);
 
 #endif

@@ -4,8 +4,16 @@
 #include <string.h>
 
 #include "error.h"
+#include "numeric.h"
 
-/* The sets of a pass as it climbs through the layers. */
+/* A set of positions, ascending and without repeats, on the backend; and room for the set that follows it. */
+typedef struct set {
+    int32_t *positions; /* (n,) */
+    int n;
+    int32_t *next; /* (capacity,) */
+} set;
+
+/* One pass, and its state between layers. */
 typedef struct pass {
     lazy_session *session;
     lazy_cache *cache;
@@ -20,12 +28,11 @@ typedef struct pass {
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
 
-    const int32_t *in_play; /* (m,) A[l] */
-    int m;
-    const int32_t *rows; /* (n,) C[l]; the very array in_play where every token in play is computed */
-    int n;
-    int in_play_spare, rows_spare, x_now; /* which of each pair of buffers is free, or in use */
-    int first_layer;                      /* since when the sets are what they are, for the trace */
+    set in_play;     /* A[l], the tokens in play */
+    set computed;    /* C[l], those of them that layer l computes; its positions are read through computed_rows() */
+    void *x;         /* (computed.n, d) their hidden states */
+    void *x_next;    /* (capacity, d) room for those of the next layer */
+    int trace_first; /* the layer since which the sets are what they are */
 } pass;
 
 static void *offset(const pass *p, void *activations, size_t elements)
@@ -33,39 +40,48 @@ static void *offset(const pass *p, void *activations, size_t elements)
     return (char *)activations + elements * p->session->model->backend->activation_bytes;
 }
 
-static bool computes_all_in_play(const pass *p) { return p->rows == p->in_play; }
+/* Makes the n positions in s->next the set. The old ones stay readable until the next replacement. */
+static void replace_set(set *s, int n)
+{
+    int32_t *old = s->positions;
+    *s = (set){ .positions = s->next, .n = n, .next = old };
+}
+
+/* C[l] is a subset of A[l]: of equal size it is the same set, which is then stored once. */
+static bool computes_all(const pass *p) { return p->computed.n == p->in_play.n; }
+static const int32_t *computed_rows(const pass *p) { return computes_all(p) ? p->in_play.positions : p->computed.positions; }
 
 /* ---- beginning -------------------------------------------------------------------------- */
 
-/* The n positions from `first` on whose tokens are not gone. */
+/* to[0 … n-1] = the first n positions from `first` on whose tokens are in the context */
 static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *err)
 {
     int32_t *positions = p->cache->staging;
-    const uint8_t *gone = p->session->tokens.gone;
+    const uint8_t *evicted = p->session->tokens.evicted;
     for (int i = first, out = 0; out < n; i++)
-        if (!gone[i]) positions[out++] = i;
+        if (!evicted[i]) positions[out++] = i;
     return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
 }
 
-/* Of the n newest tokens those that are in play. A depth is known of every token, the others' too. */
+/* The ids of the new tokens that are computed. Those left out get a depth all the same: it is read back for every token. */
 static int upload_ids(pass *p, const int32_t *ids, int n, lazy_error *err)
 {
-    int32_t *present = p->cache->staging;
+    int32_t *staging = p->cache->staging;
     int out = 0, code = LAZY_OK;
-    if (p->n < n) {
-        memset(present, 0, (size_t)n * sizeof *present);
-        code = p->ops->upload(p->stream, p->cache->depth + p->first_new, present, (size_t)n * sizeof *present, err);
+    if (p->computed.n < n) {
+        memset(staging, 0, (size_t)n * sizeof *staging);
+        code = p->ops->upload(p->stream, p->cache->depth + p->first_new, staging, (size_t)n * sizeof *staging, err);
     }
     for (int i = 0; i < n; i++)
-        if (!p->session->tokens.gone[p->first_new + i]) present[out++] = ids[i];
-    return code ? code : p->ops->upload(p->stream, p->cache->ids, present, (size_t)p->n * sizeof *present, err);
+        if (!p->session->tokens.evicted[p->first_new + i]) staging[out++] = ids[i];
+    return code ? code : p->ops->upload(p->stream, p->cache->ids, staging, (size_t)out * sizeof *staging, err);
 }
 
 static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
     p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
-    p->prunable_in_play = p->n_prunable - p->session->tokens.n_gone; /* only prunable tokens ever go */
+    p->prunable_in_play = p->n_prunable - p->session->tokens.n_evicted; /* only prunable tokens are ever evicted */
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
@@ -81,49 +97,58 @@ static int upload_notes(pass *p, lazy_error *err)
 static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    p->m = p->length - p->session->tokens.n_gone;
+    const lazy_tokens *tokens = &p->session->tokens;
+    int n_evicted_new = 0;
     p->first_new = p->length - n_new;
-    p->n = n_new;
-    for (int i = p->first_new; i < p->length; i++) p->n -= p->session->tokens.gone[i];
-    p->in_play = cache->in_play[0];
-    p->in_play_spare = 1;
-    p->rows = p->n == p->m ? p->in_play : cache->rows[0];
-    p->rows_spare = 1;
+    for (int i = p->first_new; i < p->length; i++) n_evicted_new += tokens->evicted[i];
+    p->in_play = (set){ cache->in_play[0], p->length - tokens->n_evicted, cache->in_play[1] };
+    p->computed = (set){ cache->rows[0], n_new - n_evicted_new, cache->rows[1] };
+    p->x = cache->x[0];
+    p->x_next = cache->x[1];
 
     int code = lazy_cache_fill_rope(cache, p->length, err);
     if (!code) code = upload_notes(p, err);
-    if (!code) code = upload_positions(p, cache->in_play[0], 0, p->m, err);
-    if (!code && !computes_all_in_play(p)) code = upload_positions(p, cache->rows[0], p->first_new, p->n, err);
+    if (!code) code = upload_positions(p, p->in_play.positions, 0, p->in_play.n, err);
+    if (!code && !computes_all(p)) code = upload_positions(p, p->computed.positions, p->first_new, p->computed.n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
     if (!code) code = upload_ids(p, ids, n_new, err);
-    /* A frozen pass revives nothing: its rows count as computed throughout, so that only others can be found waiting. */
+    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them. */
     int depth = p->schedule.frozen ? p->config->n_layers : 0;
-    if (!code) code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, depth, err);
-    if (!code) code = p->ops->embed(p->stream, cache->x[0], cache->ids, p->n, &p->session->model->embedding, err);
+    if (!code) code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, depth, err);
+    if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, p->computed.n, &p->session->model->embedding, err);
     return code;
 }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
-/* Attention and FFN of n rows, in place: x += o(attention), x += down(gated(norm(x))). */
+/* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
+static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm, lazy_error *err)
+{
+    void *product = p->x_next; /* (capacity, d), free within a layer */
+    if (!post_norm) return p->ops->matmul(p->stream, x, y, n, w, true, err);
+    int code = p->ops->matmul(p->stream, product, y, n, w, false, err);
+    return code ? code : p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, post_norm, p->config->norm_eps, true, err);
+}
+
+/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
 static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     size_t d = (size_t)c->hidden;
-    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play, p->m, err);
+    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n, w->window, err);
     if (code) return lazy_fail_in(err, "attention");
-    if ((code = p->ops->matmul(p->stream, x, cache->attention, n, &w->o, true, err))) return lazy_fail_in(err, "output projection");
+    if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err))) return lazy_fail_in(err, "output projection");
 
     int chunk = p->session->model->backend->row_chunk;
     for (int first = 0; first < n; first += chunk) {
-        int here = n - first < chunk ? n - first : chunk;
+        int here = min_int(chunk, n - first);
         void *part = offset(p, x, (size_t)first * d);
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, err)))
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false, err)))
             return lazy_fail_in(err, "FFN norm");
         if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err)))
             return lazy_fail_in(err, "gate and up projection");
-        if ((code = p->ops->matmul(p->stream, part, cache->ffn, here, &w->down, true, err))) return lazy_fail_in(err, "down projection");
+        if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err))) return lazy_fail_in(err, "down projection");
     }
     return LAZY_OK;
 }
@@ -133,183 +158,210 @@ static int run_layer(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
+    const int32_t *rows = computed_rows(p);
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
-    void *x = cache->x[p->x_now];
-    int code, chunk = p->session->model->backend->row_chunk;
+    int code, n = p->computed.n, chunk = p->session->model->backend->row_chunk;
 
-    for (int first = 0; first < p->n; first += chunk) {
-        int here = p->n - first < chunk ? p->n - first : chunk;
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, offset(p, x, (size_t)first * d), here, c->hidden, w->attention_norm,
-                                    c->norm_eps, err)))
+    for (int first = 0; first < n; first += chunk) {
+        int here = min_int(chunk, n - first);
+        void *part = offset(p, p->x, (size_t)first * d);
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, false, err)))
             return lazy_fail_in(err, "attention norm");
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, "q, k and v projection");
     }
-    if ((code = p->ops->rotate(p->stream, cache->qkv, p->rows, p->n, cache->kv[l], cache->rope, w->q_norm, w->k_norm, c->norm_eps, err)))
+    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope[w->local_rope], w->q_norm, w->k_norm, c->norm_eps,
+                               err)))
         return lazy_fail_in(err, "RoPE");
 
-    /* Above the last layer only the query token's output is read, unless every token's own is asked for. */
-    int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? p->n - 1 : 0;
-    code = finish_rows(p, w, cache->kv[l], offset(p, x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), p->rows + skip,
-                       p->n - skip, err);
+    /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
+    int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
+    code = finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
+                       n - skip, err);
     if (code) return code;
-    return p->ops->note_finite(p->stream, offset(p, x, (size_t)(p->n - 1) * d), c->hidden, l, cache->notes, err);
+    return p->ops->note_finite(p->stream, offset(p, p->x, (size_t)(n - 1) * d), c->hidden, l, cache->notes, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
 
-/* A stage that keeps everything costs nothing, unless someone wants to see its scores. */
-static bool selects(const pass *p, const lazy_stage *stage)
+/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. */
+static bool needs_scores(const pass *p, const lazy_stage *stage)
 {
-    return stage && (stage->by_mass || p->session->trace.on ||
-                     lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play);
+    return stage->by_mass || p->session->trace.on || p->session->rules.pruning.memory > 0 ||
+           lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
 
-/* Scores the tokens in play by the layer just run, under permanent pruning by it and all below: the result is in *scores, the
- * other vector is free. */
-static int score(pass *p, int l, float **scores, float **spare, lazy_error *err)
+/* True if a stage is scored by layer l, and by others perhaps. */
+static bool scores_layer(const pass *p, int l)
+{
+    const lazy_schedule *schedule = &p->schedule;
+    for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
+        if (l <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
+    return false;
+}
+
+/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean in static pruning, else the
+ * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    *scores = cache->scores[0];
-    *spare = cache->scores[1];
-    int code = p->ops->scores(p->stream, *scores, cache->qkv, p->rows, p->n, p->session->rules.pruning.queries, p->first_new, cache->kv[l],
-                              p->in_play, p->m, err);
-    if (code || !p->schedule.permanent) return code;
-    *scores = cache->scores[1];
-    *spare = cache->scores[0];
-    return p->ops->average(p->stream, *scores, *spare, p->m, l + 1, err);
+    int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
+    if (p->schedule.permanent) {
+        float *mean = *spare;
+        *spare = *scores;
+        *scores = mean;
+        return p->ops->average(p->stream, mean, *spare, m, l + 1, err);
+    }
+    if (layers == 1) return LAZY_OK;
+    float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
+    int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
+    if (code || !lazy_schedule_stage(&p->schedule, l)) return code;
+    return p->ops->largest(p->stream, *scores, cache->shares, min_int(layers, l + 1), capacity, p->in_play.positions, m, err);
 }
 
-static int smooth(pass *p, float **scores, float *spare, lazy_error *err)
-{
-    int width = p->session->rules.pruning.smooth;
-    if (width == 1) return LAZY_OK;
-    int code = p->ops->smooth(p->stream, spare, *scores, p->m, width, err);
-    *scores = spare;
-    return code;
-}
-
-/* A[l+1] after a stage. Leaves the old set in the other buffer. */
-static int select_in_play(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
+/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects by; NULL where
+ * there is none or it keeps everything. */
+static int score_stage(pass *p, int l, float **out, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    int code, by_mass = 0;
+    const lazy_pruning *pruning = &p->session->rules.pruning;
+    float *scores = cache->scores[0], *spare = cache->scores[1];
+    *out = NULL;
+    if (!scores_layer(p, l)) return LAZY_OK;
+
+    int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, p->first_new, cache->kv[l],
+                              p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
+    if (!code) code = pool_layers(p, l, &scores, &spare, err);
+    if (code) return lazy_fail_in(err, "scores");
+    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
+    if (!stage || !needs_scores(p, stage)) return LAZY_OK;
+    *out = scores;
+    if (pruning->smooth > 1) {
+        *out = spare;
+        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err))) return lazy_fail_in(err, "smoothing");
+    }
+    if (pruning->memory > 0) {
+        lazy_remembered *known = &cache->remembered[l];
+        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, p->schedule.memory, p->in_play.positions, p->in_play.n,
+                                err);
+        known->n = p->length;
+    }
+    return code ? lazy_fail_in(err, "remembered scores") : LAZY_OK;
+}
+
+/* A[l+1]: the tokens in play that the stage after layer l keeps. */
+static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
+{
+    const uint8_t *flags = p->cache->flags;
+    set *in_play = &p->in_play;
+    int code = LAZY_OK, by_mass = 0;
     if (stage->by_mass) {
-        if ((code = p->ops->mass(p->stream, &by_mass, p->in_play, scores, p->m, cache->flags, stage->mass, err))) return code;
+        code = p->ops->mass(p->stream, &by_mass, in_play->positions, scores, in_play->n, flags, stage->mass, err);
+        if (code) return lazy_fail_in(err, "selection");
         by_mass += p->n_forced;
     }
     int budget = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, by_mass);
     if (budget == p->prunable_in_play) return LAZY_OK;
 
-    int32_t *kept = cache->in_play[p->in_play_spare];
-    if ((code = p->ops->select(p->stream, kept, p->in_play, scores, p->m, cache->flags, budget - p->n_forced, err))) return code;
-    p->m -= p->prunable_in_play - budget;
+    code = p->ops->select(p->stream, in_play->next, in_play->positions, scores, in_play->n, flags, budget - p->n_forced, err);
+    if (code) return lazy_fail_in(err, "selection");
+    replace_set(in_play, in_play->n - (p->prunable_in_play - budget));
     p->prunable_in_play = budget;
-    p->in_play = kept;
-    p->in_play_spare ^= 1;
     return LAZY_OK;
 }
 
-/* C[l] = { i in A[l] : layer l has no K,V of i }: rows that go on and rows that come back from Aux. */
-static int regroup(pass *p, int l, bool all_in_play, lazy_error *err)
+/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back from Aux.
+ * Hidden states of dropped tokens go to Aux. before, rows: A[l-1], and the tokens of it that layer l-1 computed. */
+static int revive(pass *p, int l, const set *before, const int32_t *rows, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const int32_t *new_rows = p->in_play;
-    int n_new = p->m, code;
-    if ((code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, l, err))) return code;
-    if (!all_in_play) {
-        int32_t *out = cache->rows[p->rows_spare];
-        if ((code = p->ops->filter(p->stream, out, &n_new, p->in_play, p->m, cache->depth, l, l, err))) return code;
-        new_rows = out;
-        p->rows_spare ^= 1;
-    }
-    void *x = cache->x[p->x_now ^ 1];
-    code = p->ops->regroup(p->stream, x, new_rows, n_new, cache->x[p->x_now], p->rows, p->n, cache->aux, p->config->hidden,
+    bool pruned = p->in_play.n < before->n, computed_all = p->computed.n == before->n;
+    if (!pruned && (computed_all || !p->session->waiting[l])) return LAZY_OK;
+    if (pruned && !p->schedule.permanent) p->session->waiting[l] = 1;
+
+    int n = p->computed.n, n_next = p->in_play.n;
+    int code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
+    if (!code && !computed_all)
+        code = p->ops->filter(p->stream, p->computed.next, &n_next, p->in_play.positions, p->in_play.n, cache->depth, l, l, err);
+    if (code) return code;
+    if (computed_all) p->computed.n = n_next; /* stored once, as A[l] */
+    else replace_set(&p->computed, n_next);
+
+    code = p->ops->regroup(p->stream, p->x_next, computed_rows(p), n_next, p->x, rows, n, cache->aux, p->config->hidden,
                            cache->notes + 1 + l, err);
-    p->x_now ^= 1;
-    p->rows = new_rows;
-    p->n = n_new;
+    void *x = p->x;
+    p->x = p->x_next;
+    p->x_next = x;
     return code;
 }
 
-/* A frozen pass: of the tokens in play, those whose K,V layer l holds (the rows under way count as such). */
-static int thaw(pass *p, int l, lazy_error *err)
+/* A frozen pass: takes the tokens whose K,V layer l does not hold out of play. The rows under way stay. */
+static int mask_uncached(pass *p, int l, lazy_error *err)
 {
-    int32_t *out = p->cache->in_play[p->in_play_spare];
-    bool all_in_play = computes_all_in_play(p);
-    int code = p->ops->filter(p->stream, out, &p->m, p->in_play, p->m, p->cache->depth, l + 1, p->config->n_layers, err);
-    p->in_play = out;
-    p->in_play_spare ^= 1;
-    if (all_in_play) p->rows = p->in_play;
+    int n;
+    int code = p->ops->filter(p->stream, p->in_play.next, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1,
+                              p->config->n_layers, err);
+    if (!code) replace_set(&p->in_play, n);
     return code;
 }
 
-/* From layer l to layer l+1: prunes, revives. */
-static int climb(pass *p, int l, lazy_error *err)
+/* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in Aux. */
+static int prune_and_revive(pass *p, int l, lazy_error *err)
 {
     lazy_session *session = p->session;
-    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l), *scored = lazy_schedule_scored(&p->schedule, l);
+    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
+    const int32_t *rows = computed_rows(p);
+    const set before = p->in_play;
     bool waiting = session->waiting[l + 1], last = l == p->config->n_layers - 1;
-    float *scores = NULL, *spare;
-    int code;
-    if (selects(p, scored) && (code = score(p, l, &scores, &spare, err))) return lazy_fail_in(err, "scores");
-    if (!stage && !waiting && !last) return LAZY_OK;
+    float *scores;
+    int code = score_stage(p, l, &scores, err);
+    if (code || (!stage && !waiting && !last)) return code;
 
-    const int32_t *in_play = p->in_play;
-    int m = p->m;
-    bool all_in_play = computes_all_in_play(p);
-    if (stage && scores) {
-        if ((code = smooth(p, &scores, spare, err))) return lazy_fail_in(err, "smoothing");
-        if ((code = select_in_play(p, stage, scores, err))) return lazy_fail_in(err, "selection");
-    }
-    if (stage || last || waiting) {
-        code = lazy_trace_add(&session->trace, p->stream, p->first_layer, l, in_play, m, p->rows, p->n, scores, err);
-        if (code) return code;
-        p->first_layer = l + 1;
-    }
-    if (last) return LAZY_OK;
-    if (p->schedule.frozen) return thaw(p, l + 1, err);
-    if (p->m == m && (all_in_play || !waiting)) return LAZY_OK;
-    if (p->m < m && !p->schedule.permanent) session->waiting[l + 1] = 1;
-    return regroup(p, l + 1, all_in_play, err);
+    if (scores && (code = prune(p, stage, scores, err))) return code;
+    code = lazy_trace_add(&session->trace, p->stream, p->trace_first, l, before.positions, before.n, rows, p->computed.n, scores, err);
+    p->trace_first = l + 1;
+    if (code || last) return code;
+    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, &before, rows, err);
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-/* -ln p of every new token, with the LM head on some rows at a time. The first one is told by the pass before, if any. */
+/* -ln p of every new token, with the LM head on head_rows rows at a time. The first one is predicted by the last logits of the pass
+ * before, if there was one. */
 static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_model *model = p->session->model;
     const lazy_outputs *out = &p->outputs;
-    int vocab = p->config->vocab, first_known = p->first_new ? 0 : 1, code = LAZY_OK;
-    float *surprisal = cache->scores[0]; /* nothing is scored where nothing is dropped */
+    int n = p->computed.n, vocab = p->config->vocab, first_known = p->first_new ? 0 : 1, code = LAZY_OK;
+    float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
     if (p->first_new) code = p->ops->surprisal(p->stream, surprisal, cache->logits, 1, vocab, cache->ids, err);
-    for (int first = 0; first < p->n - 1 && !code; first += out->head_rows) {
-        int here = p->n - 1 - first < out->head_rows ? p->n - 1 - first : out->head_rows;
-        const void *x = offset(p, cache->x[p->x_now], (size_t)first * (size_t)p->config->hidden);
-        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm, p->config->norm_eps, err);
+    for (int first = 0; first < n - 1 && !code; first += out->head_rows) {
+        int here = min_int(out->head_rows, n - 1 - first);
+        const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
+        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm, p->config->norm_eps, false, err);
         if (!code) code = p->ops->logits(p->stream, out->head, cache->normed, here, &model->head, err);
         if (!code) code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1, err);
     }
     out->surprisal[0] = NAN;
-    if (!code && first_known < p->n)
+    if (!code && first_known < n)
         code = p->ops->download(p->stream, out->surprisal + first_known, surprisal + first_known,
-                                (size_t)(p->n - first_known) * sizeof *surprisal, err);
-    for (int i = first_known; i < p->n && !code; i++)
+                                (size_t)(n - first_known) * sizeof *surprisal, err);
+    for (int i = first_known; i < n && !code; i++)
         if (!isfinite(out->surprisal[i]))
             code = lazy_fail(err, LAZY_CHECKPOINT,
                              "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
     return code;
 }
 
-/* What permanent pruning has left in play is what there is from now on. */
-static int forget_dropped(pass *p, lazy_error *err)
+/* Static pruning: tokens dropped in this pass are removed from the context. */
+static int evict_dropped(pass *p, lazy_error *err)
 {
     lazy_tokens *tokens = &p->session->tokens;
-    if (!p->schedule.permanent || p->m == tokens->length - tokens->n_gone) return LAZY_OK;
-    int code = p->ops->download(p->stream, p->cache->staging, p->in_play, (size_t)p->m * sizeof *p->in_play, err);
-    if (!code) lazy_tokens_keep(tokens, p->cache->staging, p->m);
+    if (!p->schedule.permanent || p->in_play.n == tokens->length - tokens->n_evicted) return LAZY_OK;
+    int code =
+        p->ops->download(p->stream, p->cache->staging, p->in_play.positions, (size_t)p->in_play.n * sizeof *p->in_play.positions, err);
+    if (!code) lazy_tokens_keep(tokens, p->cache->staging, p->in_play.n);
     return code;
 }
 
@@ -334,10 +386,10 @@ static int finish(pass *p, lazy_error *err)
     const int32_t *notes = cache->staging;
     float *logits = p->outputs.logits;
     int32_t *best = p->outputs.best;
-    int code = p->ops->mark(p->stream, cache->depth, p->rows, p->n, c->n_layers, err);
+    int code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, c->n_layers, err);
     if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
-    const void *last = offset(p, cache->x[p->x_now], (size_t)(p->n - 1) * (size_t)c->hidden);
-    if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, err);
+    const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
+    if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, false, err);
     if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
     if (!code && logits) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->logits, c->vocab, err);
@@ -351,7 +403,7 @@ static int finish(pass *p, lazy_error *err)
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
-    return forget_dropped(p, err);
+    return evict_dropped(p, err);
 }
 
 int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err)
@@ -367,17 +419,17 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .outputs = outputs,
         .length = length,
     };
-    lazy_trace_clear(&session->trace);
+    lazy_trace_begin(&session->trace);
     int code = begin(&p, ids, n, err);
     if (code) return lazy_fail_in(err, "before the first layer");
     for (int l = 0; l < p.config->n_layers; l++) {
-        session->counts[l] = (lazy_layer_count){ .in_play = p.m, .computed = p.n };
+        session->counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
         p.stream->layers_done = l + 1;
         const lazy_watch *watch = p.stream->watch;
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        if ((code = climb(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
+        if ((code = prune_and_revive(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
     }
     return finish(&p, err);
 }

@@ -1,10 +1,10 @@
 /* lazyllm.h — the public C API: a model, its sessions, a sampler.
  *
- * A model is loaded once and never changes; any number of threads may share it.
- * A session is the one mutable thing: a timeline of tokens with its caches. One thread at a time.
+ * A model is immutable once opened, and threads may share it. A session holds one context: its tokens and caches. One thread at a
+ * time may use a session.
  *
- * Every fallible function returns LAZY_OK (0) or a negative code and takes the error last;
- * the first error wins. The library never exits, aborts or prints. */
+ * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first error is
+ * kept. The library never exits, aborts or prints. */
 #ifndef LAZYLLM_H
 #define LAZYLLM_H
 
@@ -14,13 +14,13 @@
 
 typedef enum lazy_code {
     LAZY_OK = 0,
-    LAZY_INVALID = -1,    /* an argument is wrong: the message says which and what would be right */
-    LAZY_CHECKPOINT = -2, /* the checkpoint is wrong, or its values overflow */
-    LAZY_MEMORY = -3,     /* not enough memory; nothing has changed */
+    LAZY_INVALID = -1,    /* an argument is invalid: the message names it and what is allowed */
+    LAZY_CHECKPOINT = -2, /* the checkpoint is invalid, or a value computed from it is NaN or Inf */
+    LAZY_MEMORY = -3,     /* not enough memory; the call has changed nothing */
     LAZY_IO = -4,         /* a file could not be opened or mapped */
     LAZY_DEVICE = -5,     /* the device is missing or failed */
-    LAZY_CANCELLED = -6,  /* the watcher asked to stop */
-    LAZY_UNUSABLE = -7,   /* the session is in use by another thread, or an earlier pass did not finish */
+    LAZY_CANCELLED = -6,  /* the progress callback stopped the call */
+    LAZY_UNUSABLE = -7,   /* a call on the session is under way, or an earlier pass of it did not finish */
 } lazy_code;
 
 typedef struct lazy_error {
@@ -28,25 +28,39 @@ typedef struct lazy_error {
     char message[480];
 } lazy_error;
 
+/* A progress callback of a long call. It runs on the calling thread, at least after every layer; a result other than 0 stops the
+ * call, which then returns LAZY_CANCELLED. */
+typedef struct lazy_watch {
+    int (*poll)(void *context, int layers_done, int n_layers);
+    void *context;
+} lazy_watch;
+
 /* ---- model ------------------------------------------------------------------------------ */
 
 typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16 } lazy_dtype;
 
 typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
-    int context; /* most tokens a session may hold */
+    int context; /* maximum number of tokens of a session */
     float norm_eps;
-    const float *inv_freq; /* (head_dim / 2,) angle per position, RoPE scaling included; copied */
-    float rope_scale;      /* factor on cosine and sine: 1 unless YaRN */
-    bool tied;             /* the LM head is the embedding */
+    const float *inv_freq;       /* (head_dim / 2,) radians per position, RoPE scaling included; copied */
+    float rope_scale;            /* factor on cosine and sine: 1 unless YaRN */
+    const int32_t *windows;      /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
+    const float *local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as elsewhere */
+    float query_scalar;          /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float embedding_scale;       /* factor on the embeddings: 1 unless Gemma */
+    bool tied;                   /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
-    bool qk_norm; /* RMS norm over each head of q and k, before RoPE */
+    bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
+    bool norm_plus_one; /* norms multiply by 1 + weight */
+    bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
+    bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
 } lazy_config;
 
-/* One entry of a safetensors header, already read by the caller. */
+/* One entry of a safetensors header, as read by the caller. */
 typedef struct lazy_tensor {
     const char *name;
-    const char *dtype; /* as safetensors spells it: "F32", "F16", "BF16", … */
+    const char *dtype; /* in safetensors' notation: "F32", "F16", "BF16", … */
     const int64_t *shape;
     int rank;
     int shard;       /* index into the shard paths */
@@ -54,34 +68,34 @@ typedef struct lazy_tensor {
     uint64_t bytes;
 } lazy_tensor;
 
-/* Where to compute. */
+/* The device that computes. */
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
-    int threads;                  /* of the CPU; 0 means all cores that this process may use */
-    const char *const *libraries; /* paths where cuBLASLt may lie, best first; for CUDA */
+    int threads;                  /* on the CPU; 0: one per core that this process may use */
+    const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
     int n_libraries;
 } lazy_device;
 
 typedef struct lazy_model lazy_model;
 
-/* Maps the shards read-only and binds every tensor that the config asks for, checking name, dtype, shape
- * and place of each before any memory is taken. Nothing passed in is kept. */
+/* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all of them are
+ * validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, const lazy_device *device, lazy_error *err);
-void lazy_model_close(lazy_model *model); /* once its last session is closed; NULL is fine */
+                    int n_tensors, const lazy_device *device, const lazy_watch *watch, lazy_error *err);
+void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
 const lazy_config *lazy_model_config(const lazy_model *model);
-uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights it uses */
+uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights in use */
 int lazy_model_threads(const lazy_model *model);
-const char *lazy_model_isa(const lazy_model *model);    /* the kernels' variant */
+const char *lazy_model_isa(const lazy_model *model);    /* instruction set of the kernels, or device and dtype */
 const char *lazy_model_device(const lazy_model *model); /* "cpu", "cuda:0" */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 
 typedef struct lazy_stage {
-    int layer;    /* prunes once this layer has run */
-    bool by_mass; /* false: keep; true: mass, within keep_min … keep_max */
-    double keep;  /* share of the prompt tokens that go on */
+    int layer;    /* prunes after this layer */
+    bool by_mass; /* true: by mass, within keep_min … keep_max; false: by keep */
+    double keep;  /* share of the prompt tokens that stay in play */
     double mass, keep_min, keep_max;
 } lazy_stage;
 
@@ -97,70 +111,68 @@ typedef struct lazy_pruning {
     lazy_decode decode;
     const lazy_stage *decode_stages; /* for passes over generated tokens, with LAZY_DECODE_OWN */
     int n_decode_stages;
-    int sink, window;         /* the first and the last prompt tokens that never leave play */
-    const lazy_span *protect; /* more of those */
+    int sink, window;         /* numbers of first and last prompt tokens that are always kept */
+    const lazy_span *protect; /* spans that are always kept */
     int n_protect;
-    int queries;          /* score rows averaged: 1 is the paper */
-    int smooth;           /* odd width of the mean over neighbouring scores: 1 is the paper */
-    int min_tokens;       /* a shorter context runs dense */
+    int queries;          /* query rows whose scores are averaged; the paper: 1 */
+    int layers;           /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
+    int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
+    double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
+    int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
-    /* Static token pruning instead: one stage, in passes over prompt tokens alone; scores are the mean over its layer and all
-     * below; what it drops is never in play again. */
+    /* Static pruning instead: one stage, in passes over prompt tokens only. Scores are the mean over its layer and all layers below;
+     * dropped tokens leave the context. */
     bool permanent;
 } lazy_pruning;
 
-/* The paper's rule with no stage at all: dense. */
-#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .smooth = 1 })
+/* No stages: dense. */
+#define LAZY_PRUNING_DENSE ((lazy_pruning){ .queries = 1, .layers = 1, .smooth = 1 })
 
 /* ---- session ---------------------------------------------------------------------------- */
 
 typedef struct lazy_session lazy_session;
 
-/* Called on the calling thread, at least after every layer; anything but 0 stops the pass. */
-typedef struct lazy_watch {
-    int (*poll)(void *context, int layers_done, int n_layers);
-    void *context;
-} lazy_watch;
-
 /* pruning is copied; NULL means dense. The model must outlive the session. */
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err);
 void lazy_session_close(lazy_session *session);
 
-/* Room for n_tokens in all. On failure nothing has changed. */
+/* Makes room for n_tokens in total. On failure nothing has changed. */
 int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *err);
 
-/* Leaves n of the user's tokens out before they come: they take their places in the context, and no pass ever has them in play.
- * positions: ascending, behind the context so far, within the room reserved, and before the last token of the next pass. */
+/* Bytes of all buffers of a session with room for n_tokens, without the weights. */
+uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
+
+/* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
+ * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. */
 int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
 
-/* Appends n tokens, the model's own (generated) or the user's, and runs them through the model.
- * logits: (vocab,) of the last one. A pass that is stopped or fails after it began leaves the session
- * unusable; bad arguments, and missing memory for its buffers, leave it as it was. */
+/* Appends n generated or prompt tokens and runs them through the model. logits: (vocab,) of the last one.
+ * A pass that is stopped or fails after it began leaves the session unusable; invalid arguments and lack of memory change nothing. */
 int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err);
 
-/* A forward that gives the token of the greatest logit, the smaller id among equals, in place of logits. */
+/* Like lazy_session_forward, but returns the id of the greatest logit, the smaller id among equals. */
 int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
                         lazy_error *err);
 
-/* A forward of n tokens of the user's that gives surprisal[i] = -ln p(ids[i] | all before it), in place of logits. NaN where
- * nothing is before. For sessions that prune nothing. */
+/* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN for the first
+ * token of the context. For sessions without pruning. */
 int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);
 
 typedef struct lazy_layer_count {
-    int32_t in_play, computed, revived; /* revived: rows that came back from Aux on entering this layer */
+    int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
 } lazy_layer_count;
 
-/* The sets of a run of layers that share them; kept for the last pass while tracing. */
+/* Tokens in play and computed, of consecutive layers where they are the same. Recorded for the last pass while tracing is on. */
 typedef struct lazy_trace_run {
     int first_layer, last_layer;
     int n_in_play, n_computed;
     int32_t *in_play;  /* (n_in_play,) positions, ascending */
     int32_t *computed; /* (n_computed,) positions, ascending */
-    float *scores;     /* (n_in_play,) as selected by, or NULL where last_layer is no stage */
+    float *scores;     /* (n_in_play,) of the stage after last_layer, smoothed; NULL without one */
 } lazy_trace_run;
 
-/* What follows is for the session's own thread between passes. */
+/* The functions below may be called between passes only. */
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
 const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that computed K,V of each token */
@@ -171,49 +183,53 @@ const lazy_layer_count *lazy_session_last_pass(const lazy_session *session); /* 
 bool lazy_session_traces(const lazy_session *session);
 void lazy_session_set_trace(lazy_session *session, bool on);
 const lazy_trace_run *lazy_session_trace(const lazy_session *session, int *n_runs);
+bool lazy_session_trace_lost(const lazy_session *session); /* there was no memory for the last pass's trace */
 
 /* ---- sampler ---------------------------------------------------------------------------- */
 
 typedef struct lazy_sampler lazy_sampler;
 
-/* temperature 0 is greedy (the smaller id among equals); top_k 0 and top_p 1 switch those filters off.
- * The same seed gives the same draws. */
+/* temperature 0 is greedy (the smaller id among equals); top_k 0 and top_p 1 disable those filters.
+ * The same seed gives the same draws. Threads may share a sampler; each call is one draw. */
 int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int top_k, uint64_t seed, lazy_error *err);
 void lazy_sampler_close(lazy_sampler *sampler);
 bool lazy_sampler_is_greedy(const lazy_sampler *sampler);
+/* Allocates what draws from n_vocab logits need; without it the first draw does. */
+int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err);
 int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, int32_t *token, lazy_error *err);
 
 /* ---- bench ------------------------------------------------------------------------------ */
 
-/* One op on random data, prepared once and run at will. Weights come from memory each time, as they do in a model. */
+/* One op on random data, prepared once and run repeatedly. Weights of 192 KiB and more are never in the CPU's caches when a run begins. */
 typedef struct lazy_bench lazy_bench;
 
 typedef struct lazy_bench_shape {
     int n;          /* rows computed */
     int m;          /* tokens in play */
     int rows, cols; /* of the weights: y[n, rows] = x[n, cols] W^T */
+    int window;     /* of attention and scores; 0: none */
     lazy_dtype dtype;
     int n_heads, n_kv_heads, head_dim;
 } lazy_bench_shape;
 
-/* op: "multiply_adds" and "read" (rows x cols of dtype) are what the machine can do at most; "matmul"; "gated", of rows / 2
- * outputs; "attention" and "scores" of the last n of m tokens, "select" of half of them,
- * "regroup" of their rows of cols values when half of them go. */
+/* op: "multiply_adds" and "read" (rows x cols of dtype): the machine's ceilings; "matmul"; "gated": rows / 2 outputs;
+ * "attention" and "scores": the last n of m tokens; "select": half of m tokens; "regroup": m rows of cols values, half of which are
+ * dropped. */
 int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err);
 void lazy_bench_close(lazy_bench *bench);
 int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);
-double lazy_bench_flops(const lazy_bench *bench); /* of one run, a multiply-add being two */
-double lazy_bench_bytes(const lazy_bench *bench); /* that one run must read */
+double lazy_bench_flops(const lazy_bench *bench); /* of one run; a multiply-add counts as two */
+double lazy_bench_bytes(const lazy_bench *bench); /* read by one run */
 
 /* ---- machine ---------------------------------------------------------------------------- */
 
-/* Instruction sets that this machine can run, best first, ended by NULL. */
+/* Instruction sets of this machine that there are kernels for, best first, NULL-terminated. */
 const char *const *lazy_cpu_variants(void);
-/* The one that a model opened now would use: the best, or what LAZYLLM_CPU asks for ("reference": the plain loops);
- * NULL if this machine cannot run that. */
+/* The instruction set that a model opened now would use: the best one, or the value of LAZYLLM_CPU ("reference": the plain loops).
+ * NULL if this machine cannot run that value. */
 const char *lazy_cpu_variant_used(void);
 int lazy_cpu_cores(void); /* that this process may use */
-/* What there is for CUDA, in words: devices, driver, libraries. An error says why CUDA is off. */
+/* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
 
 #endif

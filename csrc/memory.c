@@ -3,10 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "error.h"
 
-/* Large blocks ask for huge pages: rows of a cache lie pages apart, and finding a page can cost more than reading the row. */
+/* Large blocks ask for huge pages: rows of a cache lie pages apart, and a TLB miss can cost more than reading the row. */
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 * 1024 * 1024 };
 
 int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_error *err)
@@ -20,7 +21,7 @@ int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_err
     if (bytes == 0) bytes = ALIGNMENT;
     if (posix_memalign(out, alignment, bytes)) *out = NULL;
     if (!*out) return lazy_fail(err, LAZY_MEMORY, "%s: could not get %zu bytes", what, bytes);
-    if (alignment == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE); /* a wish: refused, nothing is lost */
+    if (alignment == HUGE_PAGE) madvise(*out, bytes, MADV_HUGEPAGE); /* may fail: small pages do as well */
     return LAZY_OK;
 }
 
@@ -31,4 +32,18 @@ int lazy_alloc_zeroed(void **out, size_t count, size_t size, const char *what, l
     return code;
 }
 
+int lazy_alloc_copy(void **out, const void *from, size_t count, size_t size, const char *what, lazy_error *err)
+{
+    int code = lazy_alloc(out, count, size, what, err);
+    if (!code && count) memcpy(*out, from, count * size);
+    return code;
+}
+
 void lazy_free(void *memory) { free(memory); }
+
+void lazy_use_small_pages(void *memory, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = ((uintptr_t)memory + page - 1) / page * page;
+    uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
+    if (begin < end) madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */
+}

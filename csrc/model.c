@@ -13,7 +13,7 @@
 #include "error.h"
 #include "memory.h"
 
-/* Bounds that keep every product of sizes below within 63 bits, and refuse nonsense by name. */
+/* Upper bounds: products of sizes stay within 63 bits. */
 enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEADS_WIDTH = 1 << 16, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28 };
 
 static int check_config(const lazy_config *c, lazy_error *err)
@@ -36,11 +36,20 @@ static int check_config(const lazy_config *c, lazy_error *err)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim,
                          MAX_HEADS_WIDTH);
     if (!(c->norm_eps >= 0 && c->norm_eps < 1))
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be 0 to 1", c->norm_eps);
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be at least 0 and below 1", c->norm_eps);
     if (!isfinite(c->rope_scale) || c->rope_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
-    for (int i = 0; i < c->head_dim / 2; i++)
+    if (!isfinite(c->query_scalar) || c->query_scalar < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
+    if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
+    for (int i = 0; i < c->head_dim / 2; i++) {
         if (!isfinite(c->inv_freq[i])) return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
+        if (c->local_inv_freq && !isfinite(c->local_inv_freq[i]))
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: local_inv_freq[%d] is %g", i, c->local_inv_freq[i]);
+    }
+    for (int l = 0; l < c->n_layers; l++)
+        if (c->windows[l] < 0) return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l, c->windows[l]);
     return LAZY_OK;
 }
 
@@ -62,7 +71,7 @@ static int map_shard(lazy_mapping *shard, const char *path, lazy_error *err)
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, const lazy_device *device, lazy_error *err)
+                    int n_tensors, const lazy_device *device, const lazy_watch *watch, lazy_error *err)
 {
     *out = NULL;
     int code = check_config(config, err);
@@ -72,13 +81,15 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     code = lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", err);
     if (code) return code;
     model->config = *config;
-    model->config.inv_freq = NULL;
-
-    float *inv_freq;
+    model->config.inv_freq = model->config.local_inv_freq = NULL;
+    model->config.windows = NULL;
     size_t half = (size_t)config->head_dim / 2;
-    if ((code = lazy_alloc((void **)&inv_freq, half, sizeof *inv_freq, "inv_freq", err))) goto done;
-    memcpy(inv_freq, config->inv_freq, half * sizeof *inv_freq);
-    model->config.inv_freq = inv_freq;
+    lazy_config *own = &model->config;
+    if ((code = lazy_alloc_copy((void **)&own->inv_freq, config->inv_freq, half, sizeof(float), "the config", err))) goto done;
+    code = lazy_alloc_copy((void **)&own->windows, config->windows, (size_t)config->n_layers, sizeof(int32_t), "the config", err);
+    if (!code && config->local_inv_freq)
+        code = lazy_alloc_copy((void **)&own->local_inv_freq, config->local_inv_freq, half, sizeof(float), "the config", err);
+    if (code) goto done;
 
     if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table", err))) goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
@@ -87,7 +98,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
         goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
-    code = lazy_bind(model, tensors, n_tensors, err);
+    code = lazy_bind(model, tensors, n_tensors, watch, err);
 done:
     if (code) lazy_model_close(model);
     else *out = model;
@@ -107,7 +118,8 @@ void lazy_model_close(lazy_model *model)
     if (backend) {
         for (int l = 0; l < model->config.n_layers; l++) {
             lazy_layer *layer = &model->layers[l];
-            float *vectors[] = { layer->attention_norm, layer->q_norm, layer->k_norm, layer->ffn_norm };
+            float *vectors[] = { layer->attention_norm,      layer->q_norm,   layer->k_norm,
+                                 layer->attention_post_norm, layer->ffn_norm, layer->ffn_post_norm };
             for (size_t i = 0; i < sizeof vectors / sizeof *vectors; i++) backend->ops->free(backend, vectors[i]);
             drop_matrix(backend, &layer->qkv);
             drop_matrix(backend, &layer->o);
@@ -123,6 +135,8 @@ void lazy_model_close(lazy_model *model)
     lazy_free(model->shards);
     lazy_free(model->layers);
     lazy_free((void *)model->config.inv_freq);
+    lazy_free((void *)model->config.local_inv_freq);
+    lazy_free((void *)model->config.windows);
     lazy_free(model);
 }
 

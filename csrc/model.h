@@ -1,17 +1,21 @@
-/* model.h — config and weights, checked once and bound to a backend. */
+/* model.h — config and weights, validated when the model is opened, and bound to a backend. */
 #ifndef LAZY_MODEL_H
 #define LAZY_MODEL_H
 
 #include "backend.h"
 
 typedef struct lazy_layer {
-    float *attention_norm;  /* (d,) */
-    lazy_matrix qkv;        /* ((H + 2G) D, d) */
-    float *q_norm, *k_norm; /* (D,) or NULL */
-    lazy_matrix o;          /* (d, H D) */
-    float *ffn_norm;        /* (d,) */
-    lazy_matrix gate_up;    /* (2 F, d) */
-    lazy_matrix down;       /* (d, F) */
+    float *attention_norm;      /* (d,) */
+    lazy_matrix qkv;            /* ((H + 2G) D, d) */
+    float *q_norm, *k_norm;     /* (D,) or NULL */
+    lazy_matrix o;              /* (d, H D) */
+    float *attention_post_norm; /* (d,) or NULL */
+    float *ffn_norm;            /* (d,) */
+    lazy_matrix gate_up;        /* (2 F, d) */
+    lazy_matrix down;           /* (d, F) */
+    float *ffn_post_norm;       /* (d,) or NULL */
+    int window;                 /* INT32_MAX: none */
+    bool local_rope;            /* rotates by local_inv_freq */
 } lazy_layer;
 
 typedef struct lazy_mapping {
@@ -20,7 +24,7 @@ typedef struct lazy_mapping {
 } lazy_mapping;
 
 struct lazy_model {
-    lazy_config config; /* inv_freq is the model's own copy */
+    lazy_config config; /* its arrays are owned */
     lazy_backend *backend;
     lazy_matrix embedding; /* (vocab, d) */
     lazy_layer *layers;    /* (n_layers,) */
@@ -31,7 +35,7 @@ struct lazy_model {
     uint64_t bytes; /* of the weights in use */
 };
 
-/* Projections' widths. */
+/* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
 static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
 static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }

@@ -2,7 +2,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #include "error.h"
 #include "memory.h"
@@ -52,25 +51,25 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
                              p->protect[i].end);
     if (p->queries < 1) return lazy_fail(err, LAZY_INVALID, "queries is %d; it must be 1 or more", p->queries);
     if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
+    if (p->layers < 1) return lazy_fail(err, LAZY_INVALID, "layers is %d; it must be 1 or more", p->layers);
+    if (!(p->memory >= 0 && p->memory <= 1)) return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
     if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
+    if (p->permanent && (p->layers > 1 || p->memory > 0))
+        return lazy_fail(err, LAZY_INVALID, "permanent pruning takes no layers and no memory");
     if (p->permanent && (p->n_stages != 1 || p->decode != LAZY_DECODE_SAME))
         return lazy_fail(err, LAZY_INVALID, "permanent pruning has %d stages%s; it must have one, and none of its own for decode",
                          p->n_stages, p->decode == LAZY_DECODE_SAME ? "" : " and others for decode");
     return LAZY_OK;
 }
 
-static int copy_array(const void **out, const void *from, int n, size_t size, lazy_error *err)
+static int copy(void *out, const void *from, int n, size_t size, lazy_error *err)
 {
-    void *to;
-    int code = lazy_alloc(&to, (size_t)n, size, "a pruning setting", err);
-    if (!code && n) memcpy(to, from, (size_t)n * size);
-    *out = to;
-    return code;
+    return lazy_alloc_copy(out, from, (size_t)n, size, "a pruning setting", err);
 }
 
 int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err)
 {
-    static const lazy_pruning dense = { .queries = 1, .smooth = 1 };
+    const lazy_pruning dense = LAZY_PRUNING_DENSE;
     const lazy_pruning *p = pruning ? pruning : &dense;
     *rules = (lazy_rules){ 0 };
     int code = check(p, n_layers, err);
@@ -78,11 +77,9 @@ int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers
     rules->pruning = *p;
     rules->pruning.stages = rules->pruning.decode_stages = NULL;
     rules->pruning.protect = NULL;
-    code = copy_array((const void **)&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
-    if (!code)
-        code =
-            copy_array((const void **)&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
-    if (!code) code = copy_array((const void **)&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
+    code = copy(&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
+    if (!code) code = copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
+    if (!code) code = copy(&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
     if (code) lazy_rules_close(rules);
     return code;
 }
@@ -102,15 +99,33 @@ bool lazy_rules_prune(const lazy_rules *rules)
 
 bool lazy_rules_revive(const lazy_rules *rules) { return lazy_rules_prune(rules) && !rules->pruning.permanent; }
 
+bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
+{
+    const lazy_pruning *p = &rules->pruning; /* stages are in the order of their layers */
+    return (p->n_stages == 0 || layer <= p->stages[0].layer) &&
+           (p->decode != LAZY_DECODE_OWN || p->n_decode_stages == 0 || layer <= p->decode_stages[0].layer);
+}
+
 lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length)
 {
     const lazy_pruning *p = &rules->pruning;
     if (length < p->min_tokens) return (lazy_schedule){ 0 };
     if (p->permanent && generated) return (lazy_schedule){ 0 };
-    if (!generated || p->decode == LAZY_DECODE_SAME)
-        return (lazy_schedule){ .stages = p->stages, .n_stages = p->n_stages, .permanent = p->permanent };
-    if (p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
-    return (lazy_schedule){ .stages = p->decode_stages, .n_stages = p->n_decode_stages };
+    bool own = generated && p->decode == LAZY_DECODE_OWN;
+    if (generated && p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
+    return (lazy_schedule){ .stages = own ? p->decode_stages : p->stages,
+                            .n_stages = own ? p->n_decode_stages : p->n_stages,
+                            .permanent = p->permanent,
+                            .layers = p->permanent ? p->stages[0].layer + 1 : p->layers,
+                            .memory = generated ? (float)p->memory : 0 };
+}
+
+bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
+{
+    const lazy_pruning *p = &rules->pruning;
+    lazy_schedule schedules[] = { { .stages = p->stages, .n_stages = p->n_stages },
+                                  { .stages = p->decode_stages, .n_stages = p->n_decode_stages } };
+    return lazy_schedule_stage(&schedules[0], layer) || lazy_schedule_stage(&schedules[1], layer);
 }
 
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)
@@ -118,12 +133,6 @@ const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)
     for (int i = 0; i < schedule->n_stages; i++)
         if (schedule->stages[i].layer == layer) return &schedule->stages[i];
     return NULL;
-}
-
-const lazy_stage *lazy_schedule_scored(const lazy_schedule *schedule, int layer)
-{
-    if (schedule->permanent) return layer <= schedule->stages[0].layer ? &schedule->stages[0] : NULL;
-    return lazy_schedule_stage(schedule, layer);
 }
 
 static int share(double keep, int n) { return (int)ceil(keep * n); }

@@ -16,7 +16,7 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     s->model = model;
     atomic_init(&s->busy, false);
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
-    if (!code) code = lazy_cache_open(&s->cache, model, lazy_rules_revive(&s->rules), err);
+    if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->counts, (size_t)n_layers, sizeof *s->counts, "the pass counts", err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
     if (code) lazy_session_close(s);
@@ -44,7 +44,7 @@ static int enter(lazy_session *s, lazy_error *err)
     return lazy_fail(err, LAZY_UNUSABLE, "an earlier pass of this session did not finish; open a new session");
 }
 
-/* Room for n_tokens: in the timeline, then in the caches. A timeline with more room than the caches does no harm. */
+/* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
 {
     int context = s->model->config.context;
@@ -54,7 +54,7 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
     if (capacity > s->tokens.capacity) code = lazy_tokens_reserve(&s->tokens, capacity, err);
-    if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.length, err);
+    if (!code) code = lazy_cache_reserve(&s->cache, capacity, s->tokens.depths, s->tokens.length, err);
     return code;
 }
 
@@ -65,6 +65,11 @@ int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
     code = reserve(s, n_tokens, n_tokens, err);
     atomic_store(&s->busy, false);
     return code;
+}
+
+uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
+{
+    return lazy_cache_bytes(&s->cache, n_tokens) + (uint64_t)n_tokens * LAZY_TOKEN_BYTES;
 }
 
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
@@ -92,24 +97,22 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
     return LAZY_OK;
 }
 
-/* One pass of a session that has been entered. */
+/* Runs one pass; enter() has succeeded. */
 static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
-    if (s->tokens.n_ahead > s->tokens.length && (s->tokens.n_ahead >= length || generated || outputs.surprisal))
+    if (s->tokens.left_out_end > s->tokens.length && (s->tokens.left_out_end >= length || generated || outputs.surprisal))
         return lazy_fail(err, LAZY_INVALID, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-                         s->tokens.n_ahead - 1);
-    enum { SLACK = 64 }; /* tokens: decoding grows one at a time, so room doubles */
+                         s->tokens.left_out_end - 1);
+    enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (code) return code;
-    s->broken = true; /* until the pass is through */
+    s->broken = true; /* until the pass has finished */
     lazy_tokens_append(&s->tokens, n, generated);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
-    s->cache.stream->rows = n;
     code = lazy_forward(s, ids, n, generated, outputs, err);
     s->cache.stream->watch = NULL;
-    s->cache.stream->rows = 0;
     s->broken = code != LAZY_OK;
     return code;
 }
@@ -139,7 +142,7 @@ int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generat
 
 int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
 {
-    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of them, whatever the length */
+    enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
     int code = check_ids(s, ids, n, err);
     if (!code && lazy_rules_prune(&s->rules))
         code = lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
@@ -167,6 +170,7 @@ double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reac
 const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->counts; }
 bool lazy_session_traces(const lazy_session *s) { return s->trace.on; }
 void lazy_session_set_trace(lazy_session *s, bool on) { s->trace.on = on; }
+bool lazy_session_trace_lost(const lazy_session *s) { return s->trace.lost; }
 
 const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
 {

@@ -1,4 +1,4 @@
-/* session.h — one timeline: its tokens, its caches, its rules. */
+/* session.h — one context: its tokens, caches and pruning rules. */
 #ifndef LAZY_SESSION_H
 #define LAZY_SESSION_H
 
@@ -16,9 +16,9 @@ struct lazy_session {
     lazy_cache cache;
     lazy_trace trace;
     lazy_layer_count *counts; /* (n_layers,) of the last pass */
-    uint8_t *waiting;         /* (n_layers + 1,) whether tokens may wait in Aux at that depth */
-    atomic_bool busy;         /* a thread is inside */
-    bool broken;              /* a pass did not finish */
+    uint8_t *waiting;         /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
+    atomic_bool busy;         /* a call is under way */
+    bool broken;              /* a pass was stopped or failed: the caches are inconsistent */
 };
 
 #endif

@@ -9,10 +9,10 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 {
     uint8_t *kinds = NULL;
     int32_t *depths = NULL;
-    uint8_t *gone = NULL;
-    int code = lazy_alloc((void **)&kinds, (size_t)capacity, sizeof *kinds, "the timeline", err);
-    if (!code) code = lazy_alloc((void **)&depths, (size_t)capacity, sizeof *depths, "the timeline", err);
-    if (!code) code = lazy_alloc_zeroed((void **)&gone, (size_t)capacity, sizeof *gone, "the timeline", err);
+    uint8_t *evicted = NULL;
+    int code = lazy_alloc((void **)&kinds, (size_t)capacity, sizeof *kinds, "the tokens' kinds and depths", err);
+    if (!code) code = lazy_alloc((void **)&depths, (size_t)capacity, sizeof *depths, "the tokens' kinds and depths", err);
+    if (!code) code = lazy_alloc_zeroed((void **)&evicted, (size_t)capacity, sizeof *evicted, "the tokens' kinds and depths", err);
     if (code) {
         lazy_free(kinds);
         lazy_free(depths);
@@ -21,15 +21,15 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
     if (tokens->length) {
         memcpy(kinds, tokens->kinds, (size_t)tokens->length * sizeof *kinds);
         memcpy(depths, tokens->depths, (size_t)tokens->length * sizeof *depths);
-        memcpy(gone, tokens->gone, (size_t)tokens->length * sizeof *gone);
+        memcpy(evicted, tokens->evicted, (size_t)tokens->length * sizeof *evicted);
     }
-    for (int i = tokens->length; i < tokens->n_ahead; i++) gone[i] = tokens->gone[i];
+    for (int i = tokens->length; i < tokens->left_out_end; i++) evicted[i] = tokens->evicted[i];
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
-    lazy_free(tokens->gone);
+    lazy_free(tokens->evicted);
     tokens->kinds = kinds;
     tokens->depths = depths;
-    tokens->gone = gone;
+    tokens->evicted = evicted;
     tokens->capacity = capacity;
     return LAZY_OK;
 }
@@ -38,7 +38,7 @@ void lazy_tokens_close(lazy_tokens *tokens)
 {
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
-    lazy_free(tokens->gone);
+    lazy_free(tokens->evicted);
     *tokens = (lazy_tokens){ 0 };
 }
 
@@ -47,22 +47,22 @@ void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated)
     for (int i = 0; i < n; i++, tokens->length++) {
         tokens->kinds[tokens->length] = generated ? LAZY_GENERATED : LAZY_PROMPT;
         tokens->depths[tokens->length] = 0;
-        tokens->n_gone += tokens->gone[tokens->length];
+        tokens->n_evicted += tokens->evicted[tokens->length];
     }
     if (!generated) tokens->n_prompt += n;
 }
 
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
 {
-    for (int i = 0; i < n; i++) tokens->gone[positions[i]] = true;
-    if (tokens->n_ahead <= positions[n - 1]) tokens->n_ahead = positions[n - 1] + 1;
+    for (int i = 0; i < n; i++) tokens->evicted[positions[i]] = true;
+    if (tokens->left_out_end <= positions[n - 1]) tokens->left_out_end = positions[n - 1] + 1;
 }
 
 void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept)
 {
-    tokens->n_gone = tokens->length - n_kept;
-    memset(tokens->gone, true, (size_t)tokens->length * sizeof *tokens->gone);
-    for (int i = 0; i < n_kept; i++) tokens->gone[kept[i]] = false;
+    tokens->n_evicted = tokens->length - n_kept;
+    memset(tokens->evicted, true, (size_t)tokens->length * sizeof *tokens->evicted);
+    for (int i = 0; i < n_kept; i++) tokens->evicted[kept[i]] = false;
 }
 
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced)
@@ -82,7 +82,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
     flags[tokens->length - 1] |= LAZY_FORCED;
 
     *n_forced = 0;
-    for (int i = 0; i < tokens->length; i++) *n_forced += !tokens->gone[i] && flags[i] == (LAZY_PRUNABLE | LAZY_FORCED);
+    for (int i = 0; i < tokens->length; i++) *n_forced += !tokens->evicted[i] && flags[i] == (LAZY_PRUNABLE | LAZY_FORCED);
     return n_prunable;
 }
 

@@ -1,4 +1,4 @@
-/* tokens.h — the timeline: what each position holds, who wrote it and how deep it has been computed. */
+/* tokens.h — the context on the host: kind, depth and eviction of the token at each position. */
 #ifndef LAZY_TOKENS_H
 #define LAZY_TOKENS_H
 
@@ -8,30 +8,33 @@ enum { LAZY_PROMPT = 0, LAZY_GENERATED = 1 };
 
 typedef struct lazy_tokens {
     int length, n_prompt;
-    int n_gone;
-    int n_ahead; /* one past the last position that is left out ahead of its coming; 0 for none */
+    int n_evicted;    /* of the tokens in the context */
+    int left_out_end; /* one past the last position named to lazy_tokens_leave_out; 0 for none */
     int capacity;
-    uint8_t *kinds;  /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
-    int32_t *depths; /* (capacity,) as the last pass left them */
-    uint8_t *gone;   /* (capacity,) never in play (again): dropped by permanent pruning, or left out before the model */
+    uint8_t *kinds;   /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
+    int32_t *depths;  /* (capacity,) layers that hold K,V of the token after the last pass */
+    uint8_t *evicted; /* (capacity,) never in play again: dropped by static pruning, or left out in advance */
 } lazy_tokens;
 
-/* Room for `capacity` tokens; unchanged on failure. */
+/* Bytes of each token. */
+enum { LAZY_TOKEN_BYTES = sizeof(uint8_t) + sizeof(int32_t) + sizeof(uint8_t) };
+
+/* Makes room for `capacity` tokens. On failure nothing has changed. */
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err);
 void lazy_tokens_close(lazy_tokens *tokens);
 void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated);
 
-/* Of the tokens to come, within the room that there is, those at these ascending positions will never be in play. */
+/* Evicts tokens in advance. positions: ascending, not yet in the context, below the capacity. */
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
-/* Of the tokens that were there, the n_kept ones at these ascending positions stay. */
+/* Evicts every token of the context but the n_kept at these ascending positions. */
 void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept);
 
-/* flags[position] of every token for the next selection, the last one being the query; returns how many are prunable,
- * *n_forced how many of those are forced. */
+/* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
+ * tokens; *n_forced: those of them that always stay and are not evicted. */
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced);
 
-/* Shares over the prompt tokens: of (token, layer) pairs computed, and of tokens computed in every layer. */
+/* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
 double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);
 double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers);
 

@@ -1,4 +1,4 @@
-/* trace.h — the sets of the last pass, for those who want to look inside. */
+/* trace.h — the tokens in play and computed in each layer of the last pass, copied to the host on request. */
 #ifndef LAZY_TRACE_H
 #define LAZY_TRACE_H
 
@@ -6,15 +6,17 @@
 
 typedef struct lazy_trace {
     bool on;
+    bool lost;            /* memory ran out: the last pass went on without a trace */
     lazy_trace_run *runs; /* (capacity,) */
     int n_runs, capacity;
 } lazy_trace;
 
-/* Forgets the runs of the pass before. */
-void lazy_trace_clear(lazy_trace *trace);
+/* Drops the trace of the pass before. */
+void lazy_trace_begin(lazy_trace *trace);
 void lazy_trace_close(lazy_trace *trace);
 
-/* Copies one run of layers out of the backend; scores may be NULL. Does nothing while off. */
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing while off or once the trace is lost. Running
+ * out of memory loses the trace and is no error. */
 int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play, int n_in_play,
                    const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 

@@ -1,14 +1,16 @@
-/* attention_plain.cu — attention by a thread a key, then a thread a value: for f32, and for heads that no other kernel takes. */
+/* attention_plain.cu — attention without tensor cores, for f32 and for head sizes that the other kernels do not support. For each group of
+ * 128 keys, each thread computes the score of one key, then accumulates up to four elements of the output. */
 #include "attention.h"
 
 namespace
 {
 enum {
-    THREADS = 128, /* and keys at a time */
-    MOST_D = 512,
-    PER_THREAD = MOST_D / THREADS, /* outputs */
+    THREADS = 128, /* also the keys per step */
+    MAX_D = 512,
+    PER_THREAD = MAX_D / THREADS, /* output elements per thread */
 };
 
+/* q, key: (d,). 16-byte loads need d to be a multiple of WIDE, else the keys are not aligned. */
 template <class T> __device__ __forceinline__ float dot(const float *q, const T *key, int d)
 {
     constexpr int WIDE = 16 / sizeof(T);
@@ -25,24 +27,25 @@ template <class T> __device__ __forceinline__ float dot(const float *q, const T 
     return sum;
 }
 
-/* A block takes one head of one row through one chunk of keys. */
+/* A block processes one head of one row over one chunk of keys. */
 template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_task<T> t)
 {
-    __shared__ float q[MOST_D], share[THREADS], room[32];
-    int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z, g = head / t.group; /* long rows first */
-    int end = min((chunk + 1) * t.chunk, t.limits[row]);
-    float out[PER_THREAD] = {}, most = -INFINITY, sum = 0.0f;
+    __shared__ float q[MAX_D], share[THREADS], scratch[32];
+    int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z, g = head / t.group; /* rows with the most keys first */
+    lazy_key_range keys = keys_of_chunk(t, row, row, chunk);
+    float out[PER_THREAD] = {}, max_score = -INFINITY, sum = 0.0f;
     for (int i = threadIdx.x; i < t.d; i += THREADS) q[i] = lazy_wide(t.qkv[(int64_t)row * t.width + head * t.d + i]) * t.scale;
     __syncthreads();
-    for (int first = chunk * t.chunk; first < end; first += THREADS) {
-        int j = first + (int)threadIdx.x, n = min((int)THREADS, end - first);
-        float score = j < end ? dot(q, cache_row(t.k, t, g, j), t.d) : -INFINITY;
-        float now = fmaxf(most, lazy_block_max(score, room)), shrink = exp2f(most - now), power = exp2f(score - now);
+    for (int first = keys.begin; first < keys.end; first += THREADS) {
+        int j = first + (int)threadIdx.x, n = min((int)THREADS, keys.end - first);
+        float score = j < keys.end ? dot(q, cache_row(t.k, t, g, j), t.d) : -INFINITY;
+        float new_max = fmaxf(max_score, lazy_block_max(score, scratch)), rescale = exp2f(max_score - new_max),
+              power = exp2f(score - new_max);
         share[threadIdx.x] = power;
-        sum = sum * shrink + lazy_block_sum(power, room); /* its barriers also show the shares to all */
-        most = now;
+        sum = sum * rescale + lazy_block_sum(power, scratch); /* its barriers also make share[] visible to the whole block */
+        max_score = new_max;
 #pragma unroll
-        for (int e = 0; e < PER_THREAD; e++) out[e] *= shrink;
+        for (int e = 0; e < PER_THREAD; e++) out[e] *= rescale;
         for (int i = 0; i < n; i++) {
             const T *value = cache_row(t.v, t, g, first + i);
 #pragma unroll
@@ -61,17 +64,17 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
         else partial_of(t, row, head, chunk)[at] = out[e];
     }
     if (t.chunks > 1 && threadIdx.x == 0) {
-        partial_of(t, row, head, chunk)[t.d] = most;
+        partial_of(t, row, head, chunk)[t.d] = max_score;
         partial_of(t, row, head, chunk)[t.d + 1] = sum;
     }
 }
 } // namespace
 
-template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, const lazy_queue &queue)
+template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, cudaStream_t queue)
 {
     return lazy_launch(attend<T>, dim3(t.n, t.n_heads, t.chunks), dim3(THREADS), 0, queue, t);
 }
 
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<float> &, const lazy_queue &);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__half> &, const lazy_queue &);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__nv_bfloat16> &, const lazy_queue &);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<float> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<__half> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plainly(const attention_task<__nv_bfloat16> &, cudaStream_t);

@@ -1,25 +1,25 @@
-/* attention_sm90a.cu — attention by the warpgroup products of Hopper, in 16 bits with f32 sums; for sm_90a and no other.
+/* attention_sm90a.cu — attention with Hopper's warpgroup matrix instruction (wgmma): 16-bit operands, f32 accumulation; sm_90a only.
  *
- * A block takes a tile of rows x heads that share one key head through a chunk of keys, 128 at a time; a warpgroup has 64 rows of the
- * tile. K and V come by cp.async from where they lie. The products with a block's values run while its successor's scores become
- * powers: so values go together with the keys of the block after. */
+ * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, 128 keys at a time; a warpgroup owns 64
+ * rows of the tile. cp.async copies K and V from the cache to shared memory. The product with the values of one group of keys runs
+ * concurrently with the softmax of the next group, so a stage holds the values of one group and the keys of the next. */
 #include "attention_tile.h"
 
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#error "compile this file for sm_90a alone"
+#error "compile this file for sm_90a only"
 #endif
 
 namespace
 {
 enum {
-    KEYS = 128, /* of a block */
+    KEYS = 128, /* per step of the loop over keys */
     WARPGROUPS = 2,
     THREADS = 128 * WARPGROUPS,
     TILE_ROWS = 64 * WARPGROUPS,
-    PIECE = 8, /* values that one cp.async takes */
+    PIECE = 8, /* values copied by one cp.async: 16 bytes */
 };
 
-/* As wgmma takes them: the first 64 values of each row, then the next 64. */
+/* (ROWS, D) in the layout that wgmma reads: a panel with the first 64 values of each row, then one with the next 64. */
 template <class T, int ROWS, int D> struct matrix {
     T panel[D / WGMMA_ROW][ROWS * WGMMA_ROW];
 
@@ -28,7 +28,7 @@ template <class T, int ROWS, int D> struct matrix {
 };
 
 template <class T, int D> struct stage {
-    matrix<T, KEYS, D> v, next_k; /* of one block, and of the next one */
+    matrix<T, KEYS, D> v, next_k; /* values of one group of KEYS keys; keys of the next group */
 };
 
 template <class T, int D> struct workspace {
@@ -36,7 +36,7 @@ template <class T, int D> struct workspace {
     stage<T, D> stages[2];
 };
 
-/* Begins to fetch the tile's rows; what lies behind the last one becomes zero. */
+/* Starts copying the tile's rows of q; rows beyond the last are filled with zeros. */
 template <class T, int D>
 __device__ __forceinline__ void fetch_rows(matrix<T, TILE_ROWS, D> *to, const attention_task<T> &t, int g, int top)
 {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void fetch_rows(matrix<T, TILE_ROWS, D> *to, const at
     }
 }
 
-/* Begins to fetch keys first … first+KEYS-1 of `end`; what lies behind becomes zero. */
+/* Starts copying the keys or values at indices first … first+KEYS-1 of in_play; those at `end` and beyond are filled with zeros. */
 template <class T, int D>
 __device__ __forceinline__ void fetch(matrix<T, KEYS, D> *to, const T *k_or_v, const attention_task<T> &t, int g, int first, int end)
 {
@@ -62,7 +62,8 @@ __device__ __forceinline__ void fetch(matrix<T, KEYS, D> *to, const T *k_or_v, c
     }
 }
 
-/* This thread's older copies have landed, and after the barrier all threads'. */
+/* Waits for this thread's copies, except its UNDER_WAY newest groups, then for those of all other threads (the barrier), and makes them
+ * visible to wgmma. */
 template <int UNDER_WAY> __device__ __forceinline__ void wait_for_copies()
 {
     cp_async_wait<UNDER_WAY>();
@@ -70,7 +71,7 @@ template <int UNDER_WAY> __device__ __forceinline__ void wait_for_copies()
     __syncthreads();
 }
 
-/* Begins s = rows by keys. */
+/* Starts s = q k^T: (64 rows of the warpgroup, KEYS). */
 template <class T, int D>
 __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 8][4], const matrix<T, TILE_ROWS, D> &q, const matrix<T, KEYS, D> &k)
 {
@@ -84,7 +85,7 @@ __device__ __forceinline__ void multiply_keys(float (&s)[KEYS / 8][4], const mat
     wgmma_commit();
 }
 
-/* Begins out += shares by values. */
+/* Starts out += shares v; shares: softmax weights (64 rows of the warpgroup, KEYS), narrowed to T. */
 template <class T, int D>
 __device__ __forceinline__ void multiply_values(float (&out)[D / 8][4], const uint32_t (&shares)[KEYS / 16][4], const matrix<T, KEYS, D> &v)
 {
@@ -99,65 +100,68 @@ template <class T> __device__ __forceinline__ void narrow_all(uint32_t (&shares)
     for (int j = 0; j < KEYS / 16; j++) narrow_shares<T>(shares[j], s[2 * j], s[2 * j + 1]);
 }
 
-/* The dynamic shared memory from the first multiple of an atom's size on. */
+/* The first address in dynamic shared memory that is a multiple of an atom's 1024 bytes, as the swizzled layout requires. */
 __device__ __forceinline__ unsigned char *aligned(unsigned char *memory)
 {
     constexpr uint32_t ATOM_BYTES = 2 * WGMMA_ATOM;
     return memory + (ATOM_BYTES - shared_address(memory) % ATOM_BYTES) % ATOM_BYTES;
 }
-enum { SLACK = 2 * WGMMA_ATOM - 16 /* that it may skip */ };
+enum { SLACK = 2 * WGMMA_ATOM - 16 /* bytes that aligned() may skip */ };
 
 template <class T, int D> __global__ void __launch_bounds__(THREADS, 1) attend(attention_task<T> t)
 {
     LAZY_DYNAMIC_SHARED(unsigned char, memory);
     auto *work = reinterpret_cast<workspace<T, D> *>(aligned(memory));
-    int g = blockIdx.y, chunk = blockIdx.z, top = (int)(gridDim.x - 1 - blockIdx.x) * TILE_ROWS; /* long rows first */
+    int g = blockIdx.y, chunk = blockIdx.z, top = (int)(gridDim.x - 1 - blockIdx.x) * TILE_ROWS; /* rows with the most keys first */
     int warp_top = top + (int)threadIdx.x / 32 * 16, bottom = min(top + TILE_ROWS, t.n * t.group) - 1;
-    int begin = chunk * t.chunk, end = min(begin + t.chunk, t.limits[bottom / t.group]);
-    int seen_by_all = min(end, t.limits[top / t.group]);
+    int row = top / t.group, last_row = bottom / t.group; /* row: the first that attends to keys from `next` on */
+    lazy_key_range keys = keys_of_chunk(t, row, last_row, chunk);
+    int first = next_key(t, keys.begin, &row, last_row), next = next_key(t, first + KEYS, &row, last_row);
 
     fetch_rows(&work->q, t, g, top);
-    fetch(&work->stages[1].next_k, t.k, t, g, begin, end);
+    fetch(&work->stages[1].next_k, t.k, t, g, first, keys.end);
     cp_async_commit();
-    fetch(&work->stages[0].v, t.v, t, g, begin, end);
-    fetch(&work->stages[0].next_k, t.k, t, g, begin + KEYS, end);
+    fetch(&work->stages[0].v, t.v, t, g, first, keys.end);
+    fetch(&work->stages[0].next_k, t.k, t, g, next, keys.end);
     cp_async_commit();
 
-    float s[KEYS / 8][4] = {}, out[D / 8][4] = {}, shrink[2];
+    float s[KEYS / 8][4] = {}, out[D / 8][4] = {}, rescale[2];
     uint32_t shares[KEYS / 16][4];
-    row_pair rows = rows_of_lane(t, warp_top);
+    row_pair rows = rows_of_lane(t, warp_top, keys.end);
 
     wait_for_copies<1>();
     wgmma_fence(s);
     multiply_keys(s, work->q, work->stages[1].next_k);
     wgmma_wait<0>(s);
-    soften(s, rows, shrink, begin, t.scale, begin + KEYS <= seen_by_all);
+    online_softmax(s, rows, rescale, first, t.scale);
     narrow_all<T>(shares, s);
 
-    int turn = 0;
-    for (int first = begin + KEYS; first < end; first += KEYS, turn ^= 1) {
+    int buffer = 0;
+    for (; next < keys.end; buffer ^= 1) {
+        first = next;
+        next = next_key(t, first + KEYS, &row, last_row);
         wait_for_copies<0>();
         wgmma_fence(s, shares, out);
-        multiply_keys(s, work->q, work->stages[turn].next_k);
-        multiply_values(out, shares, work->stages[turn].v);
-        /* nothing reads the other stage any more: all have waited for their products with it */
-        fetch(&work->stages[turn ^ 1].v, t.v, t, g, first, end);
-        fetch(&work->stages[turn ^ 1].next_k, t.k, t, g, first + KEYS, end);
+        multiply_keys(s, work->q, work->stages[buffer].next_k);
+        multiply_values(out, shares, work->stages[buffer].v);
+        /* the other stage is free: every thread waited for its products before the barrier above */
+        fetch(&work->stages[buffer ^ 1].v, t.v, t, g, first, keys.end);
+        fetch(&work->stages[buffer ^ 1].next_k, t.k, t, g, next, keys.end);
         cp_async_commit();
         wgmma_wait<1>(s);
-        soften(s, rows, shrink, first, t.scale, first + KEYS <= seen_by_all);
+        online_softmax(s, rows, rescale, first, t.scale);
         wgmma_wait<0>(out, shares);
-        shrink_outputs(out, shrink);
+        rescale_outputs(out, rescale);
         narrow_all<T>(shares, s);
     }
     wait_for_copies<0>();
     wgmma_fence(shares, out);
-    multiply_values(out, shares, work->stages[turn].v);
+    multiply_values(out, shares, work->stages[buffer].v);
     wgmma_wait<0>(out, shares);
     write_rows(t, out, rows, warp_top, g, chunk);
 }
 
-template <class T, int D> cudaError_t run(const attention_task<T> &t, const lazy_queue &queue)
+template <class T, int D> cudaError_t run(const attention_task<T> &t, cudaStream_t queue)
 {
     int tiles = (t.n * t.group + TILE_ROWS - 1) / TILE_ROWS;
     return lazy_launch(attend<T, D>, dim3(tiles, t.n_heads / t.group, t.chunks), dim3(THREADS), sizeof(workspace<T, D>) + SLACK, queue, t);
@@ -166,10 +170,10 @@ template <class T, int D> cudaError_t run(const attention_task<T> &t, const lazy
 
 bool lazy_cuda_wgmma_takes(int head_dim) { return head_dim == 64 || head_dim == 128; }
 
-template <class T> cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<T> &t, const lazy_queue &queue)
+template <class T> cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<T> &t, cudaStream_t queue)
 {
     return t.d == 64 ? run<T, 64>(t, queue) : run<T, 128>(t, queue);
 }
 
-template cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<__half> &, const lazy_queue &);
-template cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<__nv_bfloat16> &, const lazy_queue &);
+template cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<__half> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_by_wgmma(const attention_task<__nv_bfloat16> &, cudaStream_t);

@@ -1,20 +1,21 @@
-/* attention_tile.h — what a warp does with 16 rows of scores and of outputs, which mma.sync and wgmma leave in the same places:
- * lane l has, in x[j], [l / 4][8j + 2 (l % 4) and the one after], then the same of row l / 4 + 8. Rows are rows x heads of a tile. */
+/* attention_tile.h — softmax and output of a warp's 16 rows, shared by the mma.sync and wgmma kernels, which use one register layout:
+ * x[j] of lane l holds columns 8j + 2 (l % 4) and 8j + 2 (l % 4) + 1 of row l / 4 (x[j][0], x[j][1]) and of row l / 4 + 8 (x[j][2],
+ * x[j][3]). Rows are rows x heads of a tile. */
 #ifndef LAZY_CUDA_ATTENTION_TILE_H
 #define LAZY_CUDA_ATTENTION_TILE_H
 
 #include "attention.h"
 
-/* Of the two rows that a lane has elements of. */
+/* Running softmax state of the two rows that a lane holds elements of. */
 struct row_pair {
-    int limit[2]; /* keys in sight */
-    float most[2] = { -INFINITY, -INFINITY } /* dot products, not scaled yet */, sum[2] = {};
+    lazy_key_range keys[2]; /* of the block's chunk that the row attends to; ascending, like the rows */
+    float max_score[2] = { -INFINITY, -INFINITY } /* of the unscaled dot products */, sum[2] = {} /* of this lane's powers */;
 };
 
 __device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16) { return __floats2bfloat162_rn(low, high); }
 __device__ __forceinline__ __half2 narrow_pair(float low, float high, __half) { return __floats2half2_rn(low, high); }
 
-/* Two values in the lower and the upper half of a register. */
+/* Packs two values into the lower and the upper half of a register. */
 template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float high)
 {
     auto pair = narrow_pair(low, high, T{});
@@ -23,7 +24,7 @@ template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float 
     return bits;
 }
 
-/* The left operand of a product by values: the shares of keys 16j … 16j+15 for `shares` = s[2j], `more` = s[2j + 1]. */
+/* Packs the softmax weights of keys 16j … 16j+15 (`shares` = s[2j], `more` = s[2j + 1]) as the left operand of the product with V. */
 template <class T> __device__ __forceinline__ void narrow_shares(uint32_t (&to)[4], const float (&shares)[4], const float (&more)[4])
 {
     to[0] = pair_of<T>(shares[0], shares[1]);
@@ -32,8 +33,8 @@ template <class T> __device__ __forceinline__ void narrow_shares(uint32_t (&to)[
     to[3] = pair_of<T>(more[2], more[3]);
 }
 
-/* The four lanes that hold one row. */
-__device__ __forceinline__ float most_of_row(float x)
+/* Maximum and sum over the four lanes that hold one row. */
+__device__ __forceinline__ float max_of_row(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -45,60 +46,63 @@ __device__ __forceinline__ float sum_of_row(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-template <class T> __device__ __forceinline__ row_pair rows_of_lane(const attention_task<T> &t, int warp_top)
+template <class T> __device__ __forceinline__ row_pair rows_of_lane(const attention_task<T> &t, int warp_top, int end_of_chunk)
 {
     row_pair rows;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int at = min(warp_top + (int)threadIdx.x % 32 / 4 + 8 * half, t.n * t.group - 1);
-        rows.limit[half] = t.limits[at / t.group];
+        rows.keys[half] = t.ranges[at / t.group];
+        rows.keys[half].end = min(rows.keys[half].end, end_of_chunk);
     }
     return rows;
 }
 
-/* s[j] is of keys first + 8j … first + 8j + 7 */
+/* Masks the keys that a row does not attend to; s[j] holds keys first + 8j … first + 8j + 7. */
 template <int N> __device__ __forceinline__ void hide_unseen(float (&s)[N][4], const row_pair &rows, int first)
 {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int j = 0; j < N; j++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            if (first + 8 * j + lane % 4 * 2 + e % 2 >= rows.limit[e / 2]) s[j][e] = -INFINITY;
+        for (int e = 0; e < 4; e++) {
+            int key = first + 8 * j + lane % 4 * 2 + e % 2;
+            if (key < rows.keys[e / 2].begin || key >= rows.keys[e / 2].end) s[j][e] = -INFINITY;
+        }
 }
 
-/* Turns dot products with keys first … first+8N-1 into powers and takes maxima and sums along; outputs so far are to be multiplied by
- * shrink. */
+/* Replaces the dot products with keys first … first+8N-1 by powers of 2 relative to the running maximum, and updates that maximum and the
+ * sum. The caller must multiply the outputs so far by rescale. */
 template <int N>
-__device__ __forceinline__ void soften(float (&s)[N][4], row_pair &rows, float (&shrink)[2], int first, float scale, bool all_visible)
+__device__ __forceinline__ void online_softmax(float (&s)[N][4], row_pair &rows, float (&rescale)[2], int first, float scale)
 {
-    if (!all_visible) hide_unseen(s, rows, first);
+    if (first < rows.keys[1].begin || first + 8 * N > rows.keys[0].end) hide_unseen(s, rows, first);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float highest = rows.most[half];
+        float new_max = rows.max_score[half];
 #pragma unroll
-        for (int j = 0; j < N; j++) highest = fmaxf(highest, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-        highest = most_of_row(highest);
-        float base = highest == -INFINITY ? 0.0f : highest * scale, total = 0.0f;
-        shrink[half] = fast_exp2f(fmaf(rows.most[half], scale, -base));
-        rows.most[half] = highest;
+        for (int j = 0; j < N; j++) new_max = fmaxf(new_max, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+        new_max = max_of_row(new_max);
+        float base = new_max == -INFINITY ? 0.0f : new_max * scale, total = 0.0f;
+        rescale[half] = fast_exp2f(fmaf(rows.max_score[half], scale, -base));
+        rows.max_score[half] = new_max;
 #pragma unroll
         for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 2 * half; e < 2 * half + 2; e++) total += s[j][e] = fast_exp2f(fmaf(s[j][e], scale, -base));
-        rows.sum[half] = rows.sum[half] * shrink[half] + total; /* this lane's share: rows are summed up at the end */
+        rows.sum[half] = rows.sum[half] * rescale[half] + total; /* of this lane only: lanes are added in write_rows */
     }
 }
 
-template <int N> __device__ __forceinline__ void shrink_outputs(float (&out)[N][4], const float (&shrink)[2])
+template <int N> __device__ __forceinline__ void rescale_outputs(float (&out)[N][4], const float (&rescale)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) out[i][e] *= shrink[e / 2];
+        for (int e = 0; e < 4; e++) out[i][e] *= rescale[e / 2];
 }
 
-/* Finished, or as one chunk's part. */
+/* Writes normalised outputs to y (one chunk), or unnormalised outputs, maximum and sum to `partial` (several). */
 template <class T, int N>
 __device__ __forceinline__ void write_rows(const attention_task<T> &t, const float (&out)[N][4], const row_pair &rows, int warp_top, int g,
                                            int chunk)
@@ -124,7 +128,7 @@ __device__ __forceinline__ void write_rows(const attention_task<T> &t, const flo
             }
         }
         if (t.chunks > 1 && lane % 4 == 0) {
-            partial[D] = rows.most[half] * t.scale;
+            partial[D] = rows.max_score[half] * t.scale;
             partial[D + 1] = total;
         }
     }

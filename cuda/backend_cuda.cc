@@ -1,4 +1,4 @@
-/* backend_cuda.cc — a CUDA device as a backend: memory, weights, streams, and the table of ops. */
+/* backend_cuda.cc — the backend of a CUDA device: memory, weights, streams, and the table of ops. */
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,7 @@ extern "C" {
 
 namespace
 {
-enum { ROW_CHUNK = 4096, LEAST_CAPABILITY = 8 /* bf16 on tensor cores */ };
+enum { ROW_CHUNK = 4096, MIN_CAPABILITY = 8 /* first with bf16 on tensor cores */ };
 
 /* ---- memory ----------------------------------------------------------------------------- */
 
@@ -24,10 +24,10 @@ int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, 
     if (code) return code;
     cudaError_t failed = cudaMalloc(out, bytes ? bytes : 1);
     if (failed != cudaErrorMemoryAllocation) return lazy_cuda_check(failed, what, err);
-    cudaGetLastError(); /* forgotten: nothing is broken */
+    cudaGetLastError(); /* clears the error: running out of memory is not sticky */
     size_t left = 0, total = 0;
     cudaMemGetInfo(&left, &total);
-    return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes are asked for; %s has %zu of %zu left", what, bytes, backend->name, left, total);
+    return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes requested; %s has %zu of %zu left", what, bytes, backend->name, left, total);
 }
 
 void release(lazy_backend *backend, void *memory)
@@ -60,7 +60,7 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     return code;
 }
 
-/* The parts become one block of memory, and one part. */
+/* Copies the parts into one block of device memory, which the matrix owns as its single part until unbind. */
 int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
@@ -72,6 +72,8 @@ int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
         code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
         to += (size_t)matrix->part[i].rows * row;
     }
+    /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for the default stream. */
+    if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
     if (code) {
         release(backend, memory);
         return code;
@@ -87,7 +89,7 @@ void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const
 
 void free_scratch(lazy_cuda_stream *s)
 {
-    void *owned[] = { s->limits, s->partial, s->gate_up, s->shares };
+    void *owned[] = { s->full.of_row, s->local.of_row, s->partial, s->gate_up, s->shares };
     for (void *memory : owned) release(s->base.backend, memory);
 }
 
@@ -96,8 +98,7 @@ void close_stream(lazy_stream *stream)
     if (!stream) return;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
-        if (s->queue) cudaStreamSynchronize(s->queue); /* nothing may still read what is freed */
-        lazy_graphs_close(s->graphs);
+        if (s->queue) cudaStreamSynchronize(s->queue); /* queued kernels may still read what is freed below */
         lazy_gemm_close(s->gemm);
         free_scratch(s);
         release(stream->backend, s->count);
@@ -108,9 +109,9 @@ void close_stream(lazy_stream *stream)
     lazy_free(s);
 }
 
-int forget_bad_score(lazy_cuda_stream *s, lazy_error *err)
+int clear_bad_score(lazy_cuda_stream *s, lazy_error *err)
 {
-    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue), "clearing a note", err);
+    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue), "clearing the bad score", err);
 }
 
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
@@ -124,16 +125,14 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     if (!code) code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
     if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
-    if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "a note", err);
-    if (!code) code = forget_bad_score(s, err);
-    const char *graphs = getenv("LAZYLLM_CUDA_GRAPHS");
-    if (!code && (!graphs || strcmp(graphs, "0") != 0)) code = lazy_graphs_open(&s->graphs, s->queue, err);
+    if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "the bad score", err);
+    if (!code) code = clear_bad_score(s, err);
     if (code) close_stream(&s->base);
     else *out = &s->base;
     return code;
 }
 
-/* The products' workspace is only taken by streams that compute. */
+/* Also opens the matrix products on first use: their 32 MiB workspace is allocated only for streams that run passes. */
 int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
@@ -143,17 +142,17 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
     if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, cuda->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
     const lazy_config *c = stream->config;
-    size_t heads = (size_t)c->n_heads, chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK),
-           partial = lazy_cuda_most_partial(c, cuda->processors, n_rows);
+    size_t heads = (size_t)c->n_heads, chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK), partial = lazy_cuda_max_partials(c, cuda, n_rows);
     lazy_cuda_stream fresh = *s;
     fresh.rows = n_rows;
     fresh.tokens = n_tokens;
-    fresh.limits = nullptr;
+    fresh.full = fresh.local = {};
     fresh.partial = nullptr;
     fresh.gate_up = nullptr;
     fresh.shares = nullptr;
     const char *what = "a stream's scratch";
-    code = allocate(backend, (void **)&fresh.limits, (size_t)n_rows * sizeof *fresh.limits, what, err);
+    for (lazy_ranges *ranges : { &fresh.full, &fresh.local })
+        if (!code) code = allocate(backend, (void **)&ranges->of_row, (size_t)n_rows * sizeof *ranges->of_row, what, err);
     if (!code) code = allocate(backend, (void **)&fresh.partial, partial * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
     if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type), what, err);
     if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
@@ -164,31 +163,32 @@ int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 
 int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
     if (code) return code;
-    /* memory that is not pinned is staged before the call returns */
+    lazy_cuda_forget_ranges(stream);
+    /* pageable memory is staged before this returns, so the caller may reuse `from` */
     return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_scratch(stream)->queue), "upload", err);
 }
 
-/* Waits; so this is where selection's complaints are heard. */
+/* Waits for the stream, and reports a score that is not a number if selection has recorded one since the last wait. */
 int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    int code = lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
     if (!code) code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code)
         code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
     if (code || *s->host == LAZY_NO_BAD_SCORE) return code;
-    forget_bad_score(s, nullptr);
+    clear_bad_score(s, nullptr);
     return lazy_fail(err, LAZY_CHECKPOINT,
-                     "after layer %d: the score of the token at position %d is no number; the weights before it are damaged",
+                     "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
                      (int)(*s->host >> 32), (int)(*s->host & INT32_MAX));
 }
 
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
-    int code = lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
     if (code) return code;
     return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue), "copy", err);
 }
@@ -223,6 +223,9 @@ lazy_ops table_of_ops()
     ops.argmax = lazy_cuda_argmax;
     ops.note_finite = lazy_cuda_note_finite;
     ops.scores = lazy_cuda_scores;
+    ops.share = lazy_cuda_share;
+    ops.largest = lazy_cuda_largest;
+    ops.remember = lazy_cuda_remember;
     ops.average = lazy_cuda_average;
     ops.smooth = lazy_cuda_smooth;
     ops.mass = lazy_cuda_mass;
@@ -239,14 +242,15 @@ const lazy_ops cuda_ops = table_of_ops();
 
 int describe(lazy_cuda *cuda, lazy_error *err)
 {
-    static const char *const types[] = { "f32", "f16", "bf16" }; /* by lazy_dtype */
+    static const char *const types[] = { "f32", "f16", "bf16" }; /* indexed by lazy_dtype */
     cudaDeviceProp properties;
     int code = lazy_cuda_check(cudaGetDeviceProperties(&properties, cuda->device), "asking for the device's properties", err);
     if (code) return code;
-    if (properties.major < LEAST_CAPABILITY)
-        return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, is of compute capability %d.%d; at least %d.0 is needed", properties.name,
-                         cuda->device, properties.major, properties.minor, LEAST_CAPABILITY);
+    if (properties.major < MIN_CAPABILITY)
+        return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, has compute capability %d.%d; at least %d.0 is needed", properties.name,
+                         cuda->device, properties.major, properties.minor, MIN_CAPABILITY);
     cuda->processors = properties.multiProcessorCount;
+    cuda->shared_bytes = properties.sharedMemPerMultiprocessor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", cuda->device);
     snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
              types[cuda->type]);
@@ -256,31 +260,30 @@ int describe(lazy_cuda *cuda, lazy_error *err)
 
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
 {
-    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "taking the device", err);
-}
-
-int lazy_cuda_settle(lazy_stream *stream, lazy_error *err)
-{
-    lazy_graphs *graphs = lazy_cuda_scratch(stream)->graphs;
-    int code = lazy_cuda_enter(stream->backend, err);
-    return code || !graphs ? code : lazy_graphs_start(graphs, err);
-}
-
-int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err)
-{
-    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    bool few = stream->rows > 0 && stream->rows <= LAZY_FEW_ROWS;
-    *out = { s->queue, few ? s->graphs : nullptr, what, stream->layers_done };
-    if (!out->graphs) return lazy_cuda_settle(stream, err);
-    int code = lazy_cuda_enter(stream->backend, err);
-    return code ? code : lazy_graphs_make_room(out->graphs, err);
+    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "selecting the device", err);
 }
 
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
 {
     if (code == cudaSuccess) return LAZY_OK;
-    cudaGetLastError(); /* told now, and not once more by the next launch */
+    cudaGetLastError(); /* clears the error, which the next launch would otherwise report again */
     return lazy_fail(err, LAZY_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+int lazy_cuda_count_devices(int *n, lazy_error *err)
+{
+    const int needed = CUDART_VERSION / 1000; /* minor versions of one major version are compatible */
+    int driver = 0;
+    *n = 0;
+    cudaDriverGetVersion(&driver);
+    if (driver == 0) return lazy_fail(err, LAZY_DEVICE, "no CUDA driver is installed");
+    if (driver / 1000 < needed)
+        return lazy_fail(
+            err, LAZY_DEVICE,
+            "the driver is for CUDA %d.%d, and the CUDA core was built for %d.0 or later (driver %s or later): update the driver, "
+            "or install again with nvcc %d.x: CUDA_HOME=/usr/local/cuda-%d LAZYLLM_CUDA=1 pip install .",
+            driver / 1000, driver % 1000 / 10, needed, needed == 12 ? "525" : "580", driver / 1000, driver / 1000);
+    return lazy_cuda_check(cudaGetDeviceCount(n), "counting devices", err);
 }
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err)
@@ -288,7 +291,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     *out = nullptr;
     int n_devices = 0;
     const lazy_cublas *cublas;
-    int code = lazy_cuda_check(cudaGetDeviceCount(&n_devices), "looking for devices", err);
+    int code = lazy_cuda_count_devices(&n_devices, err);
     if (!code && options->device >= n_devices)
         code = lazy_fail(err, LAZY_DEVICE, "there is no cuda:%d: this machine has %d", options->device, n_devices);
     if (!code) code = lazy_cublas_load(&cublas, options->libraries, options->n_libraries, err);
@@ -306,7 +309,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);
-    if (!code) code = lazy_cuda_settle_wgmma(cuda, err);
+    if (!code) code = lazy_cuda_check_wgmma(cuda, err);
     if (code) close_backend(&cuda->base);
     else *out = &cuda->base;
     return code;

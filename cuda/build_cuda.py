@@ -1,84 +1,118 @@
-"""Builds liblazyllm_cuda with nvcc; called by setup.py, which says when."""
+"""Builds liblazyllm_cuda with nvcc 12.0 or later. setup.py calls this and documents LAZYLLM_CUDA.
+
+The CUDA runtime of that nvcc is linked statically: the driver must be for the same major version of CUDA or a
+later one. So where there are several nvcc, one that fits the driver is taken.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-CAPABILITIES = ("80", "86", "89", "90")
-ARCHITECTURES = ", ".join(f"sm_{c}" for c in CAPABILITIES)
+# sm_80 also runs on 8.6, 8.7 and 8.9; nvcc 12.8 was the first to know sm_100 and sm_120
+CAPABILITIES = ("80", "90", "100", "120")
+PTX = "90"  # for all other devices
+OLDEST_NVCC = 12
+FIRST_DRIVERS = {13: 580, 12: 525}  # the first driver of each major version of CUDA
 FOLDER = Path("cuda")
 SOURCES = sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cc"), Path("csrc/error.c"), Path("csrc/memory.c")])
 HEADERS = sorted([*FOLDER.glob("*.h"), *Path("csrc").glob("*.h")])
-FLAGS = [
-    *(
-        "-std=c++17",
-        "-O3",
-        "-Werror",
-        "all-warnings",
-        "-Xptxas",
-        "-warn-spills",
-        "-Xcompiler",
-        "-fPIC,-fvisibility=hidden",
-    ),
-    f'-DLAZY_CUDA_ARCHITECTURES="{ARCHITECTURES} and later"',
-]
-PORTABLE = [
-    *(flag for c in CAPABILITIES for flag in ("-gencode", f"arch=compute_{c},code=sm_{c}")),
-    *("-gencode", f"arch=compute_{CAPABILITIES[-1]},code=compute_{CAPABILITIES[-1]}"),  # for devices to come
-]
-# files named _sm90a, for devices of capability 9.0 alone
+FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+# for the files named _sm90a, which run on devices of capability 9.0 only
 HOPPER = ["-gencode", "arch=compute_90a,code=sm_90a"]
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
+def output_of(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def version_of(nvcc: str) -> int:
+    """The major version."""
+    found = re.search(r"release (\d+)\.", output_of(nvcc, "--version"))
+    if not found:
+        raise SystemExit(f"{nvcc} --version names no release")
+    return int(found[1])
+
+
+def newest_cuda() -> int | None:
+    """The newest major version of CUDA that this machine's driver runs; None if there is no driver."""
+    found = re.search(r"Kernel Module\D*(\d+)\.", DRIVER.read_text()) if DRIVER.exists() else None
+    if not found:
+        return None
+    return max((cuda for cuda, driver in FIRST_DRIVERS.items() if driver <= int(found[1])), default=0)
+
+
+def all_nvcc() -> list[str]:
+    """In the order of the search: CUDA_HOME, the PATH, /usr/local, the wheel nvidia-cuda-nvcc."""
+    asked = os.environ.get("CUDA_HOME")
+    homes = [*sorted(map(str, Path("/usr/local").glob("cuda*"))), *(f"{e}/nvidia/cu13" for e in sys.path)]
+    places = [*([f"{asked}/bin/nvcc"] if asked else []), "nvcc", *(f"{home}/bin/nvcc" for home in homes)]
+    return list(dict.fromkeys(found for place in places if (found := shutil.which(place))))
+
+
 def find_nvcc() -> str | None:
-    """On the PATH, in CUDA_HOME, or from the wheel nvidia-cuda-nvcc."""
-    homes = [
-        os.environ.get("CUDA_HOME", ""),
-        "/usr/local/cuda",
-        *(f"{entry}/nvidia/cu13" for entry in sys.path),
-    ]
-    return shutil.which("nvcc") or next(
-        (found for home in homes if (found := shutil.which(f"{home}/bin/nvcc"))), None
-    )
+    """The first that fits the driver, else the first of all."""
+    candidates, newest = all_nvcc(), newest_cuda()
+    fitting = (nvcc for nvcc in candidates if newest is None or OLDEST_NVCC <= version_of(nvcc) <= newest)
+    return next(fitting, candidates[0] if candidates else None)
 
 
 def wanted(wish: str) -> tuple[str | None, str]:
-    """nvcc, or None where the CUDA core is not to be built; and why."""
+    """Returns nvcc, or None if the CUDA core is to be left out, and the reason for either."""
     if wish not in ("auto", "0", "1"):
         raise SystemExit(f"LAZYLLM_CUDA is {wish!r}; it must be auto, 0 or 1")
-    nvcc = find_nvcc()
     if wish == "0":
         return None, "LAZYLLM_CUDA=0"
-    if wish == "1":
-        if nvcc is None:
-            raise SystemExit(
-                "LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME"
-            )
-        return nvcc, "LAZYLLM_CUDA=1"
+    nvcc = find_nvcc()
     if nvcc is None:
-        return None, "there is no nvcc on PATH or in CUDA_HOME"
-    if not DRIVER.exists():
-        return None, "this machine has nvcc but no GPU driver; LAZYLLM_CUDA=1 builds it all the same"
-    return nvcc, f"there are {nvcc} and a GPU driver"
+        if wish == "auto":
+            return None, "there is no nvcc on PATH or in CUDA_HOME"
+        raise SystemExit(
+            "LAZYLLM_CUDA=1 asks for the CUDA core, but there is no nvcc on PATH or in CUDA_HOME"
+        )
+    version, newest, trouble = version_of(nvcc), newest_cuda(), ""
+    if version < OLDEST_NVCC:
+        trouble = f"{nvcc} is of CUDA {version}; at least {OLDEST_NVCC}.0 is needed"
+        if wish == "1":
+            raise SystemExit(trouble)
+    elif newest is None:
+        trouble = "this machine has no GPU driver"
+    elif newest < version:
+        driver = FIRST_DRIVERS.get(version, max(FIRST_DRIVERS.values()))
+        trouble = f"what it builds needs driver {driver} or later, and this machine's is older: update it"
+        if newest:
+            trouble += f", or set CUDA_HOME to an installation of CUDA {newest}"
+    if wish == "auto" and trouble:
+        return None, f"there is {nvcc}, but {trouble}"
+    return nvcc, f"LAZYLLM_CUDA={wish}, with {nvcc}" + (f"; {trouble}" if trouble else "")
 
 
 def build(nvcc: str, library: Path, objects: Path) -> None:
-    """Compiles what has changed and links it; architectures and runtime are all in the library."""
+    """Compiles the sources that have changed and links all, for every architecture, with the CUDA runtime."""
     objects.mkdir(parents=True, exist_ok=True)
+    known = output_of(nvcc, "--list-gpu-code").split()
+    architectures = [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in known]
+    portable = [
+        flag
+        for code in [*architectures, f"compute_{PTX}"]
+        for flag in ("-gencode", f"arch={code.replace('sm', 'compute')},code={code}")
+    ]
+    named = f'-DLAZY_CUDA_ARCHITECTURES="{", ".join(architectures)} and PTX for later devices"'
     newest_header = max(path.stat().st_mtime for path in [*HEADERS, Path(__file__)])
 
     def compiled(source: Path) -> Path:
         target = objects / f"{source.stem}.o"
         if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, newest_header):
-            as_c = source.suffix == ".c"  # C is for the host compiler: the flags above are C++'s
-            of_device = HOPPER if source.stem.endswith("_sm90a") else PORTABLE
-            flags = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"] if as_c else [*FLAGS, *of_device]
+            as_c = source.suffix == ".c"  # C goes to the host compiler; FLAGS are for C++
+            of_device = HOPPER if source.stem.endswith("_sm90a") else portable
+            of_c = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"]
+            flags = of_c if as_c else [*FLAGS, named, *of_device]
             partial = target.with_suffix(".partial")
             subprocess.run([nvcc, *flags, "-c", str(source), "-o", str(partial)], check=True)
             partial.replace(target)

@@ -31,7 +31,7 @@ extern "C" {
 static const char *const SONAMES[] = { "libcublasLt.so.13", "libcublasLt.so.12" };
 static constexpr size_t OLDEST = 120000;
 
-/* A sentence that grows until it is full. */
+/* A message of bounded length; append() truncates. */
 struct text {
     char words[280];
     size_t length;
@@ -47,7 +47,7 @@ __attribute__((format(printf, 2, 3))) static void append(text *t, const char *fo
     if (added > 0) t->length += (size_t)added;
 }
 
-/* Fills the table from a library that is loaded. Where it cannot, `trouble` says why. */
+/* Fills the table from a loaded library. On failure, appends the reason to `trouble`. */
 static bool fill(lazy_cublas *table, void *library, text *trouble)
 {
 #define LOOK_UP(name, symbol)                                                                                                              \
@@ -60,7 +60,14 @@ static bool fill(lazy_cublas *table, void *library, text *trouble)
 #undef LOOK_UP
     table->version = table->get_version();
     if (table->version < OLDEST) {
-        append(trouble, "it is version %zu.%zu, and 12.0 is the oldest that will do", table->version / 10000, table->version / 100 % 100);
+        append(trouble, "it is version %zu.%zu, and at least 12.0 is needed", table->version / 10000, table->version / 100 % 100);
+        return false;
+    }
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    if (driver && table->version / 10000 > (size_t)driver / 1000) {
+        append(trouble, "it is version %zu.%zu, and the driver is for CUDA %d.%d", table->version / 10000, table->version / 100 % 100,
+               driver / 1000, driver % 1000 / 10);
         return false;
     }
     Dl_info found;
@@ -72,17 +79,17 @@ static bool try_file(lazy_cublas *table, const char *file, int flags, text *trou
 {
     void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL | flags);
     if (library) return fill(table, library, trouble);
-    const char *reason = dlerror(); /* taken in any case, so that it does not show up in somebody else's report */
+    const char *reason = dlerror(); /* always read, so that a later dlerror() does not report it */
     append(trouble, "%s", reason ? reason : "no reason given");
     return false;
 }
 
-/* As try_file, for one of many: a file that is not there is nothing to tell of, the first one that is there but of no use is. */
+/* Like try_file for one of several candidates: ignores a missing file, and records the first existing file that cannot be used. */
 static bool try_place(lazy_cublas *table, const char *file, text *useless)
 {
     text trouble = {};
     if (try_file(table, file, 0, &trouble)) return true;
-    if (useless->length == 0 && access(file, F_OK) == 0) append(useless, " %s is of no use: %.100s.", file, trouble.words);
+    if (useless->length == 0 && access(file, F_OK) == 0) append(useless, " %s cannot be used: %.100s.", file, trouble.words);
     return false;
 }
 
@@ -117,7 +124,8 @@ static bool find(lazy_cublas *table, const char *const *places, int n_places, la
     text looked = {};
     for (int i = 0; i < n_places; i++) append(&looked, "%s, ", places[i]);
     lazy_fail(err, LAZY_DEVICE,
-              "cuBLAS was not found: `pip install nvidia-cublas`, or set LAZYLLM_CUBLAS to the full path of libcublasLt.so.13 or .12.%s "
+              "cuBLAS was not found: `pip install nvidia-cublas` (nvidia-cublas-cu12 for a driver older than 580), or set LAZYLLM_CUBLAS "
+              "to the full path of libcublasLt.so.13 or .12.%s "
               "Looked for one already loaded, %sthe loader's, CUDA_HOME (%s)",
               useless.words, looked.words, home && *home ? home : "not set");
     return false;

@@ -1,8 +1,8 @@
-/* cublas.h — the part of cuBLASLt's C API that matrix products need, and a table of those functions.
+/* cublas.h — declarations of the part of cuBLASLt's C API that matrix products use, and a table of those functions.
  *
- * cuBLAS is neither linked nor needed to build: half a gigabyte that lies in another place on every machine. It is found and
- * loaded when the first device is opened. The numbers and layouts below are the library's binary interface, the same
- * from version 12 on. */
+ * cuBLASLt is not linked and not needed to build, because it is half a gigabyte and its location differs between machines. It is
+ * loaded when the first device is opened. The values and layouts below are the library's binary interface, unchanged since
+ * version 12. */
 #ifndef LAZY_CUBLAS_H
 #define LAZY_CUBLAS_H
 
@@ -32,7 +32,7 @@ enum cublasOperation_t : int { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 
 enum cublasComputeType_t : int { CUBLAS_COMPUTE_32F = 68 };
 
-/* An attribute's value is handed over as bytes of exactly the type named here. */
+/* The comment names the type of each attribute's value, which is passed as bytes of that size. */
 enum cublasLtMatrixLayoutAttribute_t : int {
     CUBLASLT_MATRIX_LAYOUT_TYPE = 0, /* uint32_t */
     CUBLASLT_MATRIX_LAYOUT_ROWS = 2, /* uint64_t */
@@ -48,13 +48,13 @@ enum cublasLtMatmulDescAttributes_t : int {
 enum cublasLtMatmulPreferenceAttributes_t : int {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,   /* uint64_t */
     CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3, /* uint32_t */
-    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* uint32_t, as the next three */
+    CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5, /* uint32_t, like the next three */
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 };
 
-/* Where the parts of a sum that was split go until they are added up. Not to split is always allowed. */
+/* Allowed places for the partial sums of a split-k product. A product that is not split is always allowed. */
 enum cublasLtReductionScheme_t : uint32_t {
     CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,      /* in the output */
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, /* in the workspace, as f32 */
@@ -66,22 +66,22 @@ typedef struct lazy_cublas_layout *cublasLtMatrixLayout_t;
 typedef struct lazy_cublas_product *cublasLtMatmulDesc_t;
 typedef struct lazy_cublas_preference *cublasLtMatmulPreference_t;
 
-/* Plain bytes: may be copied, and used again with another handle of the same library on the same kind of device. */
+/* Plain data: may be copied and used with another handle of the same library on the same model of device. */
 typedef struct cublasLtMatmulAlgo_t {
     uint64_t data[8];
 } cublasLtMatmulAlgo_t;
 
 typedef struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
-    size_t workspaceSize; /* bytes that it needs */
-    cublasStatus_t state; /* the rest means nothing unless this is success */
+    size_t workspaceSize; /* bytes needed */
+    cublasStatus_t state; /* the other members are valid only if this is success */
     float wavesCount;
     int reserved[4];
 } cublasLtMatmulHeuristicResult_t;
 
 static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "the library writes an array of these");
 
-#ifdef LAZY_CUDA_ON_CPU /* the stand-ins of cuda_on_cpu/ must not be mistaken for a real library in the same process */
+#ifdef LAZY_CUDA_ON_CPU /* the fakes in cuda_on_cpu/ must not be found in place of a real library in the same process */
 #pragma GCC visibility push(hidden)
 #endif
 extern "C" {
@@ -106,14 +106,11 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void *value, size_t bytes);
 
-/* Up to `most` algorithms, the most promising first. */
+/* Up to max_found algorithms, best estimate first. */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int most, cublasLtMatmulHeuristicResult_t *found,
+                                              cublasLtMatmulPreference_t preference, int max_found, cublasLtMatmulHeuristicResult_t *found,
                                               int *n_found);
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result);
 /* d = alpha op(a) op(b) + beta c; alpha and beta are read from host memory before it returns. */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
                               cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
@@ -124,7 +121,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
 #pragma GCC visibility pop
 #endif
 
-/* Names in the table, and what the library calls them. */
+/* FUNCTION(member of lazy_cublas, symbol in the library) */
 #define LAZY_CUBLAS_FUNCTIONS(FUNCTION)                                                                                                    \
     FUNCTION(create, cublasLtCreate)                                                                                                       \
     FUNCTION(destroy, cublasLtDestroy)                                                                                                     \
@@ -140,23 +137,22 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     FUNCTION(preference_destroy, cublasLtMatmulPreferenceDestroy)                                                                          \
     FUNCTION(preference_set, cublasLtMatmulPreferenceSetAttribute)                                                                         \
     FUNCTION(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                                                    \
-    FUNCTION(check, cublasLtMatmulAlgoCheck)                                                                                               \
     FUNCTION(matmul, cublasLtMatmul)
 
 typedef struct lazy_cublas {
-    const char *file; /* that the functions come from */
-    size_t version;   /* of it: 130100 is 13.1.0 */
+    const char *file; /* path of the loaded library */
+    size_t version;   /* 130100 is 13.1.0 */
 #define LAZY_CUBLAS_MEMBER(name, symbol) decltype(&symbol) name;
     LAZY_CUBLAS_FUNCTIONS(LAZY_CUBLAS_MEMBER)
 #undef LAZY_CUBLAS_MEMBER
 } lazy_cublas;
 
-/* The table of this process, which stays for good: the library is loaded once and never unloaded. Any thread may ask. Tried in
- * this order, and later calls get what the first successful one found:
- *   the full path in the environment variable LAZYLLM_CUBLAS (and then nothing else);
- *   a libcublasLt.so.13 or .12 that the process has loaded already;
- *   places[0 … n_places-1], full paths; nothing of them is kept;
- *   libcublasLt.so.13 and .12 where the loader looks;
+/* Loads the library once per process; *out is valid until the process ends. Thread-safe. Later calls return the library that the
+ * first successful call found. Search order:
+ *   the full path in the environment variable LAZYLLM_CUBLAS (if set, nothing else is tried);
+ *   a libcublasLt.so.13 or .12 already loaded in this process;
+ *   places[0 … n_places-1], full paths, read only during the call;
+ *   libcublasLt.so.13 and .12 on the dynamic loader's search path;
  *   $CUDA_HOME/lib64. */
 int lazy_cublas_load(const lazy_cublas **out, const char *const *places, int n_places, lazy_error *err);
 

@@ -1,5 +1,5 @@
-/* cuda.h — what the files of the CUDA backend share. Weights, activations, K, V and Aux rows are all of one type, the backend's;
- * every sum is f32 or wider. */
+/* cuda.h — declarations shared by the files of the CUDA backend. Weights, activations, K, V and Aux rows all have the backend's type;
+ * sums are accumulated in f32 or wider. */
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
@@ -11,50 +11,64 @@ extern "C" {
 }
 
 #include "gemm.h"
-#include "graph.h"
 
-/* The first score that is no number: the layer after which, in the upper half, and the position. */
+enum { LAZY_FEW_ROWS = 4 /* up to here, products read each weight once with a kernel of this library */ };
+
+/* The first score that is not a number: layer in the upper 32 bits, position in the lower 32 bits, so that the minimum is the first. */
 typedef unsigned long long lazy_bad_score;
 
 static const lazy_bad_score LAZY_NO_BAD_SCORE = ~0ull;
+
+/* in_play[begin … end-1]: the tokens that a row attends to. */
+struct lazy_key_range {
+    int32_t begin, end;
+};
+
+/* The ranges of n rows, and what they were computed from. */
+struct lazy_ranges {
+    lazy_key_range *of_row; /* (stream's rows,) */
+    const int32_t *rows, *in_play;
+    int n, m, window; /* n == 0: not computed */
+};
 
 struct lazy_cuda {
     lazy_backend base;
     int device;
     char name[16];     /* "cuda:0" */
-    char variant[320]; /* of its kernels: "NVIDIA H200, sm_90, bf16" */
+    char variant[320]; /* "NVIDIA H200, sm_90, bf16" */
     lazy_dtype type;   /* of weights and activations */
     int processors;
-    bool wgmma; /* attention of many rows goes by it */
+    size_t shared_bytes; /* shared memory of a multiprocessor */
+    bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */
     const lazy_cublas *cublas;
 };
 
 struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
-    lazy_graphs *graphs; /* NULL where LAZYLLM_CUDA_GRAPHS=0 */
     lazy_gemm *gemm;
-    int rows, tokens;          /* that the scratch below is for */
-    int32_t *limits;           /* (rows,) how many of the tokens in play each row sees */
-    float *partial;            /* (lazy_cuda_most_partial, D + 2) outputs, maxima, sums of chunks of keys */
+    int rows, tokens;          /* that the scratch below has room for */
+    lazy_ranges full, local;   /* of layers without a window and with one; most layers of a pass have the same */
+    float *partial;            /* (lazy_cuda_max_partials, D + 2) outputs, maximum, sum for each row, head and chunk of keys */
     void *gate_up;             /* (row_chunk, 2 F) */
-    float *shares;             /* (H, tokens) attention of a query row, by head */
-    int32_t *count;            /* a number on its way to the host */
-    lazy_bad_score *bad_score; /* written by selection, read by downloads */
-    lazy_bad_score *host;      /* pinned, where the last one lands */
+    float *shares;             /* (H, tokens) attention weights of one query row */
+    int32_t *count;            /* result of `filter` or `mass` before its download */
+    lazy_bad_score *bad_score; /* device memory; written by selection, checked by download */
+    lazy_bad_score *host;      /* pinned host memory; download copies bad_score here */
 };
+
+/* How many devices there are. Without a driver, or with one that is too old for this build, the error names the way out. */
+int lazy_cuda_count_devices(int *n, lazy_error *err);
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
 
-/* Makes the device the thread's own, as must be done before anything else. */
+/* Makes the device current for the calling thread; must precede every other CUDA call. */
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
 
-/* The same for ops that only launch kernels: where to. */
-int lazy_cuda_queue(lazy_stream *stream, const char *what, lazy_queue *out, lazy_error *err);
-/* The same for ops that give the stream anything else to do: all that waits to be launched goes first. */
-int lazy_cuda_settle(lazy_stream *stream, lazy_error *err);
+/* limits.cu: must follow every change of positions in device memory. */
+void lazy_cuda_forget_ranges(lazy_stream *stream);
 
-/* LAZY_OK, or the error of a call or launch by its own text. */
+/* LAZY_OK, or fails with `what` and CUDA's text for the error. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
 static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return reinterpret_cast<lazy_cuda *>(stream->backend); }
@@ -64,8 +78,9 @@ static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* hopper.cu: settles whether attention may go by wgmma, and says so in the variant. Waits. */
-int lazy_cuda_settle_wgmma(lazy_cuda *cuda, lazy_error *err);
+/* hopper.cu: if LAZYLLM_CUDA_HOPPER is 1, decides whether attention may use wgmma, sets cuda->wgmma and appends the decision to the variant.
+ * Waits. */
+int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
 
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
@@ -73,18 +88,23 @@ int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix 
 int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* rows.cu */
 int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
-int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, lazy_error *);
+int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
 int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float,
                      lazy_error *);
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 int lazy_cuda_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
-/* attention.cu: any rows, by whichever kernel suits */
-int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
-/* How many partial results it has at most, of passes of up to n_rows rows: one for each row, head and chunk of keys. */
-size_t lazy_cuda_most_partial(const lazy_config *, int processors, int n_rows);
+/* attention.cu */
+int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
+/* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
+size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
 /* scores.cu */
-int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
+int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int,
+                     lazy_error *);
+/* pooling.cu */
+int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
+int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);
+int lazy_cuda_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
 /* selection.cu */
 int lazy_cuda_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cuda_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);

@@ -1,5 +1,7 @@
-/* hopper.cu — whether attention may go by wgmma here: the device must have it, the user may forbid it, and its kernel must agree with the
- * portable one, on this device, before the first pass. */
+/* hopper.cu — decides whether attention uses the wgmma kernel: LAZYLLM_CUDA_HOPPER must be 1, the device must have compute capability 9.0,
+ * and the kernel's results on it must agree with the portable kernel's, before the first pass. Until a device has passed, the kernel is not
+ * used by default: one that hangs or destroys the context would not survive the comparison either. */
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -14,20 +16,22 @@ namespace
 {
 struct shape {
     int n, m, n_heads, n_kv_heads, d; /* as in backend.h */
+    int window;                       /* of keys in play */
 };
 
-/* One row; odd numbers of rows x heads and of keys; several tiles and blocks of keys; every key in sight of a row of its own. */
+/* A single row; odd numbers of rows x heads and of keys; several tiles and several groups of keys; a causal triangle (n = m); windows. */
 const shape shapes[] = {
-    { 1, 1, 1, 1, 64 },    { 37, 150, 3, 1, 64 },  { 67, 391, 4, 2, 64 },  { 257, 257, 1, 1, 64 },
-    { 1, 129, 2, 1, 128 }, { 37, 150, 3, 1, 128 }, { 67, 391, 4, 2, 128 }, { 257, 257, 1, 1, 128 },
+    { 1, 1, 1, 1, 64, 1 },      { 37, 150, 3, 1, 64, 150 },  { 67, 391, 4, 2, 64, 391 },  { 257, 257, 1, 1, 64, 100 },
+    { 1, 129, 2, 1, 128, 129 }, { 37, 150, 3, 1, 128, 150 }, { 67, 391, 4, 2, 128, 300 }, { 257, 257, 1, 1, 128, 257 },
 };
 
-/* What was found out about one type on one device. */
+/* Result of the comparison for one type on one device. */
 struct verdict {
     bool agrees;
-    std::string words; /* of what is against it */
+    std::string reason; /* why not, if it does not agree */
 };
 
+/* A device copy of a vector. `code` is the error of the allocation or the copy. */
 class device_array
 {
   public:
@@ -51,18 +55,18 @@ class device_array
     void *memory = nullptr;
 };
 
-/* -most … most */
-template <class T> std::vector<T> random_values(size_t n, float most, uint32_t &seed)
+/* Uniform in [-limit, limit); advances seed. */
+template <class T> std::vector<T> random_values(size_t n, float limit, uint32_t &seed)
 {
     std::vector<T> values(n);
     for (T &value : values) {
         seed = seed * 1664525u + 1013904223u;
-        lazy_narrow(&value, ((float)(seed >> 8) / (float)(1 << 23) - 1.0f) * most);
+        lazy_narrow(&value, ((float)(seed >> 8) / (float)(1 << 23) - 1.0f) * limit);
     }
     return values;
 }
 
-/* Largest difference as a share of the largest value, or infinity where one is no number. */
+/* Largest absolute difference divided by the largest absolute value of `want`; infinity if any value is not finite. */
 template <class T> double difference(const std::vector<T> &got, const std::vector<T> &want)
 {
     double worst = 0, largest = 0;
@@ -75,14 +79,19 @@ template <class T> double difference(const std::vector<T> &got, const std::vecto
     return worst / largest;
 }
 
-/* *error = how far both kernels are apart on random data of this shape. In every second slot is a token that is not in play, a NaN. */
+/* *error = difference between the two kernels' outputs on random data of this shape. Every other cache slot holds a token that is not in
+ * play, filled with NaN. */
 template <class T> cudaError_t compare(const shape &c, double *error)
 {
     uint32_t seed = (uint32_t)(c.n + c.m + c.d);
     int capacity = 2 * c.m, width = (c.n_heads + 2 * c.n_kv_heads) * c.d;
-    std::vector<int32_t> in_play((size_t)c.m), limits((size_t)c.n);
+    std::vector<int32_t> in_play((size_t)c.m);
+    std::vector<lazy_key_range> ranges((size_t)c.n);
     for (int j = 0; j < c.m; j++) in_play[(size_t)j] = 2 * j + (j % 3 == 0);
-    for (int r = 0; r < c.n; r++) limits[(size_t)r] = (int)((int64_t)(r + 1) * c.m / c.n);
+    for (int r = 0; r < c.n; r++) {
+        int end = (int)((int64_t)(r + 1) * c.m / c.n);
+        ranges[(size_t)r] = { std::max(end - c.window, 0), end };
+    }
     size_t slots = (size_t)(c.n_kv_heads * capacity), outputs = (size_t)(c.n * c.n_heads * c.d);
     std::vector<T> nothing(outputs), by_mma(outputs), by_wgmma(outputs), kv[2];
     for (std::vector<T> &part : kv) {
@@ -93,17 +102,18 @@ template <class T> cudaError_t compare(const shape &c, double *error)
         }
     }
     for (T &value : nothing) lazy_narrow(&value, NAN);
-    device_array qkv(random_values<T>((size_t)(c.n * width), 4, seed)), k(kv[0]), v(kv[1]), play(in_play), sight(limits);
+    device_array qkv(random_values<T>((size_t)(c.n * width), 4, seed)), k(kv[0]), v(kv[1]), in_play_on_device(in_play),
+        ranges_on_device(ranges);
     device_array y(nothing), other_y(nothing);
-    for (const device_array *array : { &qkv, &k, &v, &play, &sight, &y, &other_y })
+    for (const device_array *array : { &qkv, &k, &v, &in_play_on_device, &ranges_on_device, &y, &other_y })
         if (array->code) return array->code;
 
     attention_task<T> t = {};
     t.qkv = qkv.as<T>();
     t.k = k.as<T>();
     t.v = v.as<T>();
-    t.in_play = play.as<int32_t>();
-    t.limits = sight.as<int32_t>();
+    t.in_play = in_play_on_device.as<int32_t>();
+    t.ranges = ranges_on_device.as<lazy_key_range>();
     t.n = c.n;
     t.m = c.m;
     t.n_heads = c.n_heads;
@@ -111,14 +121,12 @@ template <class T> cudaError_t compare(const shape &c, double *error)
     t.d = c.d;
     t.width = width;
     t.capacity = capacity;
-    t.chunk = c.m;
     t.chunks = 1;
-    t.scale = lazy_cuda_scale(c.d);
+    t.scale = (float)(M_LOG2E / sqrt((double)c.d));
     t.y = y.as<T>();
-    const lazy_queue queue = { nullptr, nullptr, "attention", 0 };
-    cudaError_t code = lazy_cuda_attend_by_mma(t, queue);
+    cudaError_t code = lazy_cuda_attend_by_mma(t, nullptr);
     t.y = other_y.as<T>();
-    if (!code) code = lazy_cuda_attend_by_wgmma(t, queue);
+    if (!code) code = lazy_cuda_attend_by_wgmma(t, nullptr);
     if (!code) code = y.read(by_mma);
     if (!code) code = other_y.read(by_wgmma);
     if (!code) *error = difference(by_wgmma, by_mma);
@@ -132,14 +140,14 @@ template <class T> verdict judge(double tolerance, cudaError_t *code)
         double error = 0;
         if ((*code = compare<T>(c, &error))) return { false, cudaGetErrorString(*code) };
         if (error <= tolerance) continue;
-        snprintf(text, sizeof text, "it differs by %.2g at n %d, m %d, heads of %d", error, c.n, c.m, c.d);
+        snprintf(text, sizeof text, "it differs by %.2g at n %d, m %d, head_dim %d", error, c.n, c.m, c.d);
         return { false, text };
     }
     return { true, "" };
 }
 
-/* Once for a type on a device. */
-int look_up(const lazy_cuda *cuda, verdict *found, lazy_error *err)
+/* Compares once per process for each device and type; later calls return the stored result. */
+int compare_once(const lazy_cuda *cuda, verdict *found, lazy_error *err)
 {
     static std::mutex one_at_a_time;
     static std::map<std::pair<int, int>, verdict> known;
@@ -147,13 +155,13 @@ int look_up(const lazy_cuda *cuda, verdict *found, lazy_error *err)
     auto at = known.find({ cuda->device, cuda->type });
     if (at == known.end()) {
         cudaError_t code = cudaSuccess;
-        /* each side rounds its shares and its outputs to the type */
+        /* tolerance: both kernels round their softmax weights and their outputs to the type */
         verdict judged = cuda->type == LAZY_F16 ? judge<__half>(2e-3, &code) : judge<__nv_bfloat16>(1.5e-2, &code);
         cudaGetLastError();
         if (code && cudaDeviceSynchronize() != cudaSuccess)
-            return lazy_fail(err, LAZY_DEVICE, "the kernel for wgmma broke %s: %s; LAZYLLM_CUDA_HOPPER=0 does without it", cuda->name,
+            return lazy_fail(err, LAZY_DEVICE, "the wgmma kernel failed on %s: %s; unset LAZYLLM_CUDA_HOPPER to run without it", cuda->name,
                              cudaGetErrorString(code));
-        if (code) { /* such as memory that another one holds now: the next model may find it free */
+        if (code) { /* a temporary failure, such as too little free memory: not stored, so the next model tries again */
             *found = judged;
             return LAZY_OK;
         }
@@ -164,8 +172,10 @@ int look_up(const lazy_cuda *cuda, verdict *found, lazy_error *err)
 }
 } // namespace
 
-int lazy_cuda_settle_wgmma(lazy_cuda *cuda, lazy_error *err)
+int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err)
 {
+    const char *setting = getenv("LAZYLLM_CUDA_HOPPER");
+    if (!setting || strcmp(setting, "1") != 0) return LAZY_OK;
     int major = 0, minor = 0;
     int code =
         lazy_cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device), "asking for the capability", err);
@@ -173,12 +183,10 @@ int lazy_cuda_settle_wgmma(lazy_cuda *cuda, lazy_error *err)
         code = lazy_cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device), "asking for the capability",
                                err);
     if (code || major != 9 || minor != 0 || cuda->type == LAZY_F32) return code;
-    const char *wish = getenv("LAZYLLM_CUDA_HOPPER");
-    verdict found = { false, "LAZYLLM_CUDA_HOPPER=0" };
-    if (!wish || strcmp(wish, "0")) code = look_up(cuda, &found, err);
-    if (code) return code;
+    verdict found = {};
+    if ((code = compare_once(cuda, &found, err))) return code;
     cuda->wgmma = found.agrees;
     size_t length = strlen(cuda->variant);
-    snprintf(cuda->variant + length, sizeof cuda->variant - length, found.agrees ? ", wgmma" : ", no wgmma: %s", found.words.c_str());
+    snprintf(cuda->variant + length, sizeof cuda->variant - length, found.agrees ? ", wgmma" : ", no wgmma: %s", found.reason.c_str());
     return LAZY_OK;
 }

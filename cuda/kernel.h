@@ -1,18 +1,18 @@
-/* kernel.h — what every .cu file of this project includes, and all that it may use besides CUDA's own language.
+/* kernel.h — included by every .cu file: launches, and the PTX instructions that kernels use.
  *
- * nvcc makes GPU code of such a file. g++ (`-x c++`) makes code of it that runs on the CPU, one fiber per CUDA thread, so that
- * every kernel is tested, also under sanitizers, where there is no GPU: see cuda_on_cpu/cuda_on_cpu.h. The names below are the
- * same in both. What they ask of a kernel:
+ * nvcc compiles a .cu file for the GPU. g++ (`-x c++`) compiles it for the CPU, where each CUDA thread is a fiber, so that every kernel is
+ * tested without a GPU, also under sanitizers: see cuda_on_cpu/cuda_on_cpu.h. The names below exist in both builds. Rules for kernels:
  *
- * - Kernels are started by lazy_launch, never by <<<>>>.
- * - Kernels are static or in a namespace without a name: else ASan does not guard the ends of their __shared__ arrays.
+ * - They are started with lazy_launch, never with <<<>>>.
+ * - They are static or in an unnamed namespace; otherwise ASan does not put red zones around their __shared__ arrays.
  * - Static shared memory is declared with __shared__, dynamic shared memory with LAZY_DYNAMIC_SHARED, once per kernel.
- * - Shared memory is read and written by assignments, of uint4 say: TSan does not see what g++ makes of memcpy and memset.
- * - PTX belongs in this file, with its emulation in cuda_on_cpu.h, and nowhere else.
- * - A block must not wait for another one: on the CPU they run one after the other. A thread that waits in a loop for others of
- *   its block calls __nanosleep there.
+ * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++ generates for memcpy
+ *   and memset.
+ * - PTX is written only in this file, with its emulation in cuda_on_cpu.h.
+ * - A block must not wait for another block: on the CPU, blocks run one after the other. A thread that waits in a loop for other threads
+ *   of its block calls __nanosleep in the loop.
  *
- * Pointers into shared memory are generic ones. All instructions need sm_80, but those of warpgroups: sm_90a and no other. */
+ * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
 #ifndef LAZY_KERNEL_H
 #define LAZY_KERNEL_H
 
@@ -25,22 +25,15 @@
 
 #ifdef __CUDACC__
 
-/* Lets `kernel` have that much dynamic shared memory. To be called before it is launched by its address. */
-template <class... P> cudaError_t lazy_prepare(void (*kernel)(P...), size_t shared_bytes)
-{
-    constexpr size_t without_asking = 48 * 1024;
-    if (shared_bytes <= without_asking) return cudaSuccess;
-    cudaError_t code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
-    return code == cudaSuccess ? code : cudaGetLastError();
-}
-
-/* Starts `kernel` and returns what became of it; kernels that failed earlier on the stream may show here too. */
+/* Launches `kernel` and returns the launch's error; errors of earlier kernels may be reported here too. */
 template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
-    cudaError_t code = lazy_prepare(kernel, shared_bytes);
-    if (code != cudaSuccess) return code;
+    constexpr size_t always_allowed = 48 * 1024;
+    if (shared_bytes > always_allowed &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes) != cudaSuccess)
+        return cudaGetLastError();
     kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(args)...);
     return cudaGetLastError();
 }
@@ -50,13 +43,14 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
     extern __shared__ __align__(16) unsigned char lazy_dynamic_shared[];                                                                   \
     T *name = reinterpret_cast<T *>(lazy_dynamic_shared)
 
-/* ---- instructions of a whole warp: all 32 threads execute the same one together ---- */
+/* ---- warp instructions: all 32 threads execute the same one together (.sync.aligned) ---- */
 
-/* d += a b in f32, a: (16, 16), b: (16, 8), d: (16, 8). With g = lane / 4 and t = lane % 4, and the lower index in the lower half:
+/* d += a b, accumulated in f32; a: (16, 16), b: (16, 8), d: (16, 8). With g = lane / 4, t = lane % 4, and the value of the lower index in
+ * the lower half of a register:
  *   a[0] = A[g][2t, 2t + 1]   a[1] = A[g + 8][2t, 2t + 1]   a[2] = A[g][2t + 8, 2t + 9]   a[3] = A[g + 8][2t + 8, 2t + 9]
  *   b[0] = B[2t, 2t + 1][g]   b[1] = B[2t + 8, 2t + 9][g]
  *   d[0], d[1] = D[g][2t, 2t + 1]   d[2], d[3] = D[g + 8][2t, 2t + 1]
- * The last argument only names the type of a and b. */
+ * The last argument only selects the type of a and b. */
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16)
 {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -71,9 +65,9 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Four 8x8 matrices of 16-bit values from shared memory. Lane l names row l % 8 of matrix l / 8, 16 bytes that start at a multiple
- * of 16. r[i] gets, of matrix i, [lane / 4][2 (lane % 4)] and the value right of it (in the upper half); with _trans,
- * [2 (lane % 4)][lane / 4] and the value below it. Orders no memory: what other lanes wrote needs __syncwarp before it. */
+/* Loads four 8x8 matrices of 16-bit values from shared memory. Lane l passes the address of row l % 8 of matrix l / 8: 16 bytes, aligned to
+ * 16. r[i] receives, from matrix i, [lane / 4][2 (lane % 4)] and the value to its right (in the upper half); with _trans,
+ * [2 (lane % 4)][lane / 4] and the value below it. Not a memory barrier: reading what other lanes wrote needs a __syncwarp before. */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -90,10 +84,10 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
                  : "memory");
 }
 
-/* ---- copies that run beside the thread that asked for them ---- */
+/* ---- asynchronous copies from global to shared memory ---- */
 
-/* 16 bytes, or 16 zeros if not valid (`global` is not read then); both ends lie at multiples of 16. The shared memory holds nothing
- * of use until this thread has waited; other threads need a barrier after that. */
+/* Copies 16 bytes, or writes 16 zeros if not valid (`global` is not read then); both addresses are aligned to 16. The data is undefined
+ * until this thread has waited; other threads need a barrier after that. */
 __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
@@ -101,26 +95,26 @@ __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bo
                  : "memory");
 }
 
-/* Makes a group of this thread's copies since the last one, possibly of none. */
+/* Puts this thread's copies since the last commit into a group, which may be empty. */
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-/* Waits until at most the N newest groups of this thread are under way. */
+/* Waits until at most the N newest groups of this thread are pending. */
 template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-/* ---- products of a warpgroup, which run beside it (sm_90a): four warps whose first is a multiple of four ----
+/* ---- asynchronous matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of four ----
  *
- * All 128 threads execute these together. The right order is: wgmma_fence on all registers that take part, products, wgmma_commit,
- * wgmma_wait on what is wanted from them. Between a product and its wait its registers, which are d and a, may be neither read nor
- * written, and its shared memory not written. */
+ * All 128 threads execute these together. Required order: wgmma_fence on all registers used, products, wgmma_commit, wgmma_wait on the
+ * registers to be read. Between a product and its wait, its registers (d and a) must not be read or written, and its shared memory must
+ * not be written. */
 
-/* Orders this thread's writes to shared memory, those of its cp.async that it has waited for among them, before what wgmma reads;
- * other threads' writes need their own fence and then a barrier. */
+/* Makes this thread's writes to shared memory, including its completed cp.async copies, visible to wgmma. Every writing thread needs its
+ * own fence, followed by a barrier. */
 __device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* A place in shared memory, as wgmma knows it. */
+/* The 32-bit address in the shared state space, as matrix descriptors use it. */
 __device__ __forceinline__ uint32_t shared_address(const void *shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
 
-/* The compiler knows nothing of products under way; this keeps it from moving reads and writes of registers past where it stands. */
+/* The compiler does not know that pending products use these registers: this keeps it from moving accesses to them across this point. */
 template <int N> __device__ __forceinline__ void hold_registers(float (&r)[N][4])
 {
 #pragma unroll
@@ -133,27 +127,27 @@ template <int N> __device__ __forceinline__ void hold_registers(uint32_t (&r)[N]
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
 }
 
-/* Must follow whatever wrote the registers of the next products; once for all that are issued up to the next wait. */
+/* Must follow the last write to the registers of the next products; one fence serves all products up to the next wait. */
 template <class... R> __device__ __forceinline__ void wgmma_fence(R &...registers)
 {
     (hold_registers(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* Makes a group of the products issued since the last one. */
+/* Puts the products issued since the last commit into a group. */
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-/* Waits until at most the N newest groups are under way; `registers` are those of products that are done then. */
+/* Waits until at most the N newest groups are pending; `registers` are those of the completed products. */
 template <int N, class... R> __device__ __forceinline__ void wgmma_wait(R &...registers)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
     (hold_registers(registers), ...);
 }
 
-/* d: (64, 8N) f32, warp w of the four has rows 16w … 16w+15, and d[j] is as of mma_m16n8k16 its columns 8j … 8j+7.
- * a: (64, 16), in shared memory by rows, or in registers, of each warp as of mma_m16n8k16.
- * b: (16, 8N), in shared memory by columns or by rows. What lies there is named by wgmma_matrix, below.
- * Not `accumulate`: what was in d counts for nothing. The last argument only names the type of a and b. */
+/* d (+)= a b. d: (64, 8N) f32; warp w of the four holds rows 16w … 16w+15, and its d[j] columns 8j … 8j+7 in mma_m16n8k16's layout.
+ * a: (64, 16), row-major in shared memory, or in registers in mma_m16n8k16's layout per warp.
+ * b: (16, 8N) in shared memory, column-major (_by_columns) or row-major (_by_rows). Matrices in shared memory are passed as wgmma_matrix's
+ * descriptors. Without `accumulate`, d is overwritten. The last argument only selects the type of a and b. */
 #define LAZY_D32                                                                                                                           \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                                               \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -199,7 +193,7 @@ LAZY_WGMMA(__half, "f16")
 
 /* ---- arithmetic ---- */
 
-/* 2^x within 2 units in the last place; what would be denormal is 0 */
+/* 2^x within 2 ulp; subnormal results are flushed to 0 */
 __device__ __forceinline__ float fast_exp2f(float x)
 {
     float y;
@@ -211,19 +205,19 @@ __device__ __forceinline__ float fast_exp2f(float x)
 #include "cuda_on_cpu/cuda_on_cpu.h"
 #endif
 
-/* ---- how wgmma finds a matrix of 16-bit values in shared memory ----
+/* ---- layout of a matrix of 16-bit values in shared memory for wgmma: 128-byte swizzle ----
  *
- * In rows of 64, 128 bytes, eight of which make an atom: 1024 bytes at a multiple of 1024. The 16 bytes at i of row r lie at i ^ r % 8,
- * so that eight of one column lie in different banks. Addresses are swizzled as a whole: what begins within a row is named by where it
- * would begin in row 0. */
+ * Rows of 64 values (128 bytes); eight rows form an atom of 1024 bytes, aligned to 1024. The 16-byte piece i of row r is stored at piece
+ * i ^ (r % 8), so that the same piece of eight consecutive rows lies in different banks. The hardware swizzles complete addresses, so a
+ * descriptor that starts within a row gives the unswizzled address, which is its address in row 0. */
 
 enum { WGMMA_ROW = 64, WGMMA_ATOM = 8 * WGMMA_ROW /* values */ };
 
-/* Where the eight values from 8 `piece` of a row lie, in values. */
+/* Offset, in values, of the eight values at 8 `piece` in a row. */
 __host__ __device__ constexpr int wgmma_place(int row, int piece) { return row * WGMMA_ROW + (piece ^ row % 8) * 8; }
 
-/* `from`: the first atom. Operands whose rows run along k take 16 values of each row from `first`; those whose rows run along n or m
- * take 16 whole rows, and what is wider than a row goes on `next` values further on. */
+/* Matrix descriptor. `from`: the first atom. Operands whose rows run along k use 16 values of each row, beginning at `first`. Operands
+ * whose rows run along n or m use 16 whole rows; columns beyond 64 continue `next` values after `from`. */
 __device__ __forceinline__ uint64_t wgmma_matrix(const void *from, int first, int next)
 {
     uint64_t address = shared_address(from) + 2 * first, leading = 2 * next, stride = 2 * WGMMA_ATOM, swizzle_128_bytes = 1;

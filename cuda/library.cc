@@ -1,4 +1,4 @@
-/* library.cc — the one door of liblazyllm_cuda: opening a device, and looking at what there is without taking it. */
+/* library.cc — the only exported symbol of liblazyllm_cuda: opens a device, or describes devices, driver and cuBLAS. */
 #include <cstdio>
 #include <cstring>
 
@@ -17,11 +17,10 @@ namespace
 int look(lazy_cuda_facts *facts, const char *const *libraries, int n_libraries, lazy_error *err)
 {
     int driver = 0, runtime = 0;
+    int code = lazy_cuda_count_devices(&facts->n_devices, err);
+    if (code) return code;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    if (driver == 0) return lazy_fail(err, LAZY_DEVICE, "no CUDA driver is installed");
-    int code = lazy_cuda_check(cudaGetDeviceCount(&facts->n_devices), "counting devices", err);
-    if (code) return code;
     snprintf(facts->versions, sizeof facts->versions, "driver for CUDA %d.%d, runtime %d.%d", driver / 1000, driver % 1000 / 10,
              runtime / 1000, runtime % 1000 / 10);
     size_t length = 0;

@@ -4,24 +4,42 @@ namespace
 {
 enum { THREADS = 256 };
 
-__global__ void __launch_bounds__(THREADS) count_visible(int32_t *limits, const int32_t *rows, int n, const int32_t *in_play, int m)
+/* How many positions of in_play are <= position. */
+__device__ __forceinline__ int count_up_to(int position, const int32_t *in_play, int m)
 {
-    int r = blockIdx.x * THREADS + threadIdx.x;
-    if (r >= n) return;
     int low = 0, high = m;
     while (low < high) {
         int middle = (low + high) / 2;
-        if (in_play[middle] <= rows[r]) low = middle + 1;
+        if (in_play[middle] <= position) low = middle + 1;
         else high = middle;
     }
-    limits[r] = low;
+    return low;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    find_ranges(lazy_key_range *ranges, const int32_t *rows, int n, const int32_t *in_play, int m, int window)
+{
+    int r = blockIdx.x * THREADS + threadIdx.x;
+    if (r >= n) return;
+    int end = count_up_to(rows[r], in_play, m);
+    ranges[r] = { window > rows[r] ? 0 : count_up_to(rows[r] - window, in_play, end), end };
 }
 } // namespace
 
-int lazy_cuda_limits(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, lazy_error *err)
+void lazy_cuda_forget_ranges(lazy_stream *stream) { lazy_cuda_scratch(stream)->full.n = lazy_cuda_scratch(stream)->local.n = 0; }
+
+int lazy_cuda_limits(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, int window, const lazy_key_range **out,
+                     lazy_error *err)
 {
-    return lazy_cuda_op(stream, "counting visible tokens", err, [&](const lazy_queue &queue) {
-        return lazy_launch(count_visible, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, lazy_cuda_scratch(stream)->limits,
-                           rows, n, in_play, m);
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    lazy_ranges *known = window == INT32_MAX ? &s->full : &s->local;
+    *out = known->of_row;
+    if (known->rows == rows && known->n == n && known->in_play == in_play && known->m == m && known->window == window) return LAZY_OK;
+    *known = { known->of_row, rows, in_play, n, m, window };
+    int code = lazy_cuda_op(stream, "finding visible tokens", err, [&](cudaStream_t queue) {
+        return lazy_launch(find_ranges, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, known->of_row, rows, n, in_play, m,
+                           window);
     });
+    if (code) known->n = 0;
+    return code;
 }

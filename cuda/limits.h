@@ -1,4 +1,4 @@
-/* limits.h — what attention and scores share: how far each row sees, and the scale of its dot products. */
+/* limits.h — shared by attention and scores: the keys that each row attends to, and the scale of its dot products. */
 #ifndef LAZY_CUDA_LIMITS_H
 #define LAZY_CUDA_LIMITS_H
 
@@ -6,10 +6,15 @@
 
 #include "values.h"
 
-/* Fills the stream's limits: how many of in_play are at or before rows[r]. */
-int lazy_cuda_limits(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, lazy_error *err);
+/* (*out)[r] = the part of in_play that row r attends to: rows[r] - window < position <= rows[r]. Computed only if the stream's last ranges
+ * are of other rows or keys. */
+int lazy_cuda_limits(lazy_stream *stream, const int32_t *rows, int n, const int32_t *in_play, int m, int window, const lazy_key_range **out,
+                     lazy_error *err);
 
-/* Exponents are to the base 2. */
-static inline float lazy_cuda_scale(int head_dim) { return (float)(M_LOG2E / sqrt((double)head_dim)); }
+/* log2(e) / sqrt(query_scalar): the softmax uses powers of 2. */
+static inline float lazy_cuda_scale(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
 
 #endif

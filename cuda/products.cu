@@ -1,4 +1,6 @@
-/* products.cu — products with weights: many rows by cuBLASLt, few rows by reading every weight once. */
+/* products.cu — products with weight matrices: cuBLASLt for many rows; for few rows, and for shapes that cuBLASLt refuses, a kernel that
+ * reads every weight once for each group of rows. */
+#include <algorithm>
 #include <type_traits>
 
 #include "values.h"
@@ -6,17 +8,18 @@
 namespace
 {
 enum {
-    FEW = LAZY_FEW_ROWS, /* the products of so many are bound by reading weights: one warp a column of y */
-    WARPS = 4,           /* of a block */
+    FEW = LAZY_FEW_ROWS, /* up to this many rows, reading the weights takes most of the time: one warp per column of y */
+    WARPS = 4,           /* per block */
     THREADS = 256,
+    MAX_GROUPS = 16, /* of FEW rows in one launch */
 };
 
-/* sum[r] += x[r, :cols] . w[:cols], this lane's share */
+/* sum[r] += x[r, :cols] . w[:cols], this lane's elements only; f32 accumulation */
 template <class T, int ROWS> __device__ __forceinline__ void add_products(float (&sum)[ROWS], const T *x, int n, const T *w, int cols)
 {
     constexpr int WIDE = 16 / sizeof(T);
     int lane = threadIdx.x % 32;
-    if (cols % WIDE) { /* rows that do not begin where a pack may */
+    if (cols % WIDE) { /* rows are not aligned to a pack */
         for (int k = lane; k < cols; k += 32)
             for (int r = 0; r < ROWS; r++)
                 if (r < n) sum[r] += lazy_wide(w[k]) * lazy_wide(x[(int64_t)r * cols + k]);
@@ -35,80 +38,112 @@ template <class T, int ROWS> __device__ __forceinline__ void add_products(float 
     }
 }
 
-__device__ __forceinline__ float swiglu(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+/* activation(gate) * up. SiLU: x / (1 + exp(-x)). GELU, by its tanh form: x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). */
+__device__ __forceinline__ float gated_value(float gate, float up, bool gelu)
+{
+    constexpr float TWICE_ROOT = 1.5957691216f; /* 2 sqrt(2 / pi) */
+    float x = gelu ? TWICE_ROOT * (gate + 0.044715f * gate * gate * gate) : gate;
+    return gate / (1.0f + expf(-x)) * up;
+}
 
 template <class T> struct few_product {
     const T *x;        /* (n, cols) */
-    const T *w;        /* (columns, cols), where gated another as large below it */
-    const float *bias; /* as many as w has rows, or NULL */
+    const T *w;        /* (columns, cols), if gated (2 columns, cols): gate above up */
+    const float *bias; /* (rows of w,) or NULL */
     int n, columns, cols;
-    bool accumulate;
+    bool accumulate, gelu;
 };
 
-/* y[n, columns], of T or f32 */
+/* y: (n, columns), of type T or f32. Grid: (blocks of columns, groups of ROWS rows). */
 template <class T, class Y, int ROWS, bool GATED> __global__ void __launch_bounds__(32 * WARPS) multiply_few(Y *y, few_product<T> p)
 {
-    int column = blockIdx.x * WARPS + threadIdx.x / 32;
+    int column = blockIdx.x * WARPS + threadIdx.x / 32, first = blockIdx.y * ROWS, n = min(ROWS, p.n - first);
     if (column >= p.columns) return;
+    const T *x = p.x + (int64_t)first * p.cols;
     float sum[ROWS] = {}, up[ROWS] = {};
-    add_products(sum, p.x, p.n, p.w + (int64_t)column * p.cols, p.cols);
-    if (GATED) add_products(up, p.x, p.n, p.w + (int64_t)(p.columns + column) * p.cols, p.cols);
+    add_products(sum, x, n, p.w + (int64_t)column * p.cols, p.cols);
+    if (GATED) add_products(up, x, n, p.w + (int64_t)(p.columns + column) * p.cols, p.cols);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        if (r >= p.n) break;
+        if (r >= n) break;
         float total = lazy_warp_sum(sum[r]) + (p.bias ? p.bias[column] : 0.0f);
-        if (GATED) total = swiglu(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f));
-        Y *out = y + (int64_t)r * p.columns + column;
+        if (GATED) total = gated_value(total, lazy_warp_sum(up[r]) + (p.bias ? p.bias[p.columns + column] : 0.0f), p.gelu);
+        Y *out = y + (int64_t)(first + r) * p.columns + column;
         if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
     }
 }
 
-template <class T, class Y, bool GATED> cudaError_t run_few(Y *y, const few_product<T> &p, const lazy_queue &queue)
+template <class T, class Y, bool GATED> cudaError_t run_few(Y *y, few_product<T> p, cudaStream_t queue)
 {
-    dim3 grid((p.columns + WARPS - 1) / WARPS), block(32 * WARPS);
+    dim3 block(32 * WARPS), grid((p.columns + WARPS - 1) / WARPS);
     if (p.n == 1) return lazy_launch(multiply_few<T, Y, 1, GATED>, grid, block, 0, queue, y, p);
     if (p.n == 2) return lazy_launch(multiply_few<T, Y, 2, GATED>, grid, block, 0, queue, y, p);
-    return lazy_launch(multiply_few<T, Y, FEW, GATED>, grid, block, 0, queue, y, p);
+    cudaError_t failed = cudaSuccess;
+    for (int left = p.n; left > 0 && failed == cudaSuccess; left -= FEW * MAX_GROUPS) {
+        p.n = std::min(left, FEW * MAX_GROUPS);
+        grid.y = (unsigned)(p.n + FEW - 1) / FEW;
+        failed = lazy_launch(multiply_few<T, Y, FEW, GATED>, grid, block, 0, queue, y, p);
+        p.x += (int64_t)p.n * p.cols;
+        y += (int64_t)p.n * p.columns;
+    }
+    return failed;
 }
 
-template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, const float *bias, int64_t size, int columns)
+/* y: (n, columns). Grid: (n, blocks of columns). */
+template <class Y> __global__ void __launch_bounds__(THREADS) add_bias(Y *y, const float *bias, int columns)
 {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < size) lazy_narrow(&y[i], lazy_wide(y[i]) + bias[i % columns]);
+    int column = blockIdx.y * THREADS + threadIdx.x;
+    Y *at = y + (int64_t)blockIdx.x * columns + column;
+    if (column < columns) lazy_narrow(at, lazy_wide(*at) + bias[column]);
 }
 
-/* both: (n, 2 F) */
-template <class T> __global__ void __launch_bounds__(THREADS) join_gate(T *y, const T *both, int64_t size, int ffn)
+/* y[n, F] = activation(gate) * up; both: (n, 2 F), gate then up. A thread computes WIDE elements. Grid: (n, blocks of elements). */
+template <class T> __global__ void __launch_bounds__(THREADS) join_gate(T *y, const T *both, int ffn, bool gelu)
 {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= size) return;
-    const T *gate = both + i / ffn * 2 * ffn + i % ffn;
-    lazy_narrow(&y[i], swiglu(lazy_wide(gate[0]), lazy_wide(gate[ffn])));
+    constexpr int WIDE = 16 / sizeof(T);
+    int first = (blockIdx.y * THREADS + threadIdx.x) * WIDE;
+    const T *gate = both + (int64_t)blockIdx.x * 2 * ffn + first, *up = gate + ffn;
+    T *to = y + (int64_t)blockIdx.x * ffn + first;
+    if (ffn % WIDE) { /* rows are not aligned to a pack */
+        for (int i = 0; i < min(WIDE, ffn - first); i++) lazy_narrow(&to[i], gated_value(lazy_wide(gate[i]), lazy_wide(up[i]), gelu));
+        return;
+    }
+    if (first >= ffn) return;
+    lazy_pack<T> a = *reinterpret_cast<const lazy_pack<T> *>(gate), b = *reinterpret_cast<const lazy_pack<T> *>(up), joined;
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) lazy_narrow(&joined.value[i], gated_value(lazy_wide(a.value[i]), lazy_wide(b.value[i]), gelu));
+    *reinterpret_cast<lazy_pack<T> *>(to) = joined;
 }
 
-dim3 blocks_for(int64_t size) { return dim3((unsigned)((size + THREADS - 1) / THREADS)); }
+dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + per_block - 1) / per_block); }
 
-/* y[n, w->rows] (+)= x w^T + bias; y as wide as activations, or f32. */
+/* The product by multiply_few; y as in `multiply`. */
+template <class Y>
+int multiply_by_rows(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+{
+    return lazy_cuda_typed_op(stream, "product of few rows", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        few_product<T> p = { (const T *)x, (const T *)w->part[0].data, w->bias, n, w->rows, w->cols, accumulate, false };
+        if constexpr (std::is_same_v<Y, float>) return run_few<T, float, false>(y, p, queue);
+        else return run_few<T, T, false>((T *)y, p, queue);
+    });
+}
+
+/* y[n, w->rows] (+)= x w^T + bias; y is f32 if Y is float, else (Y is void) of the backend's type. */
 template <class Y> int multiply(lazy_stream *stream, Y *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
 {
-    const void *weights = w->part[0].data;
-    if (n <= FEW)
-        return lazy_cuda_typed_op(stream, "product of few rows", err, [&](auto type, const lazy_queue &queue) {
-            using T = decltype(type);
-            few_product<T> p = { (const T *)x, (const T *)weights, w->bias, n, w->rows, w->cols, accumulate };
-            if constexpr (std::is_same_v<Y, float>) return run_few<T, float, false>(y, p, queue);
-            else return run_few<T, T, false>((T *)y, p, queue);
-        });
-    int code = lazy_cuda_settle(stream, err);
+    if (n <= FEW) return multiply_by_rows(stream, y, x, n, w, accumulate, err);
     cudaDataType_t type = lazy_cuda_data_type(lazy_cuda_of(stream)->type);
+    bool refused = false;
+    int code = lazy_cuda_enter(stream->backend, err);
     if (!code)
-        code = lazy_gemm_run(lazy_cuda_scratch(stream)->gemm, y, x, weights, n, w->rows, w->cols, accumulate, type,
-                             std::is_same_v<Y, float> ? CUDA_R_32F : type, err);
+        code = lazy_gemm_run(lazy_cuda_scratch(stream)->gemm, y, x, w->part[0].data, n, w->rows, w->cols, accumulate, type,
+                             std::is_same_v<Y, float> ? CUDA_R_32F : type, &refused, err);
+    if (!code && refused) return multiply_by_rows(stream, y, x, n, w, accumulate, err);
     if (code || !w->bias) return code;
-    int64_t size = (int64_t)n * w->rows;
-    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "bias", err, [&](auto type, cudaStream_t queue) {
         using Out = std::conditional_t<std::is_same_v<Y, float>, float, decltype(type)>;
-        return lazy_launch(add_bias<Out>, blocks_for(size), dim3(THREADS), 0, queue, (Out *)y, w->bias, size, w->rows);
+        return lazy_launch(add_bias<Out>, blocks_of(n, w->rows, THREADS), dim3(THREADS), 0, queue, (Out *)y, w->bias, w->rows);
     });
 }
 } // namespace
@@ -126,18 +161,19 @@ int lazy_cuda_logits(lazy_stream *stream, float *y, const void *x, int n, const 
 int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
 {
     int ffn = gate_up->rows / 2;
+    bool gelu = stream->config->gelu;
     if (n <= FEW)
-        return lazy_cuda_typed_op(stream, "gated product of few rows", err, [&](auto type, const lazy_queue &queue) {
+        return lazy_cuda_typed_op(stream, "gated product of few rows", err, [&](auto type, cudaStream_t queue) {
             using T = decltype(type);
-            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, gate_up->bias, n, ffn, gate_up->cols, false };
+            few_product<T> p = { (const T *)x, (const T *)gate_up->part[0].data, gate_up->bias, n, ffn, gate_up->cols, false, gelu };
             return run_few<T, T, true>((T *)y, p, queue);
         });
     void *both = lazy_cuda_scratch(stream)->gate_up;
     int code = multiply(stream, both, x, n, gate_up, false, err);
     if (code) return code;
-    int64_t size = (int64_t)n * ffn;
-    return lazy_cuda_typed_op(stream, "SwiGLU", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "gate", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(join_gate<T>, blocks_for(size), dim3(THREADS), 0, queue, (T *)y, (const T *)both, size, ffn);
+        return lazy_launch(join_gate<T>, blocks_of(n, ffn, THREADS * 16 / sizeof(T)), dim3(THREADS), 0, queue, (T *)y, (const T *)both, ffn,
+                           gelu);
     });
 }

@@ -1,43 +1,102 @@
-/* rows.cu — what is done to each row by itself: embedding, norms, RoPE, surprisal, the greatest logit, the look for numbers that are none. */
+/* rows.cu — ops on single rows: embedding, RMSNorm, RoPE, surprisal, argmax, check for values that are not finite. */
+#include <algorithm>
 #include <cfloat>
 
 #include "values.h"
 
 namespace
 {
-enum { THREADS = 256, HEAD_WARPS = 4, LOGIT_THREADS = 1024 };
+enum { THREADS = 256, HELD_PACKS = 4 /* of 16 bytes, by one thread */, HEAD_WARPS = 4 /* per block */, LOGIT_THREADS = 1024 };
 
-template <class T> __global__ void __launch_bounds__(THREADS) embed_rows(T *x, const int32_t *ids, const T *table, int d)
+/* Transformers rounds the scale to the type of the embeddings before it multiplies. */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    embed_rows(T *__restrict__ x, const int32_t *ids, const T *__restrict__ table, int d, float scale)
 {
+    T rounded;
+    lazy_narrow(&rounded, scale);
     T *to = x + (int64_t)blockIdx.x * d;
     const T *from = table + (int64_t)ids[blockIdx.x] * d;
-    for (int i = threadIdx.x; i < d; i += THREADS) to[i] = from[i];
+    for (int i = threadIdx.x; i < d; i += THREADS) lazy_narrow(&to[i], lazy_wide(from[i]) * lazy_wide(rounded));
 }
 
-/* y, x: (n, d), one block a row */
-template <class T> __global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, const float *weight, float eps)
+/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. wide_squares(): the same sum in double, for squares that overflow. */
+template <class F> __device__ __forceinline__ float norm_factor(float squares, int d, float eps, F wide_squares)
 {
-    __shared__ float room[32];
-    __shared__ double wide_room[32];
+    __shared__ float scratch[32];
+    __shared__ double wide_scratch[32];
+    float factor = 1.0f / sqrtf(lazy_block_sum(squares, scratch) / (float)d + eps);
+    return factor != 0.0f ? factor : (float)(1.0 / sqrt(lazy_block_sum(wide_squares(), wide_scratch) / d + eps));
+}
+
+/* y (+)= norm(x); y, x: (n, d); one block per row; sums in f32 */
+template <class T>
+__global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate)
+{
     const T *from = x + (int64_t)blockIdx.x * d;
     T *to = y + (int64_t)blockIdx.x * d;
-    float sum = 0.0f;
-    for (int i = threadIdx.x; i < d; i += THREADS) {
-        float value = lazy_wide(from[i]);
-        sum += value * value;
-    }
-    sum = lazy_block_sum(sum, room);
-    float factor = 1.0f / sqrtf(sum / (float)d + eps);
-    if (factor == 0.0f) { /* the squares overflowed */
+    float squares = 0.0f;
+    for (int i = threadIdx.x; i < d; i += THREADS) squares += lazy_wide(from[i]) * lazy_wide(from[i]);
+    float factor = norm_factor(squares, d, eps, [&] {
         double wide = 0.0;
         for (int i = threadIdx.x; i < d; i += THREADS) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
-        factor = (float)(1.0 / sqrt(lazy_block_sum(wide, wide_room) / d + eps));
+        return wide;
+    });
+    for (int i = threadIdx.x; i < d; i += THREADS) {
+        float value = lazy_wide(from[i]) * factor * weight[i];
+        lazy_narrow(&to[i], accumulate ? lazy_wide(to[i]) + value : value);
     }
-    for (int i = threadIdx.x; i < d; i += THREADS) lazy_narrow(&to[i], lazy_wide(from[i]) * factor * weight[i]);
 }
 
-/* A warp takes a head: norms it where there is a weight, and turns its pairs (i, i + D/2) by the angles of its position. */
-template <class T> __device__ __forceinline__ void turn_head(T *to, const T *from, const float *rope, const float *weight, int d, float eps)
+/* The same for rows of whole packs, up to HELD_PACKS of each thread. Everything is loaded into registers before the reduction: in a decode
+ * step there is one row, whose time is that of its loads one after the other. */
+template <class T>
+__global__ void __launch_bounds__(THREADS) norm_held_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate)
+{
+    constexpr int WIDE = 16 / sizeof(T);
+    struct alignas(16) factors {
+        float value[WIDE];
+    };
+    auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)blockIdx.x * d);
+    auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)blockIdx.x * d);
+    lazy_pack<T> values[HELD_PACKS] = {}, sums[HELD_PACKS] = {};
+    factors weights[HELD_PACKS] = {};
+#pragma unroll
+    for (int h = 0; h < HELD_PACKS; h++) {
+        int at = threadIdx.x + h * blockDim.x;
+        if (at >= d / WIDE) break;
+        values[h] = from[at];
+        weights[h] = reinterpret_cast<const factors *>(weight)[at];
+        if (accumulate) sums[h] = to[at];
+    }
+    auto add_squares = [&](auto sum) {
+#pragma unroll
+        for (int h = 0; h < HELD_PACKS; h++)
+#pragma unroll
+            for (int i = 0; i < WIDE; i++) {
+                decltype(sum) value = lazy_wide(values[h].value[i]);
+                sum += value * value;
+            }
+        return sum;
+    };
+    float factor = norm_factor(add_squares(0.0f), d, eps, [&] { return add_squares(0.0); });
+#pragma unroll
+    for (int h = 0; h < HELD_PACKS; h++) {
+        int at = threadIdx.x + h * blockDim.x;
+        if (at >= d / WIDE) break;
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) {
+            float value = lazy_wide(values[h].value[i]) * factor * weights[h].value[i];
+            lazy_narrow(&sums[h].value[i], accumulate ? lazy_wide(sums[h].value[i]) + value : value);
+        }
+        to[at] = sums[h];
+    }
+}
+
+/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2). One warp per head; `to` may be `from`.
+ * rope: (D,) cosines, then sines, of the row's position. */
+template <class T>
+__device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d, float eps)
 {
     int lane = threadIdx.x % 32, half = d / 2;
     float factor = 1.0f;
@@ -52,7 +111,7 @@ template <class T> __device__ __forceinline__ void turn_head(T *to, const T *fro
             wide = lazy_warp_sum(wide);
             factor = (float)(1.0 / sqrt(wide / d + eps));
         }
-        __syncwarp(); /* the whole head was read; what follows may write over it */
+        __syncwarp(); /* every lane has read the head; the loop below may overwrite it */
     }
     for (int i = lane; i < half; i += 32) {
         float a = lazy_wide(from[i]) * factor, b = lazy_wide(from[half + i]) * factor, c = rope[i], s = rope[half + i];
@@ -66,84 +125,90 @@ template <class T> __device__ __forceinline__ void turn_head(T *to, const T *fro
 }
 
 struct rotation {
-    const int32_t *rows;
+    const int32_t *rows; /* (n,) positions */
     int n_heads, n_kv_heads, d, capacity;
     const float *rope, *q_norm, *k_norm;
     float eps;
 };
 
-/* qkv: (n, (H + 2G) D), one block a row; k, v: (G, capacity, D) */
+/* qkv: (n, (H + 2G) D); k, v: (G, capacity, D); one warp per head of a row. Grid: (n, blocks of heads). */
 template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_rows(T *qkv, T *k, T *v, rotation t)
 {
-    int d = t.d, position = t.rows[blockIdx.x];
-    T *row = qkv + (int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) * d;
+    int d = t.d, position = t.rows[blockIdx.x], h = blockIdx.y * HEAD_WARPS + threadIdx.x / 32, g = (h - t.n_heads) % t.n_kv_heads;
+    if (h >= t.n_heads + 2 * t.n_kv_heads) return;
+    T *from = qkv + ((int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) + h) * d;
     const float *rope = t.rope + (int64_t)position * d;
-    int64_t slot = (int64_t)position * d, head = (int64_t)t.capacity * d;
-    for (int h = threadIdx.x / 32; h < t.n_heads + t.n_kv_heads; h += HEAD_WARPS) {
-        if (h < t.n_heads) turn_head(row + h * d, row + h * d, rope, t.q_norm, d, t.eps);
-        else turn_head(k + (h - t.n_heads) * head + slot, row + h * d, rope, t.k_norm, d, t.eps);
-    }
-    const T *values = row + (t.n_heads + t.n_kv_heads) * d;
-    for (int i = threadIdx.x; i < t.n_kv_heads * d; i += 32 * HEAD_WARPS) v[i / d * head + slot + i % d] = values[i];
+    int64_t slot = ((int64_t)g * t.capacity + position) * d;
+    if (h < t.n_heads) rotate_head(from, from, rope, t.q_norm, d, t.eps);
+    else if (h < t.n_heads + t.n_kv_heads) rotate_head(k + slot, from, rope, t.k_norm, d, t.eps);
+    else
+        for (int i = threadIdx.x % 32; i < d; i += 32) v[slot + i] = from[i];
 }
 
-/* logits: (n, vocab), one block a row */
-__global__ void __launch_bounds__(THREADS) surprise_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
+/* logits: (n, vocab); one block per row */
+__global__ void __launch_bounds__(THREADS) surprisal_of_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
 {
-    __shared__ float room[32];
+    __shared__ float scratch[32];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
-    float most = -INFINITY, sum = 0.0f;
-    for (int v = threadIdx.x; v < vocab; v += THREADS) most = fmaxf(most, row[v]); /* passes NaN over; the sum does not */
-    most = lazy_block_max(most, room);
-    for (int v = threadIdx.x; v < vocab; v += THREADS) sum += expf(row[v] - most);
-    sum = lazy_block_sum(sum, room);
-    if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (most - row[ids[blockIdx.x]]);
+    float max_logit = -INFINITY, sum = 0.0f;
+    for (int v = threadIdx.x; v < vocab; v += THREADS) max_logit = fmaxf(max_logit, row[v]); /* fmaxf ignores NaN; the sum keeps it */
+    max_logit = lazy_block_max(max_logit, scratch);
+    for (int v = threadIdx.x; v < vocab; v += THREADS) sum += expf(row[v] - max_logit);
+    sum = lazy_block_sum(sum, scratch);
+    if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (max_logit - row[ids[blockIdx.x]]);
 }
 
-/* Least for the greatest logit, then for the smallest id; less than any of these for one that is no finite number. */
-__device__ __forceinline__ unsigned long long rank_of(float logit, int id)
+/* A key whose minimum is the argmax: smaller for greater logits, then for smaller ids; smallest for logits that are not finite. */
+__device__ __forceinline__ unsigned long long key_of(float logit, int id)
 {
     unsigned bits = __float_as_uint(logit + 0.0f); /* -0 becomes 0 */
     unsigned falling = bits >> 31 ? bits : ~bits & INT32_MAX;
     return (unsigned long long)(fabsf(logit) <= FLT_MAX ? falling : 0) << 32 | (unsigned)id;
 }
 
-/* One block. */
-__global__ void __launch_bounds__(LOGIT_THREADS) find_greatest(int32_t *id, const float *logits, int vocab)
+/* *id as defined for `argmax` in backend.h. Launched with one block. */
+__global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const float *logits, int vocab)
 {
-    __shared__ unsigned long long least;
-    if (threadIdx.x == 0) least = ~0ull;
+    __shared__ unsigned long long min_key;
+    if (threadIdx.x == 0) min_key = ~0ull;
     __syncthreads();
-    unsigned long long own = ~0ull;
+    unsigned long long own_key = ~0ull;
 #pragma unroll 4
-    for (int v = threadIdx.x; v < vocab; v += LOGIT_THREADS) own = min(own, rank_of(logits[v], v));
-    for (int step = 16; step; step /= 2) own = min(own, __shfl_xor_sync(~0u, own, step));
-    if (threadIdx.x % 32 == 0) atomicMin(&least, own);
+    for (int v = threadIdx.x; v < vocab; v += LOGIT_THREADS) own_key = min(own_key, key_of(logits[v], v));
+    for (int step = 16; step; step /= 2) own_key = min(own_key, __shfl_xor_sync(~0u, own_key, step));
+    if (threadIdx.x % 32 == 0) atomicMin(&min_key, own_key);
     __syncthreads();
-    if (threadIdx.x == 0) *id = least >> 32 ? (int)(unsigned)least : -1 - (int)(unsigned)least;
+    if (threadIdx.x == 0) *id = min_key >> 32 ? (int)(unsigned)min_key : -1 - (int)(unsigned)min_key;
 }
 
-template <class T> __global__ void __launch_bounds__(THREADS) note_row(const T *x, int d, int layer, int32_t *first_bad)
+template <class T> __global__ void __launch_bounds__(THREADS) check_row(const T *x, int d, int layer, int32_t *first_bad)
 {
-    for (int i = threadIdx.x; i < d; i += THREADS)
-        if (!(fabsf(lazy_wide(x[i])) <= FLT_MAX)) atomicMin(first_bad, layer);
+    bool bad = false;
+    for (int i = threadIdx.x; i < d; i += THREADS) bad |= !(fabsf(lazy_wide(x[i])) <= FLT_MAX);
+    if (bad) atomicMin(first_bad, layer);
 }
 
 } // namespace
 
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data, table->cols);
+        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data, table->cols,
+                           stream->config->embedding_scale);
     });
 }
 
-int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
+int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
+                      lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)y, (const T *)x, d, weight, eps);
+        constexpr int WIDE = 16 / sizeof(T);
+        bool held = d % WIDE == 0 && d / WIDE <= HELD_PACKS * THREADS;
+        int threads = held ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
+        return lazy_launch(held ? norm_held_rows<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y, (const T *)x, d, weight, eps,
+                           accumulate);
     });
 }
 
@@ -152,30 +217,31 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 {
     const lazy_config *c = stream->config;
     rotation t = { rows, c->n_heads, c->n_kv_heads, c->head_dim, kv.capacity, rope, q_norm, k_norm, eps };
-    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(rotate_rows<T>, dim3(n), dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
+        dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads + HEAD_WARPS - 1) / HEAD_WARPS);
+        return lazy_launch(rotate_rows<T>, grid, dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
     });
 }
 
 int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "surprisal", err, [&](const lazy_queue &queue) {
-        return lazy_launch(surprise_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
+    return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
+        return lazy_launch(surprisal_of_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);
     });
 }
 
 int lazy_cuda_argmax(lazy_stream *stream, int32_t *id, const float *logits, int vocab, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "the greatest logit", err, [&](const lazy_queue &queue) {
-        return lazy_launch(find_greatest, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
+    return lazy_cuda_op(stream, "argmax", err, [&](cudaStream_t queue) {
+        return lazy_launch(find_argmax, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
     });
 }
 
 int lazy_cuda_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "the look for numbers that are none", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "check for finite values", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(note_row<T>, dim3(1), dim3(THREADS), 0, queue, (const T *)x, d, layer, first_bad);
+        return lazy_launch(check_row<T>, dim3(1), dim3(THREADS), 0, queue, (const T *)x, d, layer, first_bad);
     });
 }

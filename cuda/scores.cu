@@ -1,26 +1,28 @@
-/* scores.cu — how much the query rows attend to each token in play: no map of rows by keys, only those rows.
+/* scores.cu — the attention of the query rows to each token in play. Only these rows' attention weights are computed, one row at a time.
  *
- * Which rows count is known to the device alone: of the last ones that were computed, those of new tokens. */
+ * The query rows are those of the last `queries` rows whose tokens are new. Only the device knows the rows' positions, so kernels are
+ * launched for all of the last `queries` rows, and return at once for a row that is not a query row. */
 #include "limits.h"
 
 namespace
 {
-enum { THREADS = 256, KEYS = 128 /* of a block, a thread each */ };
+enum { THREADS = 256, KEYS = 128 /* per block, one thread each */ };
 
-/* One query row, r of n, and what its scores are averaged with. */
+/* One candidate row r, and the range of rows whose scores are averaged. */
 struct query {
-    const int32_t *rows, *limits; /* (n,) */
-    int r, first, n, first_new;   /* rows from `first` on count, where their tokens are new */
+    const int32_t *rows;          /* (n,) */
+    const lazy_key_range *ranges; /* (n,) the part of in_play that each row attends to */
+    int r, first, n, first_new;   /* rows r >= first with rows[r] >= first_new are query rows */
     int m, n_heads;
 };
 
-__device__ __forceinline__ bool counts(const query &t) { return t.rows[t.r] >= t.first_new; }
+__device__ __forceinline__ bool is_query(const query &t) { return t.rows[t.r] >= t.first_new; }
 
-/* The first row that counts. */
+/* The first query row; rows ascend, so all later ones are query rows too. */
 __device__ __forceinline__ int begin_of(const query &t)
 {
     int first = t.first;
-    while (t.rows[first] < t.first_new) first++; /* the last row is the query token: new */
+    while (t.rows[first] < t.first_new) first++; /* ends: the last row is always a new token */
     return first;
 }
 
@@ -32,12 +34,12 @@ template <class T> struct keys {
     float scale;
 };
 
-/* shares[h, j] = q_h . k_j, to the base 2: blocks of keys by heads */
+/* shares[h, j] = scale * q_h . k_j, for the keys that the row attends to. Grid: (blocks of keys, H). */
 template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *shares, keys<T> k, query t)
 {
     constexpr int WIDE = 16 / sizeof(T);
     int h = blockIdx.y, j = blockIdx.x * KEYS + threadIdx.x;
-    if (!counts(t) || j >= t.limits[t.r]) return;
+    if (!is_query(t) || j < t.ranges[t.r].begin || j >= t.ranges[t.r].end) return;
     const T *q = k.q + h * k.d, *key = k.k + ((int64_t)(h / k.group) * k.capacity + k.in_play[j]) * k.d;
     float sum = 0.0f;
     if (k.d % WIDE)
@@ -51,46 +53,49 @@ template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *
     shares[(int64_t)h * t.m + j] = sum * k.scale;
 }
 
-/* One block a head. */
+/* Softmax over the keys of shares[h], with powers of 2; one block per head. */
 __global__ void __launch_bounds__(THREADS) normalise_heads(float *shares, query t)
 {
-    __shared__ float room[32];
-    if (!counts(t)) return;
-    float *share = shares + (int64_t)blockIdx.x * t.m, most = -INFINITY, sum = 0.0f;
-    int n = t.limits[t.r];
-    for (int j = threadIdx.x; j < n; j += THREADS) most = fmaxf(most, share[j]); /* passes NaN over; the sum does not */
-    most = lazy_block_max(most, room);
-    for (int j = threadIdx.x; j < n; j += THREADS) {
-        share[j] = exp2f(share[j] - most);
+    __shared__ float scratch[32];
+    if (!is_query(t)) return;
+    float *share = shares + (int64_t)blockIdx.x * t.m, max_score = -INFINITY, sum = 0.0f;
+    lazy_key_range keys = t.ranges[t.r];
+    for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS)
+        max_score = fmaxf(max_score, share[j]); /* fmaxf ignores NaN; the sum keeps it */
+    max_score = lazy_block_max(max_score, scratch);
+    for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) {
+        share[j] = exp2f(share[j] - max_score);
         sum += share[j];
     }
-    float factor = 1.0f / lazy_block_sum(sum, room);
-    for (int j = threadIdx.x; j < n; j += THREADS) share[j] *= factor;
+    float factor = 1.0f / lazy_block_sum(sum, scratch);
+    for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) share[j] *= factor;
 }
 
-/* scores[j] = mean over heads, added to those of the rows before. */
+/* scores[j] += the row's part of the mean over heads and query rows; the first query row initialises scores. */
 __global__ void __launch_bounds__(THREADS) average_heads(float *scores, const float *shares, query t)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
-    if (j >= t.m || !counts(t)) return;
-    int begin = begin_of(t), visible = t.limits[t.r];
+    if (j >= t.m || !is_query(t)) return;
+    int begin = begin_of(t);
+    bool visible = j >= t.ranges[t.r].begin && j < t.ranges[t.r].end;
     double sum = 0.0;
-    for (int h = 0; h < t.n_heads && j < visible; h++) sum += shares[(int64_t)h * t.m + j];
+    for (int h = 0; h < t.n_heads && visible; h++) sum += shares[(int64_t)h * t.m + j];
     float share = (float)(sum / ((double)t.n_heads * (t.n - begin)));
     scores[j] = t.r > begin ? scores[j] + share : share;
 }
 } // namespace
 
 int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                     lazy_kv kv, const int32_t *in_play, int m, lazy_error *err)
+                     lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d, first = n > queries ? n - queries : 0;
-    query t = { rows, s->limits, 0, first, n, first_new, m, c->n_heads };
-    int code = lazy_cuda_limits(stream, rows, n, in_play, m, err);
+    const lazy_key_range *ranges;
+    int code = lazy_cuda_limits(stream, rows, n, in_play, m, window, &ranges, err);
+    query t = { rows, ranges, 0, first, n, first_new, m, c->n_heads };
     for (t.r = first; t.r < n && !code; t.r++)
-        code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, const lazy_queue &queue) {
+        code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
             using T = decltype(type);
             keys<T> k = { (const T *)qkv + (int64_t)t.r * width,
                           (const T *)kv.k,
@@ -98,7 +103,7 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const 
                           d,
                           c->n_heads / c->n_kv_heads,
                           kv.capacity,
-                          lazy_cuda_scale(d) };
+                          lazy_cuda_scale(c) };
             cudaError_t failed =
                 lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0, queue, s->shares, k, t);
             if (failed == cudaSuccess) failed = lazy_launch(normalise_heads, dim3(c->n_heads), dim3(THREADS), 0, queue, s->shares, t);

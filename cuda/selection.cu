@@ -1,4 +1,4 @@
-/* selection.cu — which tokens stay, by their scores: one block, so that order and ties need no other care. */
+/* selection.cu — selects the tokens to keep by their scores. A single block does it, so that order and ties are deterministic. */
 #include "scan.h"
 
 namespace
@@ -6,11 +6,11 @@ namespace
 enum {
     THREADS = 256,
     DIGIT_BITS = 8,
-    DIGITS = 4, /* of a score's 32 bits */
+    DIGITS = 4, /* in a score's 32 bits */
     BUCKETS = 1 << DIGIT_BITS,
 };
 
-/* Scores are never negative, so that their bits sort as they do. */
+/* Scores are never negative, so their bit patterns have the same order. */
 __device__ __forceinline__ uint32_t bits_of(float score) { return __float_as_uint(score + 0.0f); /* -0 becomes 0 */ }
 
 __device__ __forceinline__ bool is_number(float score) { return score >= 0.0f; }
@@ -38,8 +38,8 @@ struct tokens {
     const float *scores;    /* (m,) */
     const uint8_t *flags;   /* by position */
     int m;
-    int layer;           /* that gave the scores */
-    lazy_bad_score *bad; /* its note of one that is no number */
+    int layer;           /* that computed the scores */
+    lazy_bad_score *bad; /* minimum over scores that are not numbers; see lazy_bad_score */
 };
 
 __device__ __forceinline__ bool is_free(const tokens &t, int j) { return t.flags[t.in_play[j]] == LAZY_PRUNABLE; }
@@ -50,19 +50,19 @@ __device__ __forceinline__ void note_bad_scores(const tokens &t)
         if (!is_number(t.scores[j])) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);
 }
 
-/* Shares of a score of one, as whole numbers, so that no sum depends on its order. Far below f32's own rounding. */
+/* The score in units of 2^-60. Integer sums do not depend on the order of addition; the unit is far below f32's rounding. */
 __device__ __forceinline__ unsigned long long shares_of(float score) { return (unsigned long long)((double)score * 0x1p60); }
 
 struct histogram { /* in shared memory */
     unsigned long long weight[BUCKETS];
-    unsigned prefix;          /* the digits found so far */
-    unsigned long long above; /* weight of what is higher */
-    unsigned long long total, held;
+    unsigned prefix;                  /* the threshold's digits found so far */
+    unsigned long long above;         /* weight of the scores above the threshold's bucket */
+    unsigned long long total, forced; /* count_mass: shares of all prunable tokens, and of the forced ones among them */
 };
 
-/* The bits of the lowest score that is wanted, digit by digit: those whose weights, from the highest down, reach `wanted`. Each
- * free token weighs its shares, or one. What is higher weighs h->above. */
-template <bool BY_SHARES> __device__ uint32_t bar_of(const tokens &t, unsigned long long wanted, histogram *h)
+/* Radix select: the bits of the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A token
+ * weighs shares_of(score), or 1. Afterwards h->above is the weight of the tokens with higher scores. */
+template <bool BY_SHARES> __device__ uint32_t threshold_of(const tokens &t, unsigned long long wanted, histogram *h)
 {
     if (threadIdx.x == 0) {
         h->prefix = 0;
@@ -88,82 +88,84 @@ template <bool BY_SHARES> __device__ uint32_t bar_of(const tokens &t, unsigned l
     return h->prefix;
 }
 
-/* kept: what may not leave, and the n_free highest of the others; of equals those that come first. */
+/* kept = tokens that are not free, and the n_free free tokens with the highest scores, the first ones among equal scores; ascending. */
 __global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tokens t, int n_free)
 {
     __shared__ histogram h;
-    __shared__ scan_room room;
+    __shared__ scan_scratch scratch;
     note_bad_scores(t);
-    uint32_t bar = UINT32_MAX;
-    int ties = 0; /* at the bar, still to be taken */
+    uint32_t threshold = UINT32_MAX;
+    int ties = 0; /* tokens with exactly the threshold score still to be kept */
     if (n_free) {
-        bar = bar_of<false>(t, (unsigned long long)n_free, &h);
+        threshold = threshold_of<false>(t, (unsigned long long)n_free, &h);
         ties = n_free - (int)h.above;
     }
     int out = 0;
     for (int first = 0; first < t.m; first += SCAN_THREADS) {
         int j = first + (int)threadIdx.x, total = 0;
         uint32_t own = j < t.m ? bits_of(t.scores[j]) : 0;
-        bool stays = j < t.m && (!is_free(t, j) || own > bar);
-        bool tied = j < t.m && !stays && own == bar;
-        int rank = rank_in_block(tied, &total, &room);
+        bool stays = j < t.m && (!is_free(t, j) || own > threshold);
+        bool tied = j < t.m && !stays && own == threshold;
+        int rank = rank_in_block(tied, &total, &scratch);
         stays = stays || (tied && rank < ties);
         ties = ties > total ? ties - total : 0;
-        int place = out + rank_in_block(stays, &total, &room);
+        int place = out + rank_in_block(stays, &total, &scratch);
         if (stays) kept[place] = t.in_play[j];
         out += total;
     }
 }
 
-/* *n_free = how many of the highest free tokens it takes until they hold `mass` of all prunable ones' scores. */
+/* *n_free = how many of the highest-scoring free tokens are needed so that they and the forced prunable tokens together have `mass` of the
+ * prunable tokens' scores. */
 __global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, tokens t, double mass)
 {
     __shared__ histogram h;
-    __shared__ int above_bar, at_bar;
+    __shared__ int above_threshold, at_threshold;
     note_bad_scores(t);
     if (threadIdx.x == 0) {
         h.total = 0;
-        h.held = 0;
-        above_bar = 0;
-        at_bar = 0;
+        h.forced = 0;
+        above_threshold = 0;
+        at_threshold = 0;
     }
     __syncthreads();
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
         if (!(t.flags[t.in_play[j]] & LAZY_PRUNABLE)) continue;
         atomicAdd(&h.total, shares_of(t.scores[j]));
-        if (!is_free(t, j)) atomicAdd(&h.held, shares_of(t.scores[j]));
+        if (!is_free(t, j)) atomicAdd(&h.forced, shares_of(t.scores[j]));
     }
     __syncthreads();
     double target = ceil(mass * (double)h.total);
-    unsigned long long wanted = target > (double)h.held ? (unsigned long long)target - h.held : 0;
+    unsigned long long wanted = target > (double)h.forced ? (unsigned long long)target - h.forced : 0;
     if (!wanted) {
         if (threadIdx.x == 0) *n_free = 0;
         return;
     }
-    uint32_t bar = bar_of<true>(t, wanted, &h);
+    uint32_t threshold = threshold_of<true>(t, wanted, &h);
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
         if (!is_free(t, j)) continue;
         uint32_t bits = bits_of(t.scores[j]);
-        if (bits > bar) atomicAdd(&above_bar, 1);
-        if (bits == bar) atomicAdd(&at_bar, 1);
+        if (bits > threshold) atomicAdd(&above_threshold, 1);
+        if (bits == threshold) atomicAdd(&at_threshold, 1);
     }
     __syncthreads();
     if (threadIdx.x) return;
-    unsigned long long each = at_bar ? shares_of(__uint_as_float(bar)) : 0, ties = each ? (wanted - h.above + each - 1) / each : 0;
-    *n_free = above_bar + (ties < (unsigned long long)at_bar ? (int)ties : at_bar);
+    unsigned long long each = at_threshold ? shares_of(__uint_as_float(threshold)) : 0,
+                       ties = each ? (wanted - h.above + each - 1) / each : 0;
+    *n_free = above_threshold + (ties < (unsigned long long)at_threshold ? (int)ties : at_threshold);
 }
 } // namespace
 
 int lazy_cuda_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "averaging over layers", err, [&](const lazy_queue &queue) {
+    return lazy_cuda_op(stream, "averaging over layers", err, [&](cudaStream_t queue) {
         return lazy_launch(average_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, mean, scores, m, n);
     });
 }
 
 int lazy_cuda_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "smoothing", err, [&](const lazy_queue &queue) {
+    return lazy_cuda_op(stream, "smoothing", err, [&](cudaStream_t queue) {
         return lazy_launch(smooth_scores, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, out, scores, m, width);
     });
 }
@@ -177,7 +179,7 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
                    lazy_error *err)
 {
     int32_t *count = lazy_cuda_scratch(stream)->count;
-    int code = lazy_cuda_op(stream, "counting by mass", err, [&](const lazy_queue &queue) {
+    int code = lazy_cuda_op(stream, "counting by mass", err, [&](cudaStream_t queue) {
         return lazy_launch(count_mass, dim3(1), dim3(SCAN_THREADS), 0, queue, count, tokens_of(stream, in_play, scores, m, flags), mass);
     });
     return code ? code : stream->backend->ops->download(stream, n_free, count, sizeof *n_free, err);
@@ -186,7 +188,8 @@ int lazy_cuda_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, con
 int lazy_cuda_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
                      int n_free, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "selection", err, [&](const lazy_queue &queue) {
+    lazy_cuda_forget_ranges(stream);
+    return lazy_cuda_op(stream, "selection", err, [&](cudaStream_t queue) {
         return lazy_launch(select_tokens, dim3(1), dim3(SCAN_THREADS), 0, queue, kept, tokens_of(stream, in_play, scores, m, flags),
                            n_free);
     });

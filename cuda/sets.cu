@@ -1,4 +1,4 @@
-/* sets.cu — the bookkeeping of positions: sorted lists, searched by halving, filtered in order. */
+/* sets.cu — operations on ascending lists of positions: mark, filter, regroup. */
 #include "scan.h"
 
 namespace
@@ -11,23 +11,23 @@ __global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32
     if (r < n) depth[rows[r]] = value;
 }
 
-/* One block, so that the order stays. */
+/* Launched with one block, so that the order is preserved. */
 __global__ void __launch_bounds__(SCAN_THREADS)
     filter_positions(int32_t *out, int32_t *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high)
 {
-    __shared__ scan_room room;
+    __shared__ scan_scratch scratch;
     int found = 0;
     for (int first = 0; first < n; first += SCAN_THREADS) {
         int i = first + (int)threadIdx.x, position = i < n ? positions[i] : -1;
         bool wanted = i < n && depth[position] >= low && depth[position] <= high;
-        int total, place = found + rank_in_block(wanted, &total, &room);
+        int total, place = found + rank_in_block(wanted, &total, &scratch);
         if (wanted) out[place] = position;
         found += total;
     }
     if (threadIdx.x == 0) *n_out = found;
 }
 
-/* Where in `list` of n, ascending, `value` stands; -1 if it does not. */
+/* Index of `value` in the ascending list of n; -1 if absent. Binary search. */
 __device__ __forceinline__ int find(const int32_t *list, int n, int32_t value)
 {
     int low = 0, high = n;
@@ -39,13 +39,13 @@ __device__ __forceinline__ int find(const int32_t *list, int n, int32_t value)
     return low < n && list[low] == value ? low : -1;
 }
 
-template <class T> __device__ __forceinline__ void copy_row(T *to, const T *from, int d)
+template <class T> __device__ __forceinline__ void copy_row(T *__restrict__ to, const T *__restrict__ from, int d)
 {
     for (int i = threadIdx.x; i < d; i += THREADS) to[i] = from[i];
 }
 
-/* Blocks 0 … n_new-1 fetch the new rows, the others put away what ends here, if there is a place for it: other positions, so that
- * no order is needed. */
+/* One block per row: blocks 0 … n_new-1 fill y from x or, for revived tokens, from aux; the others store evicted rows in aux, if there is
+ * one. Revived and evicted positions are disjoint, so the blocks need no order. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     move_rows(T *y, const int32_t *new_rows, int n_new, const T *x, const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(THREADS)
 
 int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
 {
-    return lazy_cuda_op(stream, "marking depths", err, [&](const lazy_queue &queue) {
+    return lazy_cuda_op(stream, "marking depths", err, [&](cudaStream_t queue) {
         return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n, value);
     });
 }
@@ -73,8 +73,9 @@ int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int
 int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low,
                      int high, lazy_error *err)
 {
+    lazy_cuda_forget_ranges(stream);
     int32_t *count = lazy_cuda_scratch(stream)->count;
-    int code = lazy_cuda_op(stream, "filtering positions", err, [&](const lazy_queue &queue) {
+    int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
         return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth, low, high);
     });
     return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
@@ -83,11 +84,12 @@ int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_
 int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n,
                       void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
-    int code = lazy_cuda_settle(stream, err);
+    int code = lazy_cuda_enter(stream->backend, err);
     if (!code)
-        code = lazy_cuda_check(cudaMemsetAsync(n_revived, 0, sizeof *n_revived, lazy_cuda_scratch(stream)->queue), "clearing a count", err);
+        code = lazy_cuda_check(cudaMemsetAsync(n_revived, 0, sizeof *n_revived, lazy_cuda_scratch(stream)->queue),
+                               "clearing the count of revived rows", err);
     if (code) return code;
-    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, const lazy_queue &queue) {
+    return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new, (const T *)x, rows, n, (T *)aux,
                            d, n_revived);

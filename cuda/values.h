@@ -1,8 +1,6 @@
-/* values.h — elements of the three types that a backend may compute in, as floats. */
+/* values.h — conversion of the three element types to and from float, launches of ops, and reductions over warps and blocks. */
 #ifndef LAZY_CUDA_VALUES_H
 #define LAZY_CUDA_VALUES_H
-
-#include <utility>
 
 #include "cuda.h"
 #include "kernel.h"
@@ -15,43 +13,22 @@ __host__ __device__ __forceinline__ void lazy_narrow(float *to, float x) { *to =
 __host__ __device__ __forceinline__ void lazy_narrow(__half *to, float x) { *to = __float2half(x); }
 __host__ __device__ __forceinline__ void lazy_narrow(__nv_bfloat16 *to, float x) { *to = __float2bfloat16(x); }
 
-/* What one load brings at most. */
+/* 16 bytes of values, the largest single load. */
 template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];
 };
 
-/* A launch of an op: started, or written down to be started with others. */
-template <class... P, class... A>
-cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, const lazy_queue &queue, A &&...args)
-{
-    static_assert(sizeof...(P) <= GRAPH_MOST_ARGUMENTS && (0 + ... + ((sizeof(P) + 15) / 16 * 16)) <= GRAPH_ARGUMENT_BYTES);
-    if (!queue.graphs) return lazy_launch(kernel, grid, block, shared_bytes, queue.stream, std::forward<A>(args)...);
-    cudaError_t code = lazy_prepare(kernel, shared_bytes);
-    if (code != cudaSuccess) return code;
-    lazy_graph_launch *launch = lazy_graphs_add(queue.graphs);
-    if (!launch) return cudaErrorLaunchOutOfResources;
-    launch->kernel = (const void *)kernel;
-    launch->grid = grid;
-    launch->block = block;
-    launch->shared_bytes = shared_bytes;
-    launch->what = queue.what;
-    launch->layers_done = queue.layers_done;
-    (launch->add(static_cast<P>(args)), ...);
-    return cudaSuccess;
-}
-
-/* An op: what `launch` starts on the stream's queue, on the stream's device. */
+/* Runs an op: calls launch(queue) with the stream's device current. */
 template <class F> int lazy_cuda_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
 {
-    lazy_queue queue;
-    int code = lazy_cuda_queue(stream, what, &queue, err);
-    return code ? code : lazy_cuda_check(launch(queue), what, err);
+    int code = lazy_cuda_enter(stream->backend, err);
+    return code ? code : lazy_cuda_check(launch(lazy_cuda_scratch(stream)->queue), what, err);
 }
 
-/* The same for launches that are made for the backend's type, of which they get a value first. */
+/* The same for kernels that depend on the backend's type: calls launch(value of that type, queue). */
 template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what, lazy_error *err, F launch)
 {
-    return lazy_cuda_op(stream, what, err, [&](const lazy_queue &queue) {
+    return lazy_cuda_op(stream, what, err, [&](cudaStream_t queue) {
         switch (lazy_cuda_of(stream)->type) {
         case LAZY_F16: return launch(__half{}, queue);
         case LAZY_BF16: return launch(__nv_bfloat16{}, queue);
@@ -61,36 +38,36 @@ template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what,
     });
 }
 
-/* The sum over the warp, known to all of its threads. Orders no memory. */
+/* Sum over the warp, returned to all of its threads. Not a memory barrier. */
 template <class T> __device__ __forceinline__ T lazy_warp_sum(T value)
 {
     for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     return value;
 }
 
-/* Sums and maxima over the block, known to all of its threads afterwards. `room` is shared, 32 values. */
-template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *room)
+/* Sum and maximum over the block, returned to all of its threads. scratch: (32,) in shared memory. */
+template <class T> __device__ __forceinline__ T lazy_block_sum(T value, T *scratch)
 {
     value = lazy_warp_sum(value);
     int warps = ((int)blockDim.x + 31) / 32;
-    __syncthreads(); /* the room may still be read from */
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
+    __syncthreads(); /* an earlier call may still be reading scratch */
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
-    T total = room[0];
-    for (int w = 1; w < warps; w++) total += room[w];
+    T total = scratch[0];
+    for (int w = 1; w < warps; w++) total += scratch[w];
     return total;
 }
 
-__device__ __forceinline__ float lazy_block_max(float value, float *room)
+__device__ __forceinline__ float lazy_block_max(float value, float *scratch)
 {
     for (int step = 16; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
     int warps = ((int)blockDim.x + 31) / 32;
     __syncthreads();
-    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
-    float most = room[0];
-    for (int w = 1; w < warps; w++) most = fmaxf(most, room[w]);
-    return most;
+    float max_value = scratch[0];
+    for (int w = 1; w < warps; w++) max_value = fmaxf(max_value, scratch[w]);
+    return max_value;
 }
 
 #endif

@@ -1,4 +1,4 @@
-"""LazyLLM: dynamic token pruning for Llama-family models, on a C core."""
+"""LazyLLM: dynamic token pruning for Llama-family models and Gemma 3, on a C core."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lazyllm import longbench as longbench
     from lazyllm import reproduce as reproduce
-    from lazyllm.environment import info
+    from lazyllm.checkpoints.demo_model import demo_model
     from lazyllm.errors import CheckpointError, DeviceError
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM, load
-    from lazyllm.methods import Method, PromptCompression, RandomDrop, StaticPruning, parse_method
+    from lazyllm.machine.info import info
+    from lazyllm.method import Method
+    from lazyllm.methods import PromptCompression, RandomDrop, StaticPruning, parse_method
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
@@ -36,6 +38,7 @@ __all__ = [
     "StaticPruning",
     "Sweep",
     "Trace",
+    "demo_model",
     "info",
     "load",
     "parse_method",
@@ -48,7 +51,7 @@ _HOMES = {
     "Generation": "generation",
     "LLM": "llm",
     "Mass": "pruning",
-    "Method": "methods",
+    "Method": "method",
     "PromptCompression": "methods",
     "Pruning": "pruning",
     "RandomDrop": "methods",
@@ -57,7 +60,8 @@ _HOMES = {
     "StaticPruning": "methods",
     "Sweep": "sweeps.sweep",
     "Trace": "trace",
-    "info": "environment",
+    "demo_model": "checkpoints.demo_model",
+    "info": "machine.info",
     "load": "llm",
     "parse_method": "methods",
     "sweep": "sweeps.sweep",

@@ -2,7 +2,7 @@
 
 import sys
 
-from lazyllm.cli import main
+from lazyllm.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

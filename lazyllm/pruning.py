@@ -1,30 +1,32 @@
-"""Pruning: which prompt tokens leave play after which layer, and what that is worth in counted work."""
+"""Pruning: the schedule that drops prompt tokens layer by layer, and the operations it saves."""
 
 from __future__ import annotations
 
 import json
 import math
 import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm import checked
+from lazyllm.method import Method
+from lazyllm.support import checked
+from lazyllm.support.json_text import parse_json
 
 if TYPE_CHECKING:
-    from lazyllm.config import ModelConfig
+    from lazyllm.checkpoints.config import ModelConfig
 
 SPEEDUP_DEPTHS = ((0.30, 0.50, 0.75), (0.20, 0.40, 0.60), (0.10, 0.25, 0.40))  # gentlest first
-SPEEDUP_LEAST_KEEP = 0.25  # below it, earlier stages that keep more are the better choice
+SPEEDUP_MIN_KEEP = 0.25  # instead of a smaller k, earlier stages are used: they keep more and lose less
 RECOMMENDED_SMOOTH = 13
 LAYER_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Mass:
-    """A stage's rule: keep the best tokens until their scores sum to `mass` of all prompt tokens' in play.
+    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores.
 
     The count depends on the data; `keep_min` and `keep_max`, shares of the prompt, bound it.
     """
@@ -78,7 +80,7 @@ def _rule(value: object, layer: int) -> Rule:
 
 
 def _stages(value: StagesInput, what: str) -> Stages:
-    """The stages as pairs; a mapping may name its layers in any order, a list must have them rising."""
+    """The stages as pairs. A mapping may name its layers in any order; a list must be in ascending order."""
     if value is None:
         return ()
     if isinstance(value, Mapping):
@@ -143,10 +145,15 @@ def _core_stages(stages: Stages) -> list[tuple[int, Any]]:
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Pruning:
+class Pruning(Method):
     """A schedule of stages and the options of the selection; frozen and hashable.
 
-    `stages` maps a layer to the share of the prompt that goes on above it, or to a `Mass`; no stage is dense.
+    `stages` maps a layer to the share of the prompt kept above it, or to a `Mass`; without stages the run is
+    dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or stages of their own.
+    Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
+    A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
+    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
+    Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
@@ -155,7 +162,9 @@ class Pruning:
     window: int
     protect: tuple[tuple[int, int], ...]
     queries: int
+    layers: int
     smooth: int
+    memory: float
     min_tokens: int
     prune_generated: bool
 
@@ -168,7 +177,9 @@ class Pruning:
         window: int = 0,
         protect: Iterable[Any] = (),
         queries: int = 1,
+        layers: int = 1,
         smooth: int = 1,
+        memory: float = 0.0,
         min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
@@ -182,6 +193,9 @@ class Pruning:
         width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
+        remembered = checked.number(memory, "memory")
+        if not 0.0 <= remembered <= 1.0:
+            raise ValueError(f"memory must be from 0 to 1, not {remembered}")
         if not isinstance(prune_generated, bool):
             raise TypeError(f"prune_generated must be True or False, not {prune_generated!r}")
         values = {
@@ -191,7 +205,9 @@ class Pruning:
             "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
             "queries": checked.whole(queries, "queries", 1),
+            "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
+            "memory": remembered,
             "min_tokens": checked.whole(min_tokens, "min_tokens", 0),
             "prune_generated": prune_generated,
         }
@@ -208,7 +224,7 @@ class Pruning:
         elif self.decode != "same":
             parts.append(f"decode={self.decode!r}")
         for field in fields(self)[2:]:
-            if getattr(self, field.name) != getattr(_DENSE, field.name):
+            if getattr(self, field.name) != getattr(DENSE, field.name):
                 parts.append(f"{field.name}={getattr(self, field.name)!r}")
         return f"Pruning({', '.join(parts)})"
 
@@ -225,23 +241,27 @@ class Pruning:
     @classmethod
     def from_json(cls, text: str) -> Pruning:
         """A Pruning from what `to_json` writes, or from the stages alone: `{"10": 0.7, "20": 0.5}`."""
-        value = checked.parse_json(text)
-        if value is None or isinstance(value, list):
+        return cls.from_fields(parse_json(text, "pruning", strict=True))
+
+    @classmethod
+    def from_fields(cls, value: object) -> Pruning:
+        """A Pruning from a mapping of its fields, or from the stages alone."""
+        if value is None or isinstance(value, list | tuple):
             return cls(value)
-        if not isinstance(value, dict):
-            raise TypeError(f'pruning must be a JSON object such as {{"10": 0.7}}, not {text.strip()}')
+        if not isinstance(value, Mapping):
+            raise TypeError(f'pruning must be a JSON object such as {{"10": 0.7}}, not {value!r}')
         names = [field.name for field in fields(cls)]
         if not any(name in value for name in names):
             return cls(value)
         unknown = sorted(set(value) - set(names))
         if unknown:
             raise ValueError(f"pruning has no field {unknown[0]!r}; its fields are {', '.join(names)}")
-        return cls(value.pop("stages", None), **value)
+        return cls(**{"stages": None, **value})
 
     # ---- for the engine --------------------------------------------------------------------------
 
     def core(self) -> dict[str, Any]:
-        """The plain fields that the C core takes."""
+        """The fields that the C core takes."""
         table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         table["stages"] = _core_stages(self.stages)
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
@@ -250,7 +270,7 @@ class Pruning:
         return table
 
     def check(self, config: ModelConfig) -> None:
-        """Raise ValueError when a stage lies at or above the last layer of the model."""
+        """Raises ValueError if a stage is at the last layer of the model or above it."""
         for what, stages in (("stages", self.stages), ("decode", self.decode)):
             for layer, _ in stages if isinstance(stages, tuple) else ():
                 if layer >= config.n_layers - 1:
@@ -266,8 +286,9 @@ class Pruning:
 
         Two per weight and token in the linear layers, 4 * heads * head_dim per visible pair of tokens,
         2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
-        values are computed for all tokens, the rest for the query token alone. A Mass stage, whose count
-        depends on the data, is counted at its keep_max: an upper bound.
+        values are computed for all tokens, the rest for the query token alone. Two counts are upper bounds:
+        a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
+        keys as the window holds.
         """
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
@@ -284,16 +305,19 @@ class Pruning:
         return self._counted(config, in_play, in_play, stages)
 
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
-        """Counted operations of a pass that has run, from the sets it really had: `Session.last_pass`.
+        """Counted operations of a pass that has run, from its token counts, `Session.last_pass`.
 
         Counts as `flops` does, so the two agree for a first prefill without `Mass`. Where a pass computes
-        only some of the tokens in play, those are taken to be the last of them: an upper bound of pairs.
+        only some of the tokens in play, these are assumed to be the last ones: an upper bound on the pairs.
         """
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return self._counted(config, in_play, computed, dict(self._stages_of(in_play[0], generated)))
 
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        return self.pass_flops(config, last_pass)
+
     def _stages_of(self, n_context: int, generated: bool = False) -> Stages:
-        """The stages in force in a pass over a context of that length."""
+        """The stages of a pass over a context of that length."""
         if n_context < self.min_tokens:
             return ()
         if generated and self.decode != "same":
@@ -301,7 +325,7 @@ class Pruning:
         return self.stages
 
     def _counted(
-        self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Container[int]
+        self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Collection[int]
     ) -> int:
         width = config.n_heads * config.head_dim
         kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
@@ -309,14 +333,14 @@ class Pruning:
         total = 2 * config.hidden * config.vocab
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
             rows = 1 if layer == config.n_layers - 1 else n
-            pairs = rows * m - rows * (rows - 1) // 2
-            total += n * kv_row + rows * other_row + pairs * 4 * width
-            if layer in stages:
-                total += min(self.queries, n) * m * 2 * width
+            window = min(config.windows[layer] or m, m)
+            total += n * kv_row + rows * other_row + _visible_pairs(m, rows, window) * 4 * width
+            if any(layer <= stage < layer + self.layers for stage in stages):
+                total += min(self.queries, n) * window * 2 * width
         return total
 
     def _always_kept(self, n_prompt: int) -> int:
-        """How many prompt tokens no stage may drop: protected spans, sink, window and the query token."""
+        """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""
         spans = [(0, self.sink), (n_prompt - max(self.window, 1), n_prompt), *self.protect]
         count = position = 0
         for first, end in sorted(spans):
@@ -328,16 +352,18 @@ class Pruning:
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this schedule."""
-        return _DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
+        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
 
-    # ---- made for a purpose ----------------------------------------------------------------------
+    # ---- derived schedules -----------------------------------------------------------------------
 
     @classmethod
     def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
         """Three stages keeping k, k^2, k^3, with k as large as `target` allows.
 
-        They stand near 30, 50 and 75 % of the depth; near 20, 40 and 60 %, then 10, 25 and 40 %, for targets
-        that would leave k below a quarter.
+        Their layers are near 30, 50 and 75 % of the depth. If k would be below a quarter, they are near 20,
+        40 and 60 % instead, or, if it still would, near 10, 25 and 40 %.
+        In a model with sliding windows, they are after the nearest layers that see all of the context,
+        so there may be fewer of them.
 
         The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
         tokens, which can only be cut in coarse steps).
@@ -348,9 +374,10 @@ class Pruning:
         top = config.n_layers - 2
         if top < 0:
             raise ValueError("the model has one layer, so no stage fits below the last one")
+        seeing = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
         for depths in SPEEDUP_DEPTHS:
-            layers = sorted({min(top, round(depth * config.n_layers)) for depth in depths})
-            if cls._falling(layers, SPEEDUP_LEAST_KEEP).speedup(config, n_prompt) >= target:
+            layers = sorted({_nearest(seeing, round(depth * config.n_layers)) for depth in depths})
+            if cls._falling(layers, SPEEDUP_MIN_KEEP).speedup(config, n_prompt) >= target:
                 break
 
         low, high = 0.0, 1.0
@@ -379,4 +406,16 @@ class Pruning:
         return replace(self, smooth=RECOMMENDED_SMOOTH)
 
 
-_DENSE = Pruning()
+def _nearest(layers: list[int], wanted: int) -> int:
+    return min(layers, key=lambda layer: abs(layer - wanted))
+
+
+def _visible_pairs(m: int, rows: int, window: int) -> int:
+    """Pairs of query and visible key, for the last `rows` of `m` tokens; each sees at most `window` keys."""
+    full = min(rows, m - window)  # rows that see a whole window
+    rest = rows - full  # the others see 1 more key each than the row before, the first m - rows + 1
+    return full * window + rest * (2 * (m - rows) + rest + 1) // 2
+
+
+DENSE = Pruning()
+"""No stage: every token in every layer."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from dataclasses import dataclass
+
+from lazyllm.support import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +18,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            if isinstance(value, bool | str | bytes):
-                raise TypeError(f"{name} must be a number, not {value!r}")
-            try:
-                object.__setattr__(self, name, float(value))
-            except OverflowError:
-                raise ValueError(f"{name} is too large") from None
-        for name in ("top_k", "seed"):
-            value = getattr(self, name)
-            if isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number, not {value!r}")
-            try:
-                object.__setattr__(self, name, operator.index(value))
-            except TypeError:
-                raise TypeError(f"{name} must be a whole number, not {value!r}") from None
-        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            object.__setattr__(self, name, checked.number(getattr(self, name), name))
+        object.__setattr__(self, "top_k", checked.whole(self.top_k, "top_k", 0))
+        object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
+        if self.temperature < 0.0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        if not 0 <= self.top_k < 2**31:
-            raise ValueError(f"top_k must be from 0 (off) to {2**31 - 1}, not {self.top_k}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be from 0 to {2**63 - 1}, not {self.seed}")

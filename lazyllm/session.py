@@ -1,58 +1,63 @@
-"""Session: one growing context of one model, the only thing that changes."""
+"""Session: one growing context of one model; models and settings themselves never change."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from lazyllm.generation import Generation, Request, Stream, answer
-from lazyllm.memory import check_memory
-from lazyllm.methods import Method, PromptCompression, RandomDrop
-from lazyllm.progress import prefill_watch
-from lazyllm.prompts import Given, Prompt, PromptIds, checked_ids, encoded
+from lazyllm import _core
+from lazyllm.generation import FinishReason, Generation, Request, Stream
+from lazyllm.machine.memory import check_memory
+from lazyllm.method import Method
+from lazyllm.model import Model
+from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, checked_ids, is_messages
 from lazyllm.pruning import Pruning
-from lazyllm.trace import Recorder, Trace
+from lazyllm.sampling import SamplingParams
+from lazyllm.stop_finder import StopFinder
+from lazyllm.support.progress import prefill_watch
+from lazyllm.trace import Recorder
 
-if TYPE_CHECKING:
-    from lazyllm.llm import LLM
-    from lazyllm.sampling import SamplingParams
-
-ANSWER_MARK = "lazyllm-answer-mark"
 T = TypeVar("T")
-LEAST_SPARE = 64  # tokens; beyond that, a context that grows bit by bit doubles its room
+MIN_SPARE = 64  # tokens reserved ahead; a context longer than this doubles its buffers instead
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """What `work` gives, and its seconds."""
+    """The result of `work()`, and the seconds that it took."""
     begun = time.perf_counter()
     return work(), time.perf_counter() - begun
 
 
 class Session:
-    """A context that grows by `forward` and `ask`; made by `LLM.session`. One thread at a time.
+    """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
     A pass that was interrupted (Ctrl-C) or failed leaves the session unusable and the model as it was.
     """
 
-    def __init__(self, llm: LLM, pruning: Method) -> None:
-        pruning.check(llm.config)
-        self.llm = llm
-        self.pruning = pruning
-        self.core = llm.core.session(pruning.core())
-        self._room = 0  # tokens that the buffers hold
+    def __init__(self, model: Model, method: Method) -> None:
+        method.check(model.config)
+        self.llm = model
+        self.pruning = method
+        self.core = model.core.session(method.core())
+        self._room = 0  # capacity of the buffers, in tokens
         self._n_prompts = 0
-        self._n_given = 0  # prompt tokens, those counted that the method took out before the model
+        self._n_given = 0  # prompt tokens, including those that the method removed
         self._token_ids: list[int] = []
-        self._pending: list[int] = []  # generated, not yet run through the model
-        self._chat: list[dict[str, str]] = []
+        self._pending: list[int] = []  # the token generated last, which the model has not run yet
+        self._conversation = Conversation(model)
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.pruning}>"
 
-    # ---- what has happened so far ----------------------------------------------------------------
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a session cannot be copied or pickled; open another one with llm.session()")
+
+    # ---- state -----------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
@@ -61,7 +66,7 @@ class Session:
 
     @property
     def depths(self) -> np.ndarray:
-        """Layers that hold K,V of each token (under StaticPruning: that computed it)."""
+        """Layers that hold K,V of each token (under StaticPruning: layers that computed it)."""
         return np.array(self.core.depths)
 
     @property
@@ -80,52 +85,53 @@ class Session:
         return float(self.core.reached_top) * self._share_run()
 
     def _share_run(self) -> float:
-        """How many of the prompt tokens given the method has let into the model."""
+        """Prompt tokens run through the model, as a share of those given."""
         return int(self.core.n_prompt) / self._n_given if self._n_given else 1.0
 
     @property
     def last_pass(self) -> np.ndarray:
-        """Of the last pass, one row per layer: tokens in play, computed, revived."""
+        """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
         return np.array(self.core.last_pass)
 
-    # ---- adding to it ----------------------------------------------------------------------------
+    # ---- growing the context ---------------------------------------------------------------------
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
-        """Runs new tokens, the user's or (generated=True) the model's: the logits (vocab,) of the last."""
+        """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
         new = checked_ids(ids, self.llm.config.vocab)
         n_given = len(new)
         if not generated:
             self._refuse_ids()
-            new = self.shortened(new)
-        self.reserve(len(new), spare=max(LEAST_SPARE, self.length))
-        self._run_pending()
-        if not generated:
-            self.note_prompt(n_given)
-            self._leave_out(len(new))
-        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-            logits = self.core.forward(new, generated=generated, watch=watch)
-        self._token_ids += new
+            new = self.pruning.ids(new, self._n_prompts)
+        with self._exclusive_use():
+            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._run_pending()
+            if not generated:
+                self._begin_prompt(n_given, len(new))
+            with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
+                logits = self.core.forward(new, generated=generated, watch=watch)
+            self._token_ids += new
         return np.asarray(logits)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
-        """Runs new tokens of the user's: -ln p (n,) of each given all before it, NaN where nothing is before.
+        """Runs new prompt tokens; returns -ln p (n,) of each given all before it.
 
-        For sessions without pruning.
+        The first token of a context has NaN. Only for sessions without pruning.
         """
         if not isinstance(self.pruning, Pruning):
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
         new = checked_ids(ids, self.llm.config.vocab)
-        self.reserve(len(new), spare=max(LEAST_SPARE, self.length))
-        self._run_pending()
-        self.note_prompt(len(new))
-        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-            surprisal = self.core.surprisal(new, watch=watch)
-        self._token_ids += new
+        with self._exclusive_use():
+            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._run_pending()
+            self._begin_prompt(len(new), len(new))
+            with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
+                surprisal = self.core.surprisal(new, watch=watch)
+            self._token_ids += new
         return np.asarray(surprisal)
 
     def ask(
         self,
-        text: Prompt,
+        prompt: Prompt,
         max_new_tokens: int = 128,
         sampling: SamplingParams | None = None,
         stop: str | Iterable[str] = (),
@@ -133,114 +139,188 @@ class Session:
         trace: bool = False,
         progress: bool = True,
     ) -> Generation:
-        """A question on the context so far; with chat=True as the user's next turn of the chat template."""
+        """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        made = Stream(answer(self, self.given(text, chat), request)).finished()
-        if chat and isinstance(text, str):
-            self._chat += [{"role": "user", "content": text}, {"role": "assistant", "content": made.text}]
-        return made
+        return self.answer(prompt, request, chat).finished()
 
-    def given(self, text: Prompt, chat: bool) -> Given:
-        """The next prompt, compressed if that is the method, and encoded."""
-        ids, tokenize_seconds = timed(lambda: self._encoded(text, chat))
-        if not isinstance(self.pruning, PromptCompression):
-            return Given(ids, len(ids), tokenize_seconds)
-        if not isinstance(text, str):
+    def answer(self, prompt: Prompt, request: Request, chat: bool = False) -> Stream:
+        """Encodes a prompt; iterating over the stream runs it and generates the answer."""
+        return Stream(self._answer(prompt, self._encoded(prompt, chat), request, chat))
+
+    def check_prompt(self, prompt: Prompt, request: Request, chat: bool = False) -> None:
+        """Raises the error that `answer` would raise for this prompt, without running the model.
+
+        The length is not checked where the method compresses the text.
+        """
+        ids = self._tokenized(prompt, chat)
+        if not self.pruning.compresses:
+            self._check_room(self.pruning.kept(len(ids)), request.max_new_tokens)
+
+    # ---- encoding --------------------------------------------------------------------------------
+
+    def _tokenized(self, prompt: Prompt, chat: bool) -> list[int]:
+        if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
-        method, whole = self.pruning, str(text)
-        short, compress_seconds = timed(lambda: method.compress(self.llm, whole))
-        short_ids, tokenize_seconds = timed(lambda: self._encoded(short, chat))
-        return Given(short_ids, len(ids), tokenize_seconds, compress_seconds)
+        ended_by = next((token for token in self._pending if token in self.llm.eos_token_ids), None)
+        return self._conversation.encode(prompt, chat, self.length == 0, ended_by)
+
+    def _encoded(self, prompt: Prompt, chat: bool) -> EncodedPrompt:
+        ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat))
+        if not self.pruning.compresses:
+            return EncodedPrompt(ids, len(ids), tokenize_seconds)
+        short, compress_seconds = timed(lambda: self._compressed(prompt))
+        short_ids, tokenize_seconds = timed(lambda: self._tokenized(short, chat))
+        return EncodedPrompt(short_ids, len(ids), tokenize_seconds, compress_seconds)
+
+    def _compressed(self, prompt: Any) -> Prompt:
+        """The method's shorter form of a text, or of the users' messages in a chat."""
+        if isinstance(prompt, str):
+            return self.pruning.compress(self.llm, prompt)
+        return [
+            {**one, "content": self.pruning.compress(self.llm, one["content"])}
+            if one["role"] == "user"
+            else one
+            for one in prompt
+        ]
 
     def _refuse_ids(self) -> None:
-        if isinstance(self.pruning, PromptCompression):
-            raise TypeError("PromptCompression needs a prompt of text, not of token ids")
-
-    def _encoded(self, text: Prompt, chat: bool) -> list[int]:
-        llm = self.llm
-        if self.length == 0 or not isinstance(text, str):
-            return encoded(text, llm, chat)
-        follow_up = self._next_turn(text) if chat else text
-        return checked_ids(llm.tokenizer.encode(follow_up, add_special=False), llm.config.vocab)
-
-    def _next_turn(self, text: str) -> str:
-        """What the chat template puts after the last answer: found by rendering a mark in its place."""
-        tokenizer = self.llm.tokenizer
-        turn = {"role": "user", "content": text}
-        if not self._chat:
-            return tokenizer.apply_chat_template([turn], tokenize=False)
-        chat = [*self._chat[:-1], {"role": "assistant", "content": ANSWER_MARK}, turn]
-        rendered = tokenizer.apply_chat_template(chat, tokenize=False)
-        _, found, tail = rendered.rpartition(ANSWER_MARK)
-        if not found:
-            raise ValueError(
-                "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
+        if self.pruning.compresses:
+            raise TypeError(
+                f"{type(self.pruning).__name__} needs a prompt of text or messages, not of token ids"
             )
-        ended = next((token for token in self._pending if token in self.llm.eos_token_ids), None)
-        if ended is not None:
-            tail = tail.removeprefix(tokenizer.decode([ended], skip_special_tokens=False))
-        return tail
 
-    # ---- for the loop that makes answers ---------------------------------------------------------
+    # ---- answering -------------------------------------------------------------------------------
 
-    def reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
-        """Room for more tokens: ValueError past the model's context, MemoryError past what is free."""
-        if self.length != len(self._token_ids):
-            raise RuntimeError("an earlier pass of this session did not finish; open a new session")
+    def _answer(
+        self, prompt: Prompt, encoded: EncodedPrompt, request: Request, chat: bool
+    ) -> Generator[str, None, Generation]:
+        """Runs the prompt, yields pieces of the answer's text and returns the Generation.
+
+        The last new id is not run through the model: the next call on this session runs it first.
+        """
+        with self._exclusive_use():
+            started = time.perf_counter() - encoded.compress_seconds
+            prompt_ids = self.pruning.ids(encoded.ids, self._n_prompts)
+            self._reserve(len(prompt_ids), request.max_new_tokens, spare=self.length)
+            sampling = request.sampling
+            sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+            tokenizer, finder = self.llm.tokenizer_if_any, StopFinder(request.stop)
+            stream = tokenizer.stream() if tokenizer else None
+            recorder = Recorder(self.core, request.trace)
+            eos = self.llm.eos_token_ids
+            token_ids: list[int] = []
+            pieces: list[str] = []
+            computed: list[float] = []
+            reached_top: list[float] = []
+            ttft = seconds = 0.0
+            finish_reason: FinishReason = "length"
+
+            while len(token_ids) < request.max_new_tokens:
+                if token_ids:
+                    token = self._step(sampler, recorder)
+                else:
+                    token = self._prefill(prompt_ids, encoded.n_given, sampler, recorder, request)
+                seconds = time.perf_counter() - started
+                ttft = ttft or seconds
+                token_ids.append(token)
+                computed.append(self.computed)
+                reached_top.append(self.reached_top)
+                if token in eos or token in request.stop_ids:
+                    finish_reason = "stop"
+                    break
+                if stream and (piece := finder.push(stream.push(token))):
+                    pieces.append(piece)
+                    yield piece
+                if finder.stopped:
+                    break
+            if stream and (piece := finder.push(stream.finish()) + finder.finish()):
+                pieces.append(piece)
+                yield piece
+            text = "".join(pieces)
+            if chat:
+                self._conversation.answered(prompt, text)
+            return Generation(
+                text=text,
+                token_ids=token_ids,
+                prompt_ids=prompt_ids,
+                n_given=encoded.n_given,
+                ttft=ttft,
+                seconds=seconds,
+                tokenize_seconds=encoded.tokenize_seconds,
+                computed_series=np.array(computed),
+                reached_top_series=np.array(reached_top),
+                passes=recorder.counts(),
+                recorded=recorder.trace(self._token_ids, self.llm.config.n_layers, self.pruning, tokenizer),
+                pruning=self.pruning,
+                finish_reason="stop" if finder.stopped else finish_reason,
+            )
+
+    @contextmanager
+    def _exclusive_use(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this session is in use: another thread, a progress callback or a stream is running it; "
+                "open one session for each"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _check_room(self, n_given: int, n_new: int) -> int:
+        """The length with `n_given` and `n_new` more tokens; ValueError if it exceeds the model's context."""
         length = self.length + len(self._pending)
         total, config = length + n_given + n_new, self.llm.config
         if total > config.context:
-            note = f" ({config.context_note})" if config.context_note else ""
             raise ValueError(
                 f"{length} tokens in the session, {n_given} given and {n_new} to be generated make {total}; "
-                f"the model's context is {config.context}{note}"
+                f"the model's context is {config.context}"
             )
+        return total
+
+    def _reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
+        """Reserves buffers; ValueError beyond the model's context, MemoryError beyond the free memory."""
+        if self.length != len(self._token_ids):
+            raise RuntimeError("an earlier pass of this session did not finish; open a new session")
+        total = self._check_room(n_given, n_new)
         if total > self._room:
-            room = min(config.context, total + spare)
-            if self.llm.device == "cpu":  # other devices refuse by themselves; this one would overcommit
-                check_memory(config, room)
+            room = min(self.llm.config.context, total + spare)
+            if self.llm.device == "cpu":  # Linux overcommits; other devices refuse by themselves
+                check_memory(self.core.bytes_for(room), room)
             self.core.reserve(room)
             self._room = room
 
-    def shortened(self, prompt_ids: list[int]) -> list[int]:
-        """What of the next prompt is run through the model: all, unless the method drops some before."""
-        if not isinstance(self.pruning, RandomDrop) or self.pruning.original_positions:
-            return prompt_ids
-        return [prompt_ids[i] for i in self.pruning.positions(len(prompt_ids), self._n_prompts)]
-
-    def note_prompt(self, n_given: int) -> None:
-        """To be called before the pass over a prompt, once nothing but the pass itself can fail."""
+    def _begin_prompt(self, n_given: int, n_new: int) -> None:
+        """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
+        gaps = self.pruning.gaps(n_new, self._n_prompts)
         self._n_prompts += 1
         self._n_given += n_given
+        if gaps.size:
+            self.core.leave_out(self.length + gaps)
 
-    def _leave_out(self, n_new: int) -> None:
-        """Just before the pass over a prompt: of its tokens, those that leave a gap where they stood."""
-        method = self.pruning
-        if not isinstance(method, RandomDrop) or not method.original_positions:
-            return
-        dropped = np.setdiff1d(np.arange(n_new), method.positions(n_new, self._n_prompts - 1))
-        if dropped.size:
-            self.core.leave_out(self.length + dropped)
-
-    def recorder(self, traced: bool) -> Recorder:
-        return Recorder(self.core, traced)
-
-    def trace(self, recorder: Recorder) -> Trace | None:
-        return recorder.trace(
-            self._token_ids, self.llm.config.n_layers, self.pruning, self.llm.tokenizer_if_any
-        )
-
-    def advance(
-        self, prompt_ids: list[int] | None, sampler: Any, recorder: Recorder, watch: Any = None
+    def _prefill(
+        self, ids: list[int], n_given: int, sampler: _core.Sampler, recorder: Recorder, request: Request
     ) -> int:
-        """Runs the prompt, or else the id generated last, and draws the next id."""
-        if prompt_ids is not None:
+        """Runs a prompt and draws the first id of its answer."""
+        with prefill_watch(len(ids), self.llm.config.n_layers, request.progress) as watch:
             self._run_pending(recorder)
-            self._leave_out(len(prompt_ids))
-        new = self._pending if prompt_ids is None else prompt_ids
-        self._pending = []  # before the pass: an interrupt after it must not run them again
-        token = int(self.core.advance(new, sampler, generated=prompt_ids is None, watch=watch))
-        recorder.passed(generated=prompt_ids is None)
+            self._begin_prompt(n_given, len(ids))
+            if request.never_first:
+                logits = self.core.forward(ids, watch=watch)
+                logits[list(request.never_first)] = -np.inf
+                token = int(sampler.sample(logits))
+            else:
+                token = int(self.core.advance(ids, sampler, watch=watch))
+        recorder.passed(generated=False)
+        self._token_ids += ids
+        self._pending = [token]
+        return token
+
+    def _step(self, sampler: _core.Sampler, recorder: Recorder) -> int:
+        """Runs the id generated last and draws the next one."""
+        new, self._pending = self._pending, []  # cleared first: an interrupted pass must not run it twice
+        token = int(self.core.advance(new, sampler, generated=True))
+        recorder.passed(generated=True)
         self._token_ids += new
         self._pending = [token]
         return token

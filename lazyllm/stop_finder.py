@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopFinder:
-    """Push pieces of text, get what is certain to stay; an end that may begin a stop string is held back."""
+    """Passes pieces of text on; an end that may be the beginning of a stop string is held back."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -14,7 +14,7 @@ class StopFinder:
         self.stopped = False
 
     def push(self, piece: str) -> str:
-        """The text that may be shown now; nothing more once a stop string has come."""
+        """The text that may be shown now; empty after a stop string."""
         if self.stopped:
             return ""
         text = self._held + piece
@@ -27,10 +27,10 @@ class StopFinder:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """What was held back, no stop string having come of it."""
+        """The text held back, once no more can come."""
         return "" if self.stopped else self._held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that begins `stop`."""
+    """The length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,22 +1,23 @@
-"""Trace: which tokens each pass kept in play, stage by stage, and by what scores."""
+"""Trace: the tokens that each pass kept in play, stage by stage, and their scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lazyllm.heatmap import Heatmap
+from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.method import Method
+from lazyllm.pictures.heat_map import Heatmap
 
-if TYPE_CHECKING:
-    from lazyllm.methods import Method
-    from lazyllm.tokenizer import Tokenizer
+PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "computed", "revived")])
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TracedStage:
-    """One selection: `scores[i]` (smoothed, if so asked) is of position `in_play[i]`; `kept` went on."""
+    """One selection: the tokens in play before it, their scores (smoothed where the setting smooths) and the
+    tokens kept. `scores[i]` belongs to position `in_play[i]`."""
 
     pass_: int
     layer: int
@@ -30,8 +31,8 @@ class TracedStage:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TracedPass:
-    """One pass. A run is a dict of layers with equal sets: `first_layer`, `last_layer`, positions `in_play`
-    and `computed`, and `scores`, None unless its last layer is a stage."""
+    """One pass. Each of `runs` describes adjacent layers with the same tokens: `first_layer`, `last_layer`,
+    the positions `in_play` and `computed`, and `scores`, which is None unless the last layer is a stage."""
 
     pass_: int
     generated: bool
@@ -91,7 +92,7 @@ class Trace:
 
 
 class Recorder:
-    """Notes what each pass of a session reported, while one answer is made."""
+    """Collects the counts and traces of a session's passes while one answer is made."""
 
     def __init__(self, core: Any, traced: bool) -> None:
         self._core = core
@@ -102,7 +103,7 @@ class Recorder:
         core.trace = traced
 
     def passed(self, generated: bool) -> None:
-        """To be called after each pass."""
+        """Stores the counts and the trace of the pass that has just run."""
         if self._traced:
             self._passes.append(TracedPass(len(self._counts), generated, self._core.last_trace))
             if not generated:
@@ -111,8 +112,6 @@ class Recorder:
 
     def counts(self) -> np.ndarray:
         """One row per pass and layer."""
-        from lazyllm.generation import PASSES
-
         counts = np.stack(self._counts)
         n_passes, n_layers, _ = counts.shape
         table = np.empty(n_passes * n_layers, PASSES)

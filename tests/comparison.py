@@ -1,4 +1,4 @@
-"""Engine and reference side by side: which of their numbers must be equal, and which close."""
+"""Compares the engine with the reference: which values must be equal, and which close."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tolerances import LOGITS, NEAR_TIE, SCORES, error
 
 
 def per_layer(trace: list[dict[str, Any]], n_layers: int) -> list[tuple[list[int], list[int]]]:
-    """The sets (in play, computed) of every layer, from the runs of a trace, which must tile them all."""
+    """The sets (in play, computed) of every layer. The trace's runs of layers must cover all layers."""
     sets: list[tuple[list[int], list[int]]] = []
     for run in trace:
         assert run["first_layer"] == len(sets)
@@ -23,7 +23,7 @@ def per_layer(trace: list[dict[str, Any]], n_layers: int) -> list[tuple[list[int
 
 
 def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.ndarray, dtype: str) -> None:
-    """After one pass of each: all bookkeeping is equal, scores and logits are close."""
+    """After the same pass on both: the bookkeeping is equal, scores and logits are close."""
     assert session.length == len(reference.depths)
     assert session.n_prompt == reference.n_prompt
     assert session.kinds.tolist() == reference.kinds
@@ -49,9 +49,10 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
 def drive(
     tiny: Tiny, rules: dict[str, Any], passes: list[tuple[int, bool]], seed: int = 0, threads: int = 1
 ) -> Reference:
-    """Runs the same passes (count of tokens, generated) on both and compares after each, up to a near-tie.
+    """Runs the same passes (number of tokens, generated) on both and compares after each, until a near-tie.
 
-    There both choices are right and the runs may part; the caller looks at the margin of what is returned.
+    At a near-tie both selections are right and the runs may differ from then on, so the comparison stops;
+    the caller checks `margin` of the returned reference.
     """
     session = tiny.load(threads).session(rules)
     session.trace = True

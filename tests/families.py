@@ -1,4 +1,4 @@
-"""Every model family that the engine takes, as a small config.json; and transformers' recorded answers."""
+"""A small config.json for every supported model family, and the recorded results of transformers."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyllm.checkpoints.config import MODEL_TYPES
+
 if TYPE_CHECKING:
     from lazyllm import _core
 
 RECORDED = Path(__file__).parent / "recorded"
 PROMPT_TOKENS = 48
 NEW_TOKENS = 16
-DEMO_EVERY = 97  # of the demonstration model's logits, the share that is recorded
-PREFIXES = (1, 16, 31, 48)  # the prompt's lengths after which logits are recorded
+DEMO_EVERY = 97  # every 97th logit of the demonstration model is recorded
+PREFIXES = (1, 16, 31, 48)  # logits are recorded after this many tokens of the prompt
 
 
 @dataclass(frozen=True)
 class Family:
-    """A config as the hub has it; `as_saved` writes it the way transformers 5 does instead."""
+    """A config in the form used on the hub, or, with `as_saved`, in the form that transformers 5 writes."""
 
     config: dict[str, Any]
     dtype: str = "BF16"
@@ -29,10 +31,10 @@ class Family:
 
 
 def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
-    """A tiny model's config.json: four heads of eight unless `fields` says otherwise; None leaves one out."""
+    """A tiny model's config.json; `fields` replaces defaults, and None removes a field."""
     shape: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": MODEL_TYPES[architecture],
         "hidden_act": "silu",
         "hidden_size": 32,
         "intermediate_size": 40,
@@ -47,6 +49,8 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
+    if architecture == "Gemma3ForCausalLM":
+        shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
 
@@ -71,7 +75,7 @@ FAMILIES = {
     "xgen": Family(
         family_config("LlamaForCausalLM", num_key_value_heads=None, num_hidden_layers=2), dtype="F32"
     ),
-    "mistral": Family(family_config("MistralForCausalLM", sliding_window=64, head_dim=12)),
+    "mistral": Family(family_config("MistralForCausalLM", sliding_window=9, head_dim=12)),
     "qwen2": Family(
         family_config("Qwen2ForCausalLM", rope_theta=1e6, use_sliding_window=False, sliding_window=16)
     ),
@@ -93,12 +97,49 @@ FAMILIES = {
             tie_word_embeddings=True,
         )
     ),
+    "qwen2-window": Family(
+        family_config(
+            "Qwen2ForCausalLM",
+            rope_theta=1e6,
+            use_sliding_window=True,
+            sliding_window=7,
+            max_window_layers=1,
+        )
+    ),
+    "gemma3": Family(
+        family_config(
+            "Gemma3ForCausalLM",
+            num_hidden_layers=5,
+            num_key_value_heads=1,
+            head_dim=16,
+            query_pre_attn_scalar=16,
+            sliding_window=7,
+            sliding_window_pattern=3,
+            rope_theta=1e6,
+            rope_local_base_freq=10000.0,
+            rope_scaling={"rope_type": "linear", "factor": 4.0},
+            tie_word_embeddings=True,
+        )
+    ),
+    "gemma3-layers": Family(
+        family_config(
+            "Gemma3ForCausalLM",
+            num_hidden_layers=4,
+            query_pre_attn_scalar=24,
+            attention_bias=True,
+            sliding_window=10,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            rope_local_base_freq=500.0,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What transformers computed in float32: logits after each prefix of the prompt, then greedy tokens."""
+    """Results of transformers in float32: logits after each prefix of the prompt, then greedy tokens."""
 
     prompt: list[int]
     prefixes: list[int]
@@ -119,9 +160,9 @@ class Expected:
 
 
 def open_model(folder: Path, threads: int = 1) -> _core.Model:
-    """The engine's model of a Hugging Face folder."""
+    """Opens a Hugging Face folder with the engine."""
     from lazyllm import _core
-    from lazyllm.checkpoint import Checkpoint
+    from lazyllm.checkpoints.checkpoint import Checkpoint
 
     checkpoint = Checkpoint(folder)
     return _core.Model(checkpoint.config.core(), checkpoint.shards, checkpoint.tensors, threads=threads)

@@ -1,4 +1,4 @@
-"""Whole model folders for tests: a tiny random model with a config and a tokenizer of bytes."""
+"""Complete model folders for tests: a tiny random model with a config and a byte-level tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEMPLATE = (
 
 
 def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos: int | None = None) -> Path:
-    """Writes the model of `shape` into the empty `folder`; `eos` names another end token than `</s>`."""
+    """Writes the model of `shape` into the empty `folder`; `eos` is the end token's id in config.json."""
     build(shape, folder).path.rename(folder / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -43,7 +43,7 @@ def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One token for each byte, and three special ones."""
+    """Writes a tokenizer with one token for each byte and three special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

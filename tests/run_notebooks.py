@@ -1,4 +1,4 @@
-"""Runs every notebook from the top; with --write, keeps the outputs in the files."""
+"""Runs every notebook from the start; with --write, saves the outputs in the files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(path: Path) -> nbformat.NotebookNode:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="keep the outputs in the files")
+    parser.add_argument("--write", action="store_true", help="save the outputs in the files")
     write = parser.parse_args().write
     for path in sorted(FOLDER.glob("*.ipynb")):
         notebook = run(path)

@@ -1,4 +1,4 @@
-"""The Python interface: loading, sessions, prompts of every form, what is printed, what is refused."""
+"""The Python interface: loading, sessions, every form of prompt, printed forms and refused arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 from folders import SHAPE, model_folder
 
 import lazyllm
-from lazyllm import LLM, Pruning, SamplingParams, _core, memory, progress
+from lazyllm import LLM, Pruning, SamplingParams, _core
+from lazyllm.machine import memory
+from lazyllm.support import progress
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -72,7 +74,7 @@ def test_info_prints_as_a_table() -> None:
 
 
 def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lazyllm import environment
+    from lazyllm.machine import info as environment
 
     monkeypatch.setattr(environment, "version", lambda name: "0.5" if name == "lazyllm" else None)
     assert "unrelated distribution lazyllm 0.5" in lazyllm.info()["warning"]
@@ -99,7 +101,7 @@ def test_cuda_is_refused_not_replaced(
 
 
 def test_a_cuda_core_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", _core.__file__)  # a library, but not that one
+    monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", _core.__file__)  # a library without the CUDA core's symbol
     with pytest.raises(lazyllm.DeviceError, match="is of another version than this core"):
         lazyllm.load(folder, device="cuda")
 
@@ -138,7 +140,7 @@ def test_load_of_nothing(tmp_path: Path) -> None:
         lazyllm.load(7)  # type: ignore[arg-type]
 
 
-# ---- prompts in, answers out -----------------------------------------------------------------------
+# ---- prompts and answers ---------------------------------------------------------------------------
 
 
 def test_a_prompt_may_be_text_ids_or_an_array(llm: LLM) -> None:
@@ -160,6 +162,68 @@ def test_a_list_of_prompts_gives_a_list(llm: LLM, capfd: pytest.CaptureFixture[s
     ]
     same = llm.generate([llm.tokenizer.encode(text) for text in texts], pruning=STAGES, max_new_tokens=4)
     assert [g.token_ids for g in same] == [g.token_ids for g in made]
+
+
+def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> None:
+        raise AssertionError("a prompt was run")
+
+    monkeypatch.setattr(lazyllm.Session, "answer", run)
+    with pytest.raises(ValueError, match="prompt 1: 0 tokens in the session, 700 given and 2"):
+        llm.generate([IDS, [1] * 700, IDS], max_new_tokens=2)
+    with pytest.raises(TypeError, match="prompt 2: token ids must be whole numbers"):
+        llm.generate([IDS, IDS, [0.5]], max_new_tokens=2)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_answers_made_before_a_failure_are_kept(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    answer = lazyllm.Session.answer
+    calls: list[int] = []
+
+    def third_fails(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise kind
+        return answer(*args)
+
+    monkeypatch.setattr(lazyllm.Session, "answer", third_fails)
+    with pytest.raises(kind) as caught:
+        llm.generate([IDS, IDS[:9], IDS, IDS], max_new_tokens=2)
+    finished = caught.value.finished  # type: ignore[attr-defined]
+    assert [len(one.prompt_ids) for one in finished] == [50, 9]
+    assert "2 of 4 answers are in this exception's `finished`" in caught.value.__notes__[0]
+
+
+def test_pruning_may_be_stages_or_text(llm: LLM) -> None:
+    wanted = llm.generate(IDS, STAGES, max_new_tokens=3)
+    stages = {"stages": {"1": 0.6, "3": 0.3}}
+    for form in ({1: 0.6, 3: 0.3}, [(1, 0.6), (3, 0.3)], '{"1": 0.6, "3": 0.3}', stages):
+        made = llm.generate(IDS, form, max_new_tokens=3)
+        assert (made.token_ids, made.pruning) == (wanted.token_ids, STAGES)
+    assert llm.session("random:keep=0.5").pruning == lazyllm.RandomDrop(0.5)
+    assert llm.session({"method": "random", "keep": 0.5}).pruning == lazyllm.RandomDrop(0.5)
+    assert llm.generate(IDS, "dense", max_new_tokens=1).computed == 1.0
+
+
+def test_a_method_of_ones_own_is_run(llm: LLM) -> None:
+    class LastHalf(lazyllm.Method):
+        def core(self) -> dict[str, Any]:
+            return Pruning().core()
+
+        def to_json(self) -> str:
+            return "{}"
+
+        def check(self, config: Any) -> None:
+            pass
+
+        def ids(self, prompt_ids: list[int], turn: int) -> list[int]:
+            return prompt_ids[len(prompt_ids) // 2 :]
+
+    made = llm.generate(IDS, LastHalf(), max_new_tokens=3)
+    assert made.token_ids == llm.generate(IDS[25:], max_new_tokens=3).token_ids
+    assert made.computed == 0.5
 
 
 def test_progress_can_be_turned_off(
@@ -193,11 +257,19 @@ def test_chat_uses_the_template(llm: LLM) -> None:
     assert shown == "<s><turn>user\nHello</s>\n<turn>assistant\n"
 
 
+def test_a_chat_of_messages(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    one = llm.generate(messages, chat=True, max_new_tokens=2)
+    assert one.prompt_ids == llm.tokenizer.apply_chat_template(messages)
+    several = llm.generate([messages, "Hello"], chat=True, max_new_tokens=2)
+    assert several[0].prompt_ids == one.prompt_ids
+    assert several[1].prompt_ids == llm.generate("Hello", chat=True, max_new_tokens=2).prompt_ids
+
+
 def test_a_folder_without_tokenizer_takes_ids(tmp_path: Path) -> None:
     bare = lazyllm.load(model_folder(tmp_path, tokenizer=False), threads=1)
     made = bare.generate(IDS, pruning=STAGES, max_new_tokens=3, trace=True)
     assert (len(made.token_ids), made.text) == (3, "")
-    assert made.trace is not None
     assert " 40" in made.trace.heatmap()._repr_html_()
     with pytest.raises(lazyllm.CheckpointError, match=r"neither tokenizer\.json nor"):
         bare.generate("text")
@@ -233,7 +305,12 @@ def test_html_is_escaped(llm: LLM) -> None:
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
         ([0.5, 1.5], {}, TypeError, "whole numbers, not float64"),
         ([[5], "a"], {}, None, ""),
-        (b"bytes", {}, TypeError, "must be text, token ids or a list of those, not bytes"),
+        (
+            b"bytes",
+            {},
+            TypeError,
+            "a list of messages or a list of those, not bytes",
+        ),
         (None, {}, TypeError, "not NoneType"),
         (7, {}, TypeError, "not int"),
         ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1"),
@@ -247,9 +324,20 @@ def test_html_is_escaped(llm: LLM) -> None:
         ([5], {"stop": ""}, ValueError, "must not be empty"),
         ([5], {"stop": [3]}, TypeError, "stop must be a string or strings, not 3"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
-        ([5], {"pruning": {10: 0.5}}, TypeError, "pruning must be a lazyllm.Pruning or None"),
+        ([5], {"pruning": 0.5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
         ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
-        ([5], {"chat": True}, TypeError, "chat=True needs a prompt of text"),
+        ([{"role": "user", "content": "Hi"}], {}, TypeError, "a list of messages needs chat=True"),
+        (
+            [{"role": "user", "content": 5}],
+            {"chat": True},
+            TypeError,
+            "of message 0 must be text, not 5",
+        ),
+        ([], {"chat": True}, ValueError, "the prompt is empty"),
+        ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
+        ([{"role": "user"}], {"chat": True}, ValueError, "message 0 has no 'content'; it has 'role'"),
+        ("half \ud83d a pair", {}, ValueError, "a lone surrogate, '\\\\ud83d' at index 5"),
+        ([5], {"chat": True}, TypeError, "chat=True needs text or a list of messages"),
     ],
 )
 def test_generate_refuses(
@@ -266,7 +354,8 @@ def test_generate_refuses(
     ("values", "kind", "words"),
     [
         ({"temperature": -1}, ValueError, "temperature must be 0 or above"),
-        ({"temperature": float("nan")}, ValueError, "temperature must be 0 or above"),
+        ({"temperature": float("nan")}, ValueError, "temperature must be finite"),
+        ({"temperature": None}, TypeError, "temperature must be a number, not None"),
         ({"temperature": "1"}, TypeError, "temperature must be a number"),
         ({"top_p": 0}, ValueError, "top_p must be above 0"),
         ({"top_p": 1.5}, ValueError, "at most 1, not 1.5"),
@@ -287,7 +376,7 @@ def test_stream_takes_one_prompt(llm: LLM) -> None:
 
 
 def test_memory_is_estimated_before_it_is_taken(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = memory.session_bytes(llm.config, 53)
+    asked = llm.session().core.bytes_for(53)
     monkeypatch.setattr(memory, "available_bytes", lambda: asked - 1)
     with pytest.raises(MemoryError, match=f"53 tokens needs {asked} bytes .* {asked - 1} "):
         llm.generate(IDS, max_new_tokens=3)
@@ -300,101 +389,6 @@ def test_available_memory_is_known_here() -> None:
     if sys.platform == "linux":
         assert available is not None
         assert available > 0
-
-
-# ---- sessions --------------------------------------------------------------------------------------
-
-
-def test_forward_gives_logits(llm: LLM) -> None:
-    session = llm.session()
-    logits = session.forward(np.array(IDS))
-    assert (logits.shape, logits.dtype) == ((SHAPE.vocab,), np.float32)
-    assert int(logits.argmax()) == llm.generate(IDS, max_new_tokens=1).token_ids[0]
-    assert (session.length, session.kinds.tolist()) == (50, [0] * 50)
-    assert session.depths.tolist() == [SHAPE.n_layers] * 50
-    session.forward([7], generated=True)
-    assert session.kinds.tolist() == [0] * 50 + [1]
-    assert "51 tokens" in repr(session)
-
-
-def test_what_a_session_reports_is_a_copy(llm: LLM) -> None:
-    session = llm.session(STAGES)
-    session.forward(IDS)
-    for name in ("depths", "kinds", "last_pass"):
-        getattr(session, name)[:] = 99
-        assert 99 not in getattr(session, name)
-    assert session.last_pass.shape == (SHAPE.n_layers, 3)
-    assert 0 < session.reached_top < session.computed < 1
-
-
-def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
-    session = llm.session()
-    for token in range(130):
-        logits = session.forward([token])
-    assert np.allclose(logits, llm.session().forward(list(range(130))), atol=1e-5)
-    with pytest.raises(
-        ValueError, match="130 tokens in the session, 471 given and 0 to be generated make 601"
-    ):
-        session.forward([1] * 471)
-    session.forward([1] * 470)
-    assert session.length == 600
-
-
-def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
-    session = llm.session()
-    first = session.ask("What is the sea?", max_new_tokens=5)
-    second = session.ask(" And the wind?", max_new_tokens=5)
-    follow_up = llm.tokenizer.encode(" And the wind?", add_special=False)
-    whole = first.prompt_ids + first.token_ids + follow_up
-    assert second.prompt_ids == follow_up
-    assert second.token_ids == llm.generate(whole, max_new_tokens=5).token_ids
-    assert session.length == len(whole) + 4
-    kinds = [0] * len(first.prompt_ids) + [1] * 5 + [0] * len(follow_up) + [1] * 4
-    assert session.kinds.tolist() == kinds
-
-
-def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
-    session = llm.session(STAGES)
-    first = session.ask("Hello", chat=True, max_new_tokens=3)
-    second = session.ask("And you?", chat=True, max_new_tokens=3)
-    decode = llm.tokenizer.decode
-    assert (
-        decode(first.prompt_ids, skip_special_tokens=False) == "<s><turn>user\nHello</s>\n<turn>assistant\n"
-    )
-    assert decode(second.prompt_ids, skip_special_tokens=False) == (
-        "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-    )
-
-
-def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=1)
-    session._pending = [llm.tokenizer.eos_token_id]  # as if that had been drawn
-    second = session.ask("And you?", chat=True, max_new_tokens=1)
-    shown = llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
-    assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-
-
-def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=2)
-    before = session.length
-    with pytest.raises(ValueError, match="the model's context is 600"):
-        session.ask("And you?", chat=True, max_new_tokens=600)
-    with pytest.raises(TypeError, match="chat=True needs"):
-        session.ask(IDS, chat=True)
-    assert session.length == before
-    assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
-
-
-def test_a_session_interrupted_after_its_pass_refuses_to_go_on(llm: LLM) -> None:
-    """Ctrl-C may come when the core has run the tokens and Python has not taken note of them yet."""
-    session = llm.session()
-    session.forward([5, 6])
-    session.core.forward([7])
-    for use in (lambda: session.forward([8]), lambda: session.ask("8", max_new_tokens=1)):
-        with pytest.raises(RuntimeError, match="did not finish; open a new session"):
-            use()
 
 
 def test_numbers_beyond_all_bounds_are_values_refused(folder: Path) -> None:

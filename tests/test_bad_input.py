@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import tiny
 from folders import model_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyllm
-from lazyllm import LLM, Mass, Pruning, SamplingParams
+from lazyllm import LLM, Mass, Pruning, SamplingParams, _core
 
 IDS = list(range(40, 60))
 numbers = st.one_of(
@@ -34,7 +36,7 @@ junk = st.recursive(
 options = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(
-        ("decode", "sink", "window", "protect", "queries", "smooth", "min_tokens", "prune_generated"), junk
+        ("decode", "sink", "window", "protect", "queries", "layers", "smooth", "memory", "min_tokens"), junk
     ),
 )
 
@@ -122,3 +124,89 @@ def test_any_text_is_a_prompt(llm: LLM, text: str) -> None:
         assert text == "" or not text.isprintable()
         return
     assert llm.tokenizer.decode(made.prompt_ids) == text
+
+
+# ---- what the core is given --------------------------------------------------------------------------------
+
+
+class Reading:
+    """A number only by `__float__` or `__index__`, either of which empties a container."""
+
+    def __init__(self, value: Any, container: Any) -> None:
+        self.value, self.container = value, container
+
+    def __float__(self) -> float:
+        self.container.clear()
+        return float(self.value)
+
+    def __index__(self) -> int:
+        self.container.clear()
+        return int(self.value)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+    return tiny.build(tiny.Shape(), tmp_path_factory.mktemp("model"))
+
+
+def test_a_number_may_empty_the_list_that_it_is_read_from(made: tiny.Tiny) -> None:
+    """The core reads a copy: under ASan, a use after free otherwise."""
+    model = made.load()
+    want = model.session(tiny.pruning([(0, 0.75), (1, 0.5), (2, 0.25)])).forward(made.ids(40))
+    for kind in ("stages", "dict", "decode", "mass", "protect", "layer"):
+        stages: list[Any] = [(0, 0.75), (1, 0.5), (2, 0.25)]
+        pruning = tiny.pruning()
+        pruning["stages"] = stages
+        if kind == "stages":
+            stages[0] = (0, Reading(0.75, stages))
+        elif kind == "layer":
+            stages[0] = (Reading(0, stages), 0.75)
+        elif kind == "dict":
+            stages[0] = (0, Reading(0.75, pruning))
+        elif kind == "decode":
+            pruning["decode"] = [(0, 0.5), (1, 0.5)]
+            pruning["decode"][0] = (0, Reading(0.5, pruning["decode"]))
+        elif kind == "mass":
+            stages[2] = (2, (Reading(1.0, stages), 0.25, 0.25))
+        else:
+            pruning["protect"] = [(0, 1), (0, 1)]
+            pruning["protect"][0] = (Reading(0, pruning["protect"]), 1)
+        got = model.session(pruning).forward(made.ids(40))
+        if kind != "protect":
+            np.testing.assert_array_equal(got, want)
+
+
+def test_a_number_may_empty_the_tables_of_a_checkpoint(made: tiny.Tiny) -> None:
+    config, tensors = dict(made.config), list(made.tensors)
+    name, dtype, shape, *place = tensors[0]
+    config["norm_eps"] = Reading(config["norm_eps"], config)
+    tensors[0] = (name, dtype, (Reading(shape[0], tensors), *shape[1:]), *place)
+    model = _core.Model(config, [str(made.path)], tensors)
+    np.testing.assert_array_equal(
+        model.session(None).forward(made.ids(9)), made.load().session(None).forward(made.ids(9))
+    )
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind"),
+    [
+        ([0.5], "float64"),
+        ([1, 2.0], "float64"),
+        ([float("nan")], "float64"),
+        ([True], "bool"),
+        ([None], "object"),
+        (np.array([1], np.float32), "float32"),
+        ([2**70], "object"),
+    ],
+)
+def test_ids_that_are_no_integers_are_refused_by_name(made: tiny.Tiny, ids: Any, kind: str) -> None:
+    session = made.load().session(None)
+    with pytest.raises(TypeError, match=f"ids are of type {kind}; they must be integers"):
+        session.forward(ids)
+    assert session.length == 0
+
+
+@pytest.mark.parametrize("ids", [[2**63], [2**32], [-1], np.array([2**64 - 1], np.uint64)])
+def test_ids_beyond_the_vocabulary_are_refused(made: tiny.Tiny, ids: Any) -> None:
+    with pytest.raises(ValueError, match="ids go from 0 to 96"):
+        made.load().session(None).forward(ids)

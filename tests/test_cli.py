@@ -6,13 +6,15 @@ import io
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from folders import model_folder
+from folders import SHAPE, model_folder
 
 import lazyllm
-from lazyllm import cli
+from lazyllm.commands import info
+from lazyllm.commands import main as cli
 
 STAGES = '{"1": 0.6, "3": 0.3}'
 Captured = pytest.CaptureFixture[str]
@@ -31,7 +33,10 @@ def test_runs_as_a_module() -> None:
     assert "cuda                  off" in done.stdout
 
 
-@pytest.mark.parametrize("command", [[], ["info"], ["generate"], ["convert"], ["demo"], ["bench"], ["sweep"]])
+EACH = ("info", "generate", "convert", "demo", "longbench", "ruler", "niah", "reproduce", "sweep")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in EACH)])
 def test_help_shows_an_example(command: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])
@@ -47,10 +52,22 @@ def test_the_harness_command_has_help_of_its_own(arguments: list[str], capsys: C
 
 
 def test_without_the_harness_its_extra_is_named(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "lazyllm.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "lazyllm.evaluation.harness", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     assert cli.main(["lm-eval", "--model", "lazyllm"]) == cli.USAGE_ERROR
     assert "pip install 'lazyllm-engine[lm-eval]'" in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = """
+import sys
+from lazyllm.commands.main import parser
+parser()
+heavy = {"numpy", "tokenizers", "jinja2", "matplotlib", "tqdm", "lazyllm._core"} & set(sys.modules)
+sys.exit(f"imported: {heavy}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_generate_prints_text_and_figures(folder: Path, capsys: Captured) -> None:
@@ -63,6 +80,17 @@ def test_generate_prints_text_and_figures(folder: Path, capsys: Captured) -> Non
     assert "7 prompt tokens" in err
     assert "Pruning({1: 0.6, 3: 0.3})" in err
     assert len(err.splitlines()) == 1
+
+
+def test_generate_has_the_default_model_of_the_other_commands(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lazyllm.checkpoints.demo_model.demo_model", lambda: folder)
+    shown = []
+    for model in ([], ["--model", str(folder)]):
+        assert cli.main(["generate", *model, "--prompt", "The sea", "--max-new-tokens", "3"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
 
 
 def test_generate_reads_files_and_standard_input(
@@ -114,7 +142,7 @@ def test_an_error_is_one_line_and_code_2(
     out, err = capsys.readouterr()
     assert out.strip() == ""
     assert err.startswith("lazyllm: ")
-    assert words in err
+    assert words.lower() in err.lower()
     assert len(err.splitlines()) == 1
 
 
@@ -130,18 +158,107 @@ def test_missing_files_are_errors_too(folder: Path, tmp_path: Path, capsys: Capt
 
 
 def test_wrong_usage_is_code_2(capsys: Captured) -> None:
-    for call in ([], ["nonsense"], ["generate", "--model", "x"], ["generate", "--prompt", "x"]):
+    for call in ([], ["nonsense"], ["generate", "--model", "x"], ["generate", "--prompt"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(call)
         assert ended.value.code == 2
         assert "usage: lazyllm" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (["generate", "--prompt", "Hi"], "--heatmap"),
+        (["demo"], "--out"),
+        (["longbench"], "--out"),
+        (["ruler", "--lengths", "100"], "--out"),
+        (["niah", "--lengths", "100"], "--out"),
+        (["reproduce", "table1"], "--out"),
+        (["sweep", "--space", "{}"], "--out"),
+    ],
+)
+def test_output_paths_are_checked_before_the_model_is_loaded(
+    call: list[str], option: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*args: object, **more: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("lazyllm.llm.load", load)
+    monkeypatch.setattr("lazyllm.checkpoints.demo_model.demo_model", load)
+    (tmp_path / "file").touch()
+    wrong = {str(tmp_path / "file" / "below"): "file"}
+    if option == "--heatmap":
+        wrong |= {
+            str(tmp_path): "is a folder; give a file",
+            str(tmp_path / "no" / "a.html"): "there is no folder",
+        }
+    else:
+        wrong |= {str(tmp_path / "file"): "is a file; give a folder"}
+    for path, words in wrong.items():
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*call, option, path])
+        assert ended.value.code == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert f"argument {option}: " in last
+        assert words in last
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(SystemExit):
+        cli.main([*call, option, str(tmp_path / "new")])
+    assert f"argument {option}: {tmp_path} cannot be written to" in capsys.readouterr().err
+
+
+def test_text_that_is_not_utf8_is_named(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ["generate", "--model", str(folder), "--max-new-tokens", "1"]
+    broken = b"caf\xe9".decode("utf-8", "surrogateescape")  # as Python hands over the bytes of sys.argv
+    for option, arguments in (
+        ("--prompt", ["--prompt", broken]),
+        ("--stop", ["--prompt", "Hi", "--stop", broken]),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*call, *arguments])
+        assert ended.value.code == 2
+        assert f"argument {option}: not valid UTF-8 at character 3" in capsys.readouterr().err
+    file = tmp_path / "latin-1.txt"
+    file.write_bytes(b"caf\xe9")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(broken))  # as in the C locale
+    for source, arguments in (
+        (str(file), ["--prompt-file", str(file)]),
+        ("standard input", ["--prompt", "-"]),
+    ):
+        assert cli.main([*call, *arguments]) == 2
+        assert f"lazyllm: {source} is not valid UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "niah --lengths 600 --depths 0,100",
+        "sweep --max-length 600 --datasets niah_single_1 --limit 1",
+        "reproduce table2 --max-length 600 --datasets niah_single_1 --limit 1 --speedup 1.3 --seeds 1",
+    ],
+)
+def test_tables_on_the_terminal_are_aligned_text(
+    call: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    model, out = tmp_path / "model", tmp_path / "out"
+    model.mkdir()
+    model_folder(model, replace(SHAPE, context=4000))
+    pruning = [] if "reproduce" in call else ["--pruning", "dense", "--pruning", '{"1": 0.5}']
+    rest = ["--warm-ups", "0", "--device", "cpu", "--threads", "1"]
+    assert cli.main([*call.split(), "--model", str(model), "--out", str(out), *pruning, *rest]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"wrote {out}") for line in lines)
+    assert not [line for line in lines if line.startswith("|") or "**" in line or "![](" in line]
+
+
 def test_ctrl_c_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def interrupted(args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_info", interrupted)
+    monkeypatch.setattr(info, "run", interrupted)
     assert cli.main(["info"]) == 130
     assert capsys.readouterr().err == "lazyllm: interrupted\n"
 

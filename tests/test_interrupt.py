@@ -89,7 +89,8 @@ def test_ctrl_c_stops_a_pass(
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT to one process is POSIX")
 def test_ctrl_c_ends_the_command(demo_model: Path) -> None:
     launch = (
-        "import sys; print('started', flush=True); from lazyllm.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; print('started', flush=True); "
+        "from lazyllm.commands.main import main; sys.exit(main(sys.argv[1:]))"
     )
     arguments = [
         "generate",

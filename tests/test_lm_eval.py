@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 import lazyllm
-from lazyllm import cli
+from lazyllm.commands import main as cli
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the harness' own model needs torch")
@@ -26,7 +28,7 @@ from lm_eval.api.instance import Instance  # noqa: E402 (needs it)
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 
-from lazyllm.harness import HarnessModel  # noqa: E402
+from lazyllm.evaluation.harness import HarnessModel, default_device  # noqa: E402
 
 STAGES = {"1": 0.5, "3": 0.3}
 TEXT = "The sea was calm, and the ship went on for days. Nobody on board knew where it was going, "
@@ -339,6 +341,29 @@ def test_the_command(folder: Path, tasks: Path, tmp_path: Path) -> None:
     assert lazyllm.parse_method(found["config"]["pruning"]) == setting
     assert found["config"]["model_device"] == "cpu"
     assert "acc,none" in found["results"]["tiny_choice"]
+
+
+def test_the_command_of_the_readme_needs_no_gpu(folder: Path, tasks: Path, tmp_path: Path) -> None:
+    readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^lazyllm (lm-eval --model lazyllm .*)$", readme, re.M)
+    line = line.partition(" #")[0].replace("DIR", str(folder)).replace('"10": 0.7', '"1": 0.7')
+    line = line.replace("--tasks gsm8k", "--tasks tiny_choice")
+    arguments = [*shlex.split(line), "--include_path", str(tasks), "--output_path", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    (written,) = tmp_path.rglob("results_*.json")
+    assert "acc,none" in json.loads(written.read_text())["results"]["tiny_choice"]
+
+
+def test_a_device_that_is_given_is_used(folder: Path) -> None:
+    assert default_device(["--model", "lazyllm", "--tasks", "x"]) == ["--device", "auto"]
+    for given in (["--device", "cuda:0"], ["--device=cpu"], ["--config", "run.yaml"]):
+        assert default_device(["--model", "lazyllm", *given]) == []
+    assert default_device(["--model", "hf"]) == default_device(["ls", "tasks"]) == []
+    arguments = {"pretrained": str(folder), "device": "cpu"}
+    made = HarnessModel.create_from_arg_obj(arguments, {"device": "auto", "max_batch_size": None})
+    assert made.llm.device == "cpu"
+    text = ",".join(f"{name}={value}" for name, value in arguments.items())
+    assert HarnessModel.create_from_arg_string(text, {"device": "cuda:0"}).llm.device == "cpu"
 
 
 # ---- refusals --------------------------------------------------------------------------------------

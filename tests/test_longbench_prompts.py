@@ -15,12 +15,14 @@ import pytest
 from families import family_config
 from folders import BOS, EOS, write_tokenizer
 
-from lazyllm.config import ModelConfig
-from lazyllm.longbench.datasets import DATA_SETS
-from lazyllm.longbench.items import available, read, require, subset
-from lazyllm.longbench.prompt import Stops, chat_wrapper, make_prompt, post_process, prompt_ids, stops
-from lazyllm.longbench.templates import OFFICIAL, Templates, find_templates
-from lazyllm.tokenizer import Tokenizer
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.evaluation.chats import chat_wrapper, post_process
+from lazyllm.evaluation.longbench.datasets import DATA_SETS
+from lazyllm.evaluation.longbench.items import available, read, require, subset
+from lazyllm.evaluation.longbench.prompt import make_prompt, prompt_ids, stops
+from lazyllm.evaluation.longbench.templates import OFFICIAL, Templates, find_templates
+from lazyllm.evaluation.tasks import Stops
 
 REAL = Path(
     os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[1].joinpath("..", "shared", "longbench")
@@ -137,10 +139,10 @@ def test_folder(tmp_path: Path, inner: str) -> None:
 
 def test_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = write_items(tmp_path / "data")
-    write_templates(tmp_path)
+    write_templates(tmp_path / "data")
     monkeypatch.chdir(tmp_path / "data")
     assert read(".", "hotpotqa") == rows
-    assert find_templates(".").source == str(tmp_path / "dataset2prompt.json")
+    assert find_templates(".").source == str(tmp_path / "data" / "dataset2prompt.json")
 
 
 def test_blank_lines_and_line_ends(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_zip_refusals(tmp_path: Path) -> None:
     whole = write_zip(tmp_path / "data.zip", {"data/trec.jsonl": jsonl([item("trec", 0, input="")])})
     broken = tmp_path / "broken.zip"
     broken.write_bytes(whole.read_bytes()[:-30])
-    with pytest.raises(ValueError, match=r"broken.zip is not a whole, plain zip file: "):
+    with pytest.raises(ValueError, match=r"broken.zip is damaged, encrypted or no zip file: "):
         available(broken)
     with pytest.raises(
         ValueError, match=r"data.zip/data/trec.jsonl, line 1: answers is \[\]; expected a list"
@@ -183,7 +185,7 @@ def test_zip_refusals(tmp_path: Path) -> None:
     contents = bytearray(whole.read_bytes())
     contents[45] ^= 0xFF  # in the compressed text
     broken.write_bytes(contents)
-    with pytest.raises(ValueError, match=r"broken.zip is not a whole, plain zip file: "):
+    with pytest.raises(ValueError, match=r"broken.zip is damaged, encrypted or no zip file: "):
         read(broken, "trec")
 
 
@@ -261,13 +263,13 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_data_refusals(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere is not here; expected a folder of NAME.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist; expected a folder of NAME.jsonl"):
         available(tmp_path / "nowhere")
     with pytest.raises(TypeError, match=r"data must be a folder of .*, not 3"):
         available(3)  # type: ignore[arg-type]
     other = tmp_path / "items.csv"
     other.write_text("")
-    with pytest.raises(ValueError, match=r"items.csv is a file of another kind; expected a folder"):
+    with pytest.raises(ValueError, match=r"items.csv is a file of an unknown kind; expected a folder"):
         available(other)
     with pytest.raises(FileNotFoundError, match=r"lacks trec; it holds no data set: expected a folder"):
         require(tmp_path, ["trec"])
@@ -304,13 +306,13 @@ A_LIST = r"expected a list of at least one string"
         (item(length=True), "length is True; expected a whole number from 0$"),
         (item(length=1.5), "length is 1.5; expected a whole number from 0$"),
         (item(dataset="trec"), "dataset is 'trec'; expected 'hotpotqa'$"),
-        (item(dataset=""), "dataset is ''; expected the name of its data set$"),
+        (item(dataset=""), "dataset is ''; expected the data set's name$"),
         (item(language=None), "language is None; expected a string that is not empty$"),
         (item(all_classes=[]), rf"all_classes is \[\]; {A_LIST}, or null$"),
         (item(all_classes={}), rf"all_classes is {{}}; {A_LIST}, or null$"),
         (item(_id=""), "_id is ''; expected a string that is not empty$"),
         (item(_id=7), "_id is 7; expected a string that is not empty$"),
-        (item(number=0), "_id is 'hotpotqa-0'; expected an _id that no item before it has$"),
+        (item(number=0), "_id is 'hotpotqa-0'; expected an _id that no earlier item has$"),
     ],
 )
 def test_fields(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -323,9 +325,9 @@ def test_fields(tmp_path: Path, row: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"input": "cut o', "line 1 does not hold JSON: "),
-        (b"[" * 100_000, "line 1 does not hold JSON: "),
-        (b'"\xff"', "line 1 does not hold JSON: .*utf-8"),
+        (b'{"input": "cut o', "line 1 is not JSON: "),
+        (b"[" * 100_000, "line 1 is not JSON: "),
+        (b'"\xff"', "line 1 is not JSON: .*utf-8"),
         (b"\n[1, 2]\n", "line 2 holds a list; expected a JSON object"),
         (b"x" * 2000, "line 1 has more than 1000 bytes; expected one item"),
         (b"\n", r"hotpotqa.jsonl is empty; expected items of hotpotqa"),
@@ -333,7 +335,7 @@ def test_fields(tmp_path: Path, row: dict[str, Any], message: str) -> None:
 )
 def test_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, message: str) -> None:
     if len(line) == 2000:
-        monkeypatch.setattr("lazyllm.longbench.items.LINE_LIMIT", 1000)
+        monkeypatch.setattr("lazyllm.evaluation.longbench.items.LINE_LIMIT", 1000)
     (tmp_path / "hotpotqa.jsonl").write_bytes(line)
     with pytest.raises(ValueError, match=message):
         read(tmp_path, "hotpotqa")
@@ -368,9 +370,9 @@ def test_subsets() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"limit": 0}, ValueError, "limit must be at least 1, not 0"),
-        ({"sample": -1}, ValueError, "sample must be at least 1, not -1"),
-        ({"min_length": -1}, ValueError, "min_length must be at least 0, not -1"),
+        ({"limit": 0}, ValueError, "limit must be from 1 to .*, not 0"),
+        ({"sample": -1}, ValueError, "sample must be from 1 to .*, not -1"),
+        ({"min_length": -1}, ValueError, "min_length must be from 0 to .*, not -1"),
         ({"max_length": 1.5}, TypeError, "max_length must be a whole number, not 1.5"),
         ({"limit": True}, TypeError, "limit must be a whole number, not True"),
         ({"limit": 2, "sample": 3}, ValueError, "limit is 2 and sample is 3; expected one of them"),
@@ -384,12 +386,31 @@ def test_subset_refusals(options: dict[str, Any], error: type[Exception], messag
 # ---- templates -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["data", "data/config", ".", "config"])
+@pytest.mark.parametrize("place", ["data", "data/config"])
 def test_templates_are_found(tmp_path: Path, place: str) -> None:
     write_items(tmp_path / "data")
     path = write_templates(tmp_path / place)
     found = find_templates(tmp_path / "data")
     assert (found.source, dict(found.prompts), dict(found.lengths)) == (str(path), PROMPTS, LENGTHS)
+
+
+def test_only_the_data_folder_is_searched(tmp_path: Path) -> None:
+    data = tmp_path / "LongBench"
+    rows = write_items(data / "data")
+    write_templates(tmp_path)
+    write_templates(tmp_path / "config")
+    with pytest.raises(FileNotFoundError, match=r"dataset2prompt.json and .* are missing"):
+        find_templates(data / "data")
+    with pytest.raises(FileNotFoundError, match="are missing"):
+        find_templates(data)
+    path = write_templates(data / "config")
+    assert read(data, "hotpotqa") == rows
+    assert find_templates(data).source == str(path)
+    (data / "data" / "hotpotqa.jsonl").unlink()
+    other = data / "backup" / "2023" / "hotpotqa.parquet"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"PAR1")
+    assert available(data) == ()
 
 
 def test_templates_of_a_zip(tmp_path: Path) -> None:
@@ -428,13 +449,13 @@ def test_missing_templates(tmp_path: Path) -> None:
     write_items(tmp_path / "data")
     expected = (
         r"dataset2prompt.json and dataset2maxlen.json are missing.* get both from .*THUDM/LongBench "
-        rf"and put them in {tmp_path}/data, or .*--prompts FILE.*looked in .*/data/config, {tmp_path}, "
+        rf"and put them in {tmp_path}/data, or .*--prompts FILE.*looked in {tmp_path}/data, .*data/config$"
     )
     with pytest.raises(FileNotFoundError, match=expected):
         find_templates(tmp_path / "data")
     with pytest.raises(FileNotFoundError, match=r"own.json is missing; get dataset2prompt.json and"):
         find_templates(prompts=tmp_path / "own.json")
-    path = write_templates(tmp_path)
+    path = write_templates(tmp_path / "data")
     path.with_name("dataset2maxlen.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"dataset2maxlen.json is missing; get "):
         find_templates(tmp_path / "data")
@@ -497,7 +518,7 @@ def test_templates_by_name(templates: Templates) -> None:
 def test_verdict(templates: Templates, monkeypatch: pytest.MonkeyPatch) -> None:
     assert templates.verdict(["trec", "qasper_e"]) == "prompts not the official ones: trec, qasper_e"
     known = {"trec": hashlib.sha256(QUESTION.encode()).hexdigest()}
-    monkeypatch.setattr("lazyllm.longbench.templates.OFFICIAL", {**OFFICIAL, **known})
+    monkeypatch.setattr("lazyllm.evaluation.longbench.templates.OFFICIAL", {**OFFICIAL, **known})
     assert templates.verdict(["trec", "lcc"]) == "prompts not the official ones: lcc"
     assert templates.verdict(["trec", "trec_e"]) == "official prompts"
 
@@ -542,6 +563,30 @@ def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any, temp
         assert made.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=templates)
         assert (made.n_tokens_unwrapped, made.cut) == (length, max_length < length)
     assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", templates).ids  # <|im_end|>, skipped
+
+
+def test_the_context_is_shortened_after_the_cut(
+    named: Callable[..., Tokenizer], templates: Templates
+) -> None:
+    tokenizer, seen = named(), []
+
+    def shorten(text: str) -> str:
+        seen.append(text)
+        return f"<{len(text)}>"
+
+    def made(max_length: int) -> str:
+        prompt = make_prompt(tokenizer, asked, max_length, "none", templates, shorten)
+        assert prompt.cut == (max_length < 400)
+        return tokenizer.decode(prompt.ids)
+
+    asked = item(context="0123456789" * 40)
+    end = "\n\nQuestion: Who rang the bells? \nAnswer:"
+    assert made(4000) == f"Text: <400>{end}"
+    assert made(200) == f"Text: <{200 - 1 - 6 - len(end)}>{end}"  # one token is <s>
+    assert seen == ["0123456789" * 40, "0123456789" * 9 + "012" + ("0123456789" * 40)[-(100 - len(end)) :]]
+    assert made(30) == "Text: <8>bells? \nAnswer:"  # the cut has taken the beginning of the question
+    with_field = item(input="{context}", context="x" * 50)
+    assert templates.around(with_field) == ("Text: ", "\n\nQuestion: {context} \nAnswer:")
 
 
 def test_real_items(real: Path, tokenizer: Tokenizer, backend: Any) -> None:
@@ -657,7 +702,7 @@ def test_prompt_refusals(named: Callable[..., Tokenizer], templates: Templates) 
         make(chat="llama")
     with pytest.raises(ValueError, match=r"chat is 'template', and .*plain has no chat template"):
         make(chat="template")
-    with pytest.raises(ValueError, match=r"max_length must be at least 2, not 1"):
+    with pytest.raises(ValueError, match=r"max_length must be from 2 to .*, not 1"):
         make(max_length=1)
     with pytest.raises(TypeError, match=r"max_length must be a whole number, not 3500.0"):
         make(max_length=3500.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,23 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.longbench.plot import plot
-from lazyllm.longbench.report import generated_lengths_table, lengths_table, scores_table, seeds_table
-from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
-from lazyllm.longbench.summary import DENSE, Summary
-from lazyllm.longbench.templates import find_templates
-from lazyllm.longbench.token_use import token_use
+from lazyllm.evaluation import conditions
+from lazyllm.evaluation.intervals import interval, student_t
+from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.options import (
+    DataKeywords,
+    DataOptions,
+    RunKeywords,
+    RunOptions,
+)
+from lazyllm.evaluation.report import generated_lengths_table, lengths_table, scores_table, seeds_table
+from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder
+from lazyllm.evaluation.runner import means_so_far
+from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.token_use import token_use
+from lazyllm.pictures.figure import Dot
+from lazyllm.pictures.scores import plot_scores
+from lazyllm.support.tables import Table
 
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
 WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
@@ -191,10 +204,64 @@ def test_compression_counts_in_tokens_of_the_whole_prompt(
     assert shorter["timing"]["compressing"] > 0
 
 
+def test_compression_takes_what_the_cut_has_left_of_the_context(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All settings see the same part of the document, and compression makes it shorter than the others'."""
+    given: list[str] = []
+
+    def first_half(self: lazyllm.PromptCompression, model: Any, text: str) -> str:
+        given.append(text)
+        return text[: len(text) // 2]
+
+    monkeypatch.setattr(lazyllm.PromptCompression, "compress", first_half)
+    settings = ["dense", "compress:ratio=0.5"]
+    dense, shorter = run(
+        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, chat="none"
+    ).rows
+    assert dense["cut"]
+    assert shorter["cut"]
+    assert dense["prompt_tokens"] == shorter["prompt_tokens"] == dense["used"]["0"][0] == 80
+    prompt = find_templates(data).prompt(item("qasper", 0)).encode()  # one token for each byte
+    left = (prompt[:40] + prompt[-40:]).decode()
+    context = left.removeprefix("Read. ").removesuffix(" Question: where is the cat ? Answer:")
+    assert given[-1] == context
+    assert shorter["used"]["0"][0] == 80 - len(context) + len(context) // 2
+
+
+def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The benchmark's script generates with min_length 1. Later both end the answer."""
+    folder = benchmark(tmp_path / "data", 1)
+    (folder / "samsum.jsonl").write_text(json.dumps(item("samsum", 0)) + "\n")
+    (folder / "dataset2prompt.json").write_text(json.dumps({"samsum": "{context}{input}"}))
+    (folder / "dataset2maxlen.json").write_text(json.dumps({"samsum": 6}))
+    prompt = llm.tokenizer.encode(item("samsum", 0)["context"] + "where is the cat ?")
+    ranked = [int(token) for token in llm.session().forward(prompt).argsort()[::-1]]
+    end, newline, first = ranked[:3]
+    encode = llm.tokenizer.encode
+
+    def marked(text: str, add_special: bool = True) -> list[int]:
+        return [newline] if text == "\n" else encode(text, add_special)
+
+    monkeypatch.setattr(llm.tokenizer, "eos_token_ids", (end,))
+    monkeypatch.setattr(llm.tokenizer, "encode", marked)
+    options = {"pruning": None, "max_length": 400, "chat": "none", "datasets": ["samsum"]}
+    (row,) = run(llm, folder, tmp_path / "run", **options).rows
+    session = llm.session()
+    session.forward(prompt)
+    expected = [first]
+    while len(expected) < 6 and expected[-1] not in (end, newline):
+        expected.append(int(session.forward(expected[-1:], generated=True).argmax()))
+    assert row["new_tokens"] == len(expected)
+    assert row["prediction"] == llm.tokenizer.decode([one for one in expected if one not in (end, newline)])
+
+
 def test_a_failed_item_is_an_error_row_and_no_score(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyllm.longbench.tasks import LongBench
+    from lazyllm.evaluation.longbench.tasks import LongBench
 
     whole = LongBench.score
 
@@ -215,7 +282,7 @@ def test_a_failed_item_is_an_error_row_and_no_score(
 def test_failed_items_are_asked_again_where_that_is_wished(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyllm.longbench.tasks import LongBench
+    from lazyllm.evaluation.longbench.tasks import LongBench
 
     with monkeypatch.context() as patched:
         patched.setattr(LongBench, "score", lambda *_: 1 / 0)
@@ -229,7 +296,7 @@ def test_failed_items_are_asked_again_where_that_is_wished(
 def test_a_broken_device_ends_the_run(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyllm.longbench.tasks import LongBench
+    from lazyllm.evaluation.longbench.tasks import LongBench
 
     def broken(*_: object) -> float:
         raise lazyllm.DeviceError("the device is gone")
@@ -243,7 +310,7 @@ def test_a_broken_device_ends_the_run(
 def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyllm.longbench.tasks import LongBench
+    from lazyllm.evaluation.longbench.tasks import LongBench
 
     whole = LongBench.prompt
 
@@ -257,6 +324,26 @@ def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
     assert [row["item"] for row in made.summary.failed] == ["lcc-0"]
 
 
+def test_each_setting_is_warmed_at_its_own_length(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, seen = lazyllm.LLM.generate, []
+
+    def recording(self: lazyllm.LLM, prompt: Any, pruning: Any = None, **options: Any) -> Any:
+        seen.append((pruning or lazyllm.Pruning(), len(prompt)))
+        return whole(self, prompt, pruning, **options)
+
+    monkeypatch.setattr(lazyllm.LLM, "generate", recording)
+    made = run(llm, data, tmp_path, datasets=["qasper"], limit=2, warm_ups=2, max_length=400)
+    length = made.rows[0]["prompt_tokens"]
+    short = [(lazyllm.Pruning(), length)] * 2  # at most 512 tokens
+    assert seen == [*short, *((lazyllm.parse_method(setting), length) for setting in SETTINGS)]
+    assert "warm, after 2 short runs and one of each setting" in (tmp_path / "report.md").read_text()
+    seen.clear()
+    run(llm, data, tmp_path / "cold", datasets=["qasper"], limit=1)
+    assert not seen
+
+
 # ---- generated tasks -----------------------------------------------------------------------------
 
 
@@ -265,16 +352,16 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(llm: lazyllm.LLM, tmp_p
         llm,
         SETTINGS[:2],
         out=tmp_path,
-        lengths=[350, 400],
+        lengths=[550, 600],
         depths=[0, 50, 100],
         chat="none",
         warm_ups=0,
         progress=False,
     )
     assert len(made.rows) == 2 * 2 * 3
-    assert {row["dataset"] for row in made.rows} == {"niah_single_1@350", "niah_single_1@400"}
+    assert {row["dataset"] for row in made.rows} == {"niah_single_1@550", "niah_single_1@600"}
     assert {row["item"] for row in made.rows} == {"0/0", "50/0", "100/0"}
-    assert all(row["prompt_tokens"] <= 400 for row in made.rows)
+    assert all(row["prompt_tokens"] <= 600 - 128 for row in made.rows)
     assert (tmp_path / "heat_map.png").stat().st_size > 1000
     assert "![](heat_map.png)" in (tmp_path / "report.md").read_text()
 
@@ -282,9 +369,9 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(llm: lazyllm.LLM, tmp_p
 def test_ruler_tasks_have_items_at_every_length(llm: lazyllm.LLM, tmp_path: Path) -> None:
     tasks = ["niah_single_1", "niah_single_2"]
     made = longbench.run_ruler(
-        llm, out=tmp_path, lengths=[400], tasks=tasks, chat="none", count=2, warm_ups=0, progress=False
+        llm, out=tmp_path, lengths=[600], tasks=tasks, chat="none", count=2, warm_ups=0, progress=False
     )
-    assert {row["dataset"] for row in made.rows} == {f"{name}@400" for name in tasks}
+    assert {row["dataset"] for row in made.rows} == {f"{name}@600" for name in tasks}
     assert len(made.rows) == 4
     assert sum(map(len, made.summary.categories.values())) == len(tasks)
 
@@ -296,24 +383,24 @@ def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> N
         tmp_path,
         datasets=["niah_single_1"],
         limit=2,
-        max_length=400,
+        max_length=600,
         chat="none",
         max_new_tokens=3,
     )
-    assert {row["dataset"] for row in made.rows} == {"niah_single_1@400"}
+    assert {row["dataset"] for row in made.rows} == {"niah_single_1@600"}
     assert len(made.rows) == 2 * len(SETTINGS)
     assert all(row["new_tokens"] <= 3 for row in made.rows)
     with pytest.raises(ValueError, match="sample is for LongBench's own items and needs data"):
         run(llm, None, tmp_path, sample=2)
     with pytest.raises(ValueError, match="edit_sim is for LongBench's own items"):
-        run(llm, None, tmp_path, edit_sim="difflib")
+        run(llm, None, tmp_path, edit_sim="levenshtein")
     with pytest.raises(ValueError, match="hotpotqa is of LongBench and needs data"):
         run(llm, None, tmp_path, datasets=["hotpotqa"])
 
 
 def test_texts_longer_than_the_context_are_refused_before_work(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"500 tokens and an answer of up to 128 are more than .* 600"):
-        longbench.run_niah(llm, out=tmp_path / "run", lengths=[400, 500], depths=[0], chat="none")
+    with pytest.raises(ValueError, match=r"length 601, a prompt and its answer, is more than .* 600"):
+        longbench.run_niah(llm, out=tmp_path / "run", lengths=[600, 601], depths=[0], chat="none")
     assert not (tmp_path / "run").exists()
 
 
@@ -373,7 +460,7 @@ def test_token_use_is_the_mean_over_items() -> None:
         ({"limit": 2}, "items was"),
         ({"max_new_tokens": 3}, "cap on new tokens was null and is now 3"),
         ({"limit": None, "sample": 1}, "first items was 1 and is now null; sampled items was null and is"),
-        ({"max_item_length": 60}, "most item length was null and is now 60"),
+        ({"max_item_length": 60}, "max item length was null and is now 60"),
     ],
     ids=str,
 )
@@ -426,10 +513,9 @@ def test_a_model_that_compresses_is_among_the_conditions(
     [
         ({"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
         ({"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
-        ({"pruning": {1: 0.5}}, TypeError, r"a setting must be a method .* not \{1: 0.5\}"),
-        ({"pruning": [{1: 0.5}]}, TypeError, "a setting must be a method"),
-        ({"pruning": 5}, TypeError, "a setting must be a method"),
-        ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be levenshtein or difflib"),
+        ({"pruning": 5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
+        ({"pruning": [5]}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
+        ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
     ],
     ids=str,
@@ -462,7 +548,7 @@ def test_a_missing_scorer_is_told_before_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     with pytest.raises(ImportError, match="needs the package rapidfuzz: pip install"):
-        run(llm, data, tmp_path / "run")
+        run(llm, data, tmp_path / "run", edit_sim="levenshtein")
     assert not (tmp_path / "run").exists()
 
 
@@ -597,11 +683,64 @@ def test_summary_by_hand() -> None:
     difference = summary.difference("p")
     assert difference is not None
     assert difference.value == pytest.approx(-37.5 / 2)
-    assert difference.low <= difference.value <= difference.high <= 0
+    assert difference.low < difference.value < difference.high  # one degree of freedom: wide
+    assert difference.low - difference.value == pytest.approx(-12.706 * 6.25, abs=0.01)
     speed = summary.speed("p", "ttft")
     assert speed is not None
     assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)
+
+
+SPREADS = {
+    "one data set": [[1]],
+    "a category": [[1, 1, 1]],
+    "an uneven category": [[1, 2, 4]],
+    "six categories": [[1, 1, 1], [2, 2, 2], [1, 1, 1], [3, 1, 1], [1, 1], [1, 1]],
+}
+
+
+@pytest.mark.parametrize("items", [2, 3, 5, 20])
+@pytest.mark.parametrize("name", SPREADS)
+def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
+    """The standard deviation of each data set of each category is given; the mean is 0."""
+    random, spreads, n_hits, n_trials = np.random.default_rng(0), SPREADS[name], 0, 2000
+    for _ in range(n_trials):
+        groups = [[spread * random.standard_normal(items) for spread in several] for several in spreads]
+        value = float(np.mean([np.mean([sample.mean() for sample in group]) for group in groups]))
+        made = interval(value, groups)
+        n_hits += made.low <= 0 <= made.high
+    assert n_hits / n_trials == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("items", [2, 3, 5, 20])
+def test_intervals_of_a_summary_hold_the_mean_95_times_in_100(items: int) -> None:
+    """Scores, and paired differences to dense, of two categories with two data sets each."""
+    random, n_trials, hits = np.random.default_rng(1), 800, np.zeros(4)
+    names = {"a": "1", "b": "1", "c": "2", "d": "2"}
+    for _ in range(n_trials):
+        rows = []
+        for name in names:
+            for number, level in enumerate(random.normal(0.5, 0.05, items)):
+                rows.append(row(DENSE, name, number, level, 1.0))
+                rows.append(row("p", name, number, level - 0.1 + random.normal(0, 0.02), 1.0))
+        summary = Summary(rows, names.__getitem__)
+        told = [summary.mean(DENSE), summary.mean(DENSE, "1"), summary.difference("p")]
+        told.append(summary.difference("p", "2"))
+        for place, (one, truth) in enumerate(zip(told, (50, 50, -10, -10), strict=True)):
+            assert one is not None
+            hits[place] += one.low <= truth <= one.high
+    assert hits / n_trials == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_by_hand() -> None:
+    one = interval(5.0, [[np.array([4.0, 6.0])]])  # standard error 1, one degree of freedom
+    assert (one.low, one.high) == pytest.approx((5 - 12.706, 5 + 12.706), abs=1e-3)
+    one = interval(5.0, [[np.array([3.0, 5.0, 7.0])]], low=1.0)  # standard error 1.1547, two degrees
+    assert (one.low, one.high) == pytest.approx((1.0, 5 + 1.1547 * 4.3027), abs=1e-3)
+    assert [student_t(freedom) for freedom in (4, 9, 30, 1000)] == pytest.approx(
+        [2.7764, 2.2622, 2.0423, 1.9623], abs=1e-4
+    )
+    assert np.isnan(interval(5.0, [[np.array([3.0, 7.0])], [np.array([5.0])]]).low)
 
 
 def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
@@ -610,7 +749,87 @@ def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Pat
         rows = [row(DENSE, name, number, score, 1.0) for name, score in scores.items() for number in range(3)]
         mean = Summary(rows, str.upper).mean(DENSE)
         assert mean.low <= mean.value <= mean.high
-        assert plot(Summary(rows, str.upper), tmp_path / "scores.png", "a model").exists()
+        dot = Dot(DENSE, 1.0, mean.value, mean.low, mean.high)
+        assert plot_scores([dot], DENSE, tmp_path / "scores.png", "a model").exists()
+
+
+def test_means_are_of_unrounded_scores() -> None:
+    rows = [row(DENSE, "lcc", number, float(number < 2), 1.0) for number in range(3)]
+    rows += [row("p", "lcc", number, float(number < 1), 1.0) for number in range(3)]
+    summary = Summary(rows, lambda name: "code")
+    difference = summary.difference("p")
+    assert difference is not None
+    assert summary.mean_score("p") - summary.mean_score(DENSE) == pytest.approx(difference.value, abs=1e-9)
+    cells = {line[0]: line[1:] for line in scores_table(summary).rows}
+    assert cells["lcc"] == ["66.67", "33.33"]
+    assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")
+
+
+def test_the_progress_bar_shows_the_means_of_one_setting() -> None:
+    rows = [row(DENSE, "lcc", 1, 1.0, 4.0), row("p", "lcc", 1, 0.5, 1.0), row(DENSE, "lcc", 2, 0.0, 2.0)]
+    rows.append({"setting": DENSE, "dataset": "lcc", "item": "3", "error": "ValueError: no"})
+    assert means_so_far(rows, DENSE) == "dense, TTFT 3.00 s, score 50.0"
+    assert means_so_far(rows, "p") == "p, TTFT 1.00 s, score 50.0"
+    assert means_so_far(rows, "q" * 50) == "q" * 39 + "…"
+    kl = [{"setting": "p", "kl": 0.25, "timing": {"ttft": 1.0}}]
+    assert means_so_far(kl, "p") == "p, TTFT 1.00 s, KL 0.2500"
+
+
+def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    class Line:
+        n: float = 0
+
+        def __enter__(self) -> Line:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, count: float) -> None:
+            self.n += count
+            seen.append(self.n)
+
+    monkeypatch.setattr(conditions, "bar", lambda *_: Line())
+    for number, size in enumerate((1000, (9 << 20) + 700_000, 700_000)):
+        (tmp_path / str(number)).write_bytes(bytes(size))
+    conditions.digest([tmp_path / str(number) for number in range(3)], True)
+    assert all(isinstance(value, int) for value in seen)
+    assert seen[-1] == 10
+
+
+def test_settings_that_differ_by_seed_share_a_legend_entry(
+    llm: lazyllm.LLM, data: Path, tmp_path: Path
+) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    settings = ["dense", "random:keep=0.5,seed=1", "random:keep=0.5,seed=2", '{"1": 0.5}']
+    made = run(llm, data, tmp_path, pruning=settings, datasets=["lcc"], limit=2)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        drawn = made.plot(tmp_path / "scores.svg").read_text(encoding="utf-8")
+    entries = re.findall(r">((?:RandomDrop|Pruning)[^<>]+)</text>", drawn)
+    assert entries == ["RandomDrop(keep=0.5), 2 seeds", "Pruning({1: 0.5})"]
+
+
+def test_a_run_prints_as_aligned_text(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    made = run(llm, data, tmp_path, limit=1)
+    text = made.text()
+    assert "|" not in text
+    assert "**" not in text
+    assert "paired difference to dense" in text
+    assert "Conditions" not in text
+    table = text.split("\n\n")[2].splitlines()
+    assert len({len(line) for line in table}) == 1
+
+
+def test_options_are_the_keyword_arguments() -> None:
+    for keywords, options in (
+        (DataKeywords, DataOptions),
+        (RunKeywords, RunOptions),
+    ):
+        assert {field.name for field in fields(options)} == set(keywords.__annotations__)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'limt'"):
+        DataOptions.of({"limt": 1})
+    assert DataOptions.of({"max_length": None, "limit": 3}) == DataOptions(limit=3)
 
 
 def test_differences_pair_the_items_that_both_have() -> None:
@@ -622,7 +841,7 @@ def test_differences_pair_the_items_that_both_have() -> None:
     assert difference is not None
     assert difference.value == pytest.approx(-25)
     assert summary.n_paired("p") == 2
-    assert ["items that it pairs", "", "2"] in scores_table(summary).rows
+    assert ["items paired", "", "2"] in scores_table(summary).rows
 
 
 def test_tables_for_other_programs_hold_no_markdown() -> None:
@@ -660,3 +879,15 @@ def test_longbench_e_is_told_by_length() -> None:
         ["qasper_e, 4-8k", "50.00"],
         ["qasper_e, 8k+", "100.00"],
     ]
+
+
+def test_a_table_as_text_is_aligned_and_wraps_long_heads() -> None:
+    long = "Pruning({9: 0.4625, 15: 0.2139, 22: 0.0989}, smooth=13)"
+    table = Table("Scores", ["data set", long], [["**mean**", "1.00"], ["qasper", "10.25"]])
+    lines = table.text().splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert max(map(len, lines)) <= 8 + 2 + 20
+    assert lines[-2].split() == ["mean", "1.00"]
+    assert "".join(line[10:].strip() for line in lines[:-2]).replace(" ", "") == long.replace(" ", "")
+    assert Table("none", ["a", "b"], []).text() == "a  b"
+    assert Table("cells", ["a|b"], [["<c>"]]).html().count("&lt;c&gt;") == 1

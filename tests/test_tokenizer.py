@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: ids, text, pieces of text, chats, and files that are refused."""
+"""All kinds of tokenizer: ids, text, pieces of text, chats, and refused files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from toys import CORPUS, train_pieces
 
 from lazyllm import CheckpointError
-from lazyllm.config import ModelConfig
-from lazyllm.tokenizer import TextStream, Tokenizer
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.tokenizer import TextStream, Tokenizer
 
 TEXTS = [
     "",
@@ -107,7 +107,7 @@ def test_decode_is_that_of_the_tokenizers_package(byte_level: Path) -> None:
 def test_special_ids(byte_level: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_level, config())
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
-    assert tokenizer.eos_token_ids == (1, 2)  # the tokenizer's, then config.json's
+    assert tokenizer.eos_token_ids == (1, 2)  # from the tokenizer, then from config.json
     assert tokenizer.encode("a<|turn|>b")[2] == 2
 
 
@@ -156,7 +156,7 @@ def test_whole_words(tmp_path: Path) -> None:
 
 def test_ids_out_of_range(byte_level: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_level, config())
-    assert tokenizer.decode([399]) == ""  # a row of the embedding that stands for no text
+    assert tokenizer.decode([399]) == ""  # an embedding row without a token
     for wrong in (-1, 400):
         with pytest.raises(ValueError, match=f"token id is {wrong}; expected 0 to 399"):
             tokenizer.decode([wrong])
@@ -189,7 +189,7 @@ def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
 
 
 def test_special_tokens_cut_the_text(pieces: Path) -> None:
-    """The legacy form takes each part for the start of a text, the later one only the first."""
+    """The legacy form adds a leading space to every part, the newer form only to the first part."""
     added = {"320": {"content": "<|turn|>", "special": True}, "321": {"content": "<think>"}}
     write(pieces, "tokenizer_config.json", {"added_tokens_decoder": added, "bos_token": "<s>"})
     legacy = Tokenizer.from_folder(pieces, config())
@@ -244,7 +244,7 @@ def test_added_tokens_are_checked(pieces: Path, name: str, contents: dict[str, A
 
 @pytest.fixture
 def xgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """XGen's files, and in place of GPT-2's vocabulary one of single bytes with the same size."""
+    """XGen's files; GPT-2's vocabulary is replaced by the single bytes and one pair of spaces."""
     tiktoken = pytest.importorskip("tiktoken")
     base = tiktoken.Encoding(
         "gpt2",
@@ -277,7 +277,7 @@ def test_xgen_ids(xgen: Path) -> None:
     assert tokenizer.eos_token_id == 50256
     text = "a   b\t\t\tc" + " " * 40 + "é"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.decode([256]) == ""  # two blanks have another id now
+    assert tokenizer.decode([256]) == ""  # XGen gives two spaces another id
 
 
 def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +374,7 @@ def test_no_template(byte_level: Path) -> None:
         tokenizer.apply_chat_template(CHAT)
 
 
-# ---- files that are refused ----------------------------------------------------------------------
+# ---- refused files -------------------------------------------------------------------------------
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:
@@ -390,6 +390,15 @@ def test_code_is_never_run(tmp_path: Path) -> None:
     )
     (tmp_path / "own.py").write_text("raise SystemExit", encoding="utf-8")
     with pytest.raises(CheckpointError, match="auto_map"):
+        Tokenizer.from_folder(tmp_path, config())
+
+
+def test_gemma_without_a_tokenizer_json(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer"})
+    with pytest.raises(
+        CheckpointError, match=r"tokenizer_class is 'GemmaTokenizer'; expected a tokenizer\.json"
+    ):
         Tokenizer.from_folder(tmp_path, config())
 
 
@@ -442,11 +451,11 @@ def test_damaged_files_are_refused_or_work(byte_level: Path, changes: list[tuple
     assert all(token < 400 for token in tokenizer.encode("the quick brown fox"))
 
 
-# ---- the demonstration model's -------------------------------------------------------------------
+# ---- the demonstration model ---------------------------------------------------------------------
 
 
 def test_recorded_ids(demo_model: Path) -> None:
-    """The ids that transformers gives, recorded by make_recorded.py."""
+    """Ids from transformers, recorded by make_recorded.py."""
     recorded = json.loads((RECORDED / "smollm2_tokens.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
     assert len(recorded["texts"]) > 20

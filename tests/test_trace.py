@@ -14,7 +14,7 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import LLM, Generation, Pruning, Trace
-from lazyllm.heatmap import _colours, _ink
+from lazyllm.pictures.heat_map import _colours, _ink
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
@@ -32,7 +32,6 @@ def made(llm: LLM) -> Generation:
 
 @pytest.fixture(scope="module")
 def trace(made: Generation) -> Trace:
-    assert made.trace is not None
     return made.trace
 
 
@@ -71,7 +70,6 @@ def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
 
 def test_dense_has_passes_without_stages(llm: LLM) -> None:
     trace = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
-    assert trace is not None
     assert (len(trace.passes), trace.stages) == (2, [])
     assert f"all {SHAPE.n_layers} layers" in trace.heatmap()._repr_html_()
 
@@ -141,6 +139,31 @@ def test_it_saves_a_page_of_its_own(trace: Trace, tmp_path: Path) -> None:
     assert "save(path)" in repr(trace.heatmap())
 
 
+def test_maps_on_one_page_keep_their_colours(llm: LLM) -> None:
+    few, many = (
+        llm.generate("a b c d e f g h i j", pruning=pruning, max_new_tokens=1, trace=True).trace
+        for pruning in (Pruning({1: 0.5}), Pruning({1: 0.9, 2: 0.6, 3: 0.3}))
+    )
+    assert few is not None
+    assert many is not None
+    ids = []
+    for trace in (few, many):
+        html = trace.heatmap()._repr_html_()
+        (name,) = re.findall(r'<div class="lazyllm-map" id="([\w-]+)">', html)
+        rules = re.findall(r"([^\n}]*)\.d\d+ \{", html)
+        assert rules
+        assert {rule.strip() for rule in rules} == {f"#{name}"}
+        assert trace.heatmap()._repr_html_() == html
+        ids.append(name)
+    assert len(set(ids)) == 2
+
+
+def test_a_notebook_scrolls_long_prompts_and_a_page_does_not(trace: Trace, tmp_path: Path) -> None:
+    html = trace.heatmap()._repr_html_()
+    assert re.search(r"#lazyllm-\w+ \.text \{ max-height: \w+; overflow-y: auto; \}", html)
+    assert "max-height" not in trace.heatmap().save(tmp_path / "map.html").read_text(encoding="utf-8")
+
+
 def test_text_stands_out_on_every_colour() -> None:
     def luminance(colour: tuple[int, ...]) -> float:
         parts = [value / 255 for value in colour]
@@ -161,10 +184,10 @@ def test_earlier_answers_are_shown_apart(llm: LLM) -> None:
     session = llm.session(STAGES)
     session.ask("First question", max_new_tokens=3)
     trace = session.ask(" and a second", max_new_tokens=2, trace=True).trace
-    assert trace is not None
     html = trace.heatmap()._repr_html_()
     shown = Shown(html).text
     assert shown.startswith("First question")
     assert shown.endswith(" and a second")
     assert 'class="answer"' in html
-    assert session.ask(" and a third", max_new_tokens=1).trace is None
+    with pytest.raises(ValueError, match="this answer has no trace; make it with trace=True"):
+        session.ask(" and a third", max_new_tokens=1).trace  # noqa: B018

@@ -13,14 +13,14 @@ import numpy as np
 if TYPE_CHECKING:
     from lazyllm import _core
 
-# "cuda" runs the same tests there, on weights of the one type that it computes in as exactly as the CPU
+# "cuda" runs the same tests on a CUDA device, with f32 weights only: in 16 bits it is less exact than the CPU
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
 DTYPES = ["F32", "BF16", "F16"] if DEVICE == "cpu" else ["F32"]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a tiny model looks like; equal shapes give equal models."""
+    """The dimensions, options and seed of a tiny model; equal shapes give equal models."""
 
     seed: int = 0
     n_layers: int = 4
@@ -36,12 +36,21 @@ class Shape:
     o_bias: bool = False
     qk_norm: bool = False
     rope_scale: float = 1.0
+    windows: tuple[int, ...] = (
+        0,
+    )  # of the layers in turn, from the first again after the last; 0: no window
+    local_theta: float | None = None  # base of the RoPE of layers with a window
+    query_scalar: float | None = None  # None: head_dim
+    embedding_scale: float = 1.0
+    norm_plus_one: bool = False
+    post_norms: bool = False
+    gelu: bool = False
     dtype: str = "F32"
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model on disk, and everything known about it."""
+    """A model on disk, with its config, its weights in float32 and its table of tensors."""
 
     shape: Shape
     config: dict[str, Any]
@@ -51,7 +60,7 @@ class Tiny:
 
     def load(self, threads: int = 1) -> _core.Model:
         from lazyllm import _core
-        from lazyllm.device import libraries
+        from lazyllm.machine.device import libraries
 
         return _core.Model(
             self.config, [str(self.path)], self.tensors, device=DEVICE, threads=threads, libraries=libraries()
@@ -62,7 +71,7 @@ class Tiny:
 
 
 def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
-    """The core's form of a schedule: every option at its default unless given."""
+    """Pruning options in the form that the core takes; options that are not given have their defaults."""
     defaults = {
         "stages": list(stages),
         "decode": "same",
@@ -71,6 +80,8 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
         "protect": [],
         "queries": 1,
         "smooth": 1,
+        "layers": 1,
+        "memory": 0.0,
         "min_tokens": 0,
         "prune_generated": False,
         "permanent": False,
@@ -80,7 +91,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
 
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:
-    """Makes the model of `shape`, the tensors of `changed` in place of its own, and writes it to `folder`."""
+    """Writes the model of `shape` to `folder`, with the tensors in `changed` replaced."""
     stored = {
         name: encode(array, shape.dtype)
         for name, array in {**random_weights(shape), **(changed or {})}.items()
@@ -94,14 +105,24 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
-    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "rope_scale")
+    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
+    scales = ("rope_scale", "embedding_scale")
     pair = np.arange(0, shape.head_dim, 2, dtype=np.float64)
-    inv_freq = (10000.0 ** (-pair / shape.head_dim)).astype(np.float32)
-    return {name: getattr(shape, name) for name in names + flags} | {"norm_eps": 1e-5, "inv_freq": inv_freq}
+
+    def inv_freq(theta: float) -> np.ndarray:
+        return np.asarray(theta ** (-pair / shape.head_dim), np.float32)
+
+    return {name: getattr(shape, name) for name in names + flags + scales} | {
+        "norm_eps": 1e-5,
+        "inv_freq": inv_freq(10000.0),
+        "local_inv_freq": inv_freq(shape.local_theta) if shape.local_theta else None,
+        "windows": [shape.windows[layer % len(shape.windows)] for layer in range(shape.n_layers)],
+        "query_scalar": float(shape.query_scalar or shape.head_dim),
+    }
 
 
 def random_weights(shape: Shape) -> dict[str, np.ndarray]:
-    """Weights under which attention has preferences: its logits have a deviation of about 2."""
+    """Random weights that give uneven attention: its logits have a standard deviation of about 2."""
     rng = np.random.default_rng(shape.seed)
     q_rows, kv_rows = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
 
@@ -109,7 +130,7 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         return rng.normal(0.0, gain / np.sqrt(columns), (rows, columns))
 
     def norm(size: int, gain: float = 1.0) -> np.ndarray:
-        return gain * rng.normal(1.0, 0.1, size)
+        return gain * rng.normal(1.0, 0.1, size) - shape.norm_plus_one
 
     weights = {"model.embed_tokens.weight": rng.normal(0.0, 1.0, (shape.vocab, shape.hidden))}
     for layer in range(shape.n_layers):
@@ -117,6 +138,9 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
         weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
+        if shape.post_norms:
+            weights[prefix + "pre_feedforward_layernorm.weight"] = norm(shape.hidden)
+            weights[prefix + "post_feedforward_layernorm.weight"] = norm(shape.hidden)
         weights[attention + "q_proj.weight"] = matrix(q_rows, shape.hidden, 1.4)
         weights[attention + "k_proj.weight"] = matrix(kv_rows, shape.hidden, 1.4)
         weights[attention + "v_proj.weight"] = matrix(kv_rows, shape.hidden)
@@ -138,7 +162,7 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
     return weights
 
 
-# ---- the file ----
+# ---- the safetensors file ----
 
 
 def encode(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -158,7 +182,7 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
 def write_safetensors(
     path: Path, stored: dict[str, np.ndarray], dtype: str
 ) -> list[tuple[str, str, tuple[int, ...], int, int, int]]:
-    """Writes the file; gives the core's table: name, dtype, shape, shard, offset in the file, bytes."""
+    """Writes the file; returns the core's table: name, dtype, shape, shard, offset in the file, bytes."""
     header: dict[str, Any] = {}
     end = 0
     for name, array in stored.items():

@@ -1,7 +1,7 @@
-"""How far the engine may be from the float64 reference: the one place where tolerances are written.
+"""All tolerances between the engine and the float64 reference.
 
-The engine computes in float32 whatever the stored type of the weights, and the reference is given exactly
-the stored values.
+The engine computes in float32 for every stored type of weights, and the reference uses exactly the stored
+values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ SCORES = {"F32": 1e-5, "BF16": 1e-5, "F16": 1e-5}
 HALF_LOGITS = {
     "BF16": 0.05,
     "F16": 0.006,
-}  # where activations have 16 bits too, as on CUDA: about six units of their precision
-NEAR_TIE = 2e-5  # selections closer than this may go either way in float32
+}  # if activations also have 16 bits, as on CUDA: about six units of that type's precision
+NEAR_TIE = 2e-5  # relative gap of scores below which float32 rounding may change a selection
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest difference, as a share of the largest entry."""
-    return float(np.abs(np.asarray(got, np.float64) - want).max() / np.abs(want).max())
+    """The largest absolute difference divided by the largest absolute value of `want`, unless all are 0."""
+    return float(np.abs(np.asarray(got, np.float64) - want).max() / (np.abs(want).max() or 1.0))

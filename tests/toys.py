@@ -11,7 +11,7 @@ CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): r
 
 
 def train_pieces(folder: Path) -> Path:
-    """A SentencePiece model of Llama's kind: BPE with byte fall-back that keeps blanks as they are."""
+    """Trains a SentencePiece model like Llama's: BPE with byte fallback that preserves white space."""
     from sentencepiece import SentencePieceTrainer
 
     SentencePieceTrainer.train(
@@ -32,7 +32,7 @@ def train_pieces(folder: Path) -> Path:
 def write_gguf(
     path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray], kind: str = "F32"
 ) -> Path:
-    """A GGUF file; matrices are stored as ggml type `kind`, vectors as F32."""
+    """Writes a GGUF file; matrices are stored as ggml type `kind`, vectors as F32."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 

@@ -1,27 +1,31 @@
-/* attention.c — softmax(q k^T) v in one sweep over the keys, never a map of rows by keys; K and V are read where they lie.
+/* attention.c — softmax(q k^T) v with an online softmax over blocks of keys; the (rows, keys) matrix is never stored.
  *
- * A task takes a block of rows, with all query heads that share one key head, through blocks of keys. Scores are held turned round, a
- * row for each key and a column for each row's head: the register tile then takes keys and values as they lie, and a softmax runs down
- * the lanes of a vector. Where the rows are few, the keys too are divided among tasks, into chunks that are merged in order. Columns
- * that would fill no more than half a vector go row by row instead, as does one row alone: that is bound by reading.
+ * A task computes a block of rows for the query heads that share one key head. Scores are stored transposed: a row for each key, a
+ * column for each query (one head of one row). The register tile can then read keys and values without packing them, and each vector
+ * lane holds the softmax of one query. Up to SPLIT_KEYS_ROWS rows, the keys too are divided among tasks, into chunks whose results are
+ * merged in order. A single row, and queries that fill at most half a vector, are limited by memory bandwidth and use the kernels
+ * for attention row by row.
  *
- * Exponents are to the base 2: q is scaled by log2(e) / sqrt(D) beforehand. */
+ * In a layer with a window, keys that no row of a task sees are skipped.
+ *
+ * Exponents are to the base 2: q is scaled by log2(e) / sqrt(query_scalar). */
 #include <math.h>
 #include <string.h>
 
 #include "cpu.h"
 
 enum {
-    HEAD_ROWS = 192, /* rows x heads of one task, unless scratch is short; a multiple of every tile's columns */
-    KEY_BLOCK = 256, /* keys whose scores are held at a time, unless scratch is short */
-    KEY_CHUNK = 256, /* least keys of a chunk, where keys are divided */
+    TASK_QUERIES = 192, /* queries (rows x heads) of one task if scratch suffices; a multiple of every tile_cols */
+    KEY_BLOCK = 256,    /* keys in one block of the online softmax if scratch suffices */
+    KEY_CHUNK = 256,    /* fewest keys in a chunk */
 };
 
-void lazy_cpu_limits(int32_t *limits, const int32_t *rows, int n, const int32_t *in_play, int m)
+void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window)
 {
-    for (int r = 0, j = 0; r < n; r++) {
-        while (j < m && in_play[j] <= rows[r]) j++;
-        limits[r] = j;
+    for (int r = 0, begin = 0, end = 0; r < n; r++) {
+        while (end < m && in_play[end] <= rows[r]) end++;
+        while (begin < end && rows[r] - in_play[begin] >= window) begin++;
+        seen[r] = (lazy_seen){ begin, end };
     }
 }
 
@@ -31,31 +35,30 @@ typedef struct attending {
     const lazy_kernels *kernels;
     float *y;         /* (n, H D) */
     const float *qkv; /* (n, width) */
-    int n, m;
+    int n;
     const float *k, *v;     /* (G, capacity, D) */
     const int32_t *in_play; /* (m,) */
-    const int32_t *limits;  /* (n,) how many of in_play each row sees */
-    float *partial;         /* (n, H, chunks, D + 2) outputs, maxima, sums; where there are chunks */
+    const lazy_seen *seen;  /* (n,) tokens of in_play that each row sees */
+    int first_key, n_keys;  /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
+    float *partial;         /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
     float scale;
     int width;                 /* (H + 2G) D */
-    int64_t head;              /* capacity D, from one head of k or v to the next */
+    int64_t head;              /* capacity D: distance between two heads of k or v */
     int group;                 /* query heads that share a key head */
-    int heads, head_blocks;    /* of them in one task */
-    int row_block, row_blocks; /* rows in one task */
-    int chunk, chunks;         /* keys in one task; one chunk means all of them */
-    bool by_rows;              /* so few that they are not held in columns */
-    int key_block;             /* keys whose scores are held at a time */
+    int heads, head_blocks;    /* query heads in one task; tasks for each key head */
+    int row_block, row_blocks; /* rows in one task; number of such blocks */
+    int chunk, chunks;         /* keys in one task; number of chunks */
+    bool by_rows;              /* use the kernels for attention row by row */
+    int key_block;             /* keys in one block of the online softmax */
 } attending;
-
-static int between(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
 static float *partial_of(const attending *t, int row, int head, int chunk)
 {
     return t->partial + (((int64_t)row * t->c->n_heads + head) * t->chunks + chunk) * (t->c->head_dim + 2);
 }
 
-/* Where the output of one row's head goes: finished, or as a chunk's part. */
-static void deliver(const attending *t, int row, int head, int chunk, const float *o, float max, float sum)
+/* Writes the output of one query: normalised to y, or, where keys are divided, as it is to `partial`. */
+static void write_output(const attending *t, int row, int head, int chunk, const float *o, float max, float sum)
 {
     int d = t->c->head_dim;
     if (t->chunks == 1) {
@@ -69,26 +72,26 @@ static void deliver(const attending *t, int row, int head, int chunk, const floa
     partial[d + 1] = sum;
 }
 
-/* ---- a block of rows -------------------------------------------------------------------- */
+/* ---- one task --------------------------------------------------------------------------- */
 
-/* What a task works on: `rows` rows of `heads` heads of one key head, row by row; all of it in the worker's scratch. Where not by rows,
- * each row's head is a column; panels are of tile_cols columns. */
+/* The state of one task: n = rows heads queries, in row order; all arrays are in the worker's scratch. In columns, queries are grouped into
+ * panels of tile_cols. */
 typedef struct sweep {
     int first, rows, g, head, heads;
-    int n;                        /* rows heads */
-    float *q;                     /* panels (D, tile_cols); by rows (n, D) */
+    int n;
+    float *q;                     /* (panels, D, tile_cols); by rows (n, D) */
     float *o;                     /* (n, D) */
     float *max, *sum;             /* (n,), whole panels */
-    float *s;                     /* a panel's scores, then their powers (key_block, tile_cols); by rows (n, key_block) */
-    float *factor;                /* (tile_cols,) by which a panel's outputs shrink */
-    float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for scattered ones */
-    const float *keys, *values;   /* of a block: there, or where they lie */
+    float *s;                     /* scores, then powers of 2: of one panel (key_block, tile_cols); by rows (n, key_block) */
+    float *factor;                /* (tile_cols,) factors on the outputs of earlier blocks */
+    float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for copies */
+    const float *keys, *values;   /* of the current block: in the cache, or copies */
 } sweep;
 
-static int value_stride(const attending *t) { return quotient_up(t->c->head_dim, t->kernels->lanes) * t->kernels->lanes; }
+static int value_stride(const attending *t) { return ceil_div(t->c->head_dim, t->kernels->lanes) * t->kernels->lanes; }
 
-/* q row by row, scaled. */
-static void take_rows(const attending *t, const sweep *w)
+/* Copies q, scaled, in row order. */
+static void copy_queries(const attending *t, const sweep *w)
 {
     int size = w->heads * t->c->head_dim;
     for (int r = 0; r < w->rows; r++) {
@@ -97,14 +100,14 @@ static void take_rows(const attending *t, const sweep *w)
     }
 }
 
-/* q into panels, scaled; the last panel filled up with its last column. */
-static void pack_rows(const attending *t, const sweep *w)
+/* Packs q, scaled, into panels. Repeats the last query to fill the last panel. */
+static void pack_queries(const attending *t, const sweep *w)
 {
     int d = t->c->head_dim, cols = t->kernels->tile_cols;
-    const void *row[MOST_TILE_COLS];
+    const void *row[MAX_TILE_COLS];
     for (int top = 0; top < w->n; top += cols) {
         for (int i = 0; i < cols; i++) {
-            int at = least(top + i, w->n - 1);
+            int at = min_int(top + i, w->n - 1);
             row[i] = t->qkv + (int64_t)(w->first + at / w->heads) * t->width + (w->head + at % w->heads) * d;
         }
         t->kernels->pack(w->q + top * d, row, cols, LAZY_F32, d);
@@ -115,10 +118,10 @@ static void pack_rows(const attending *t, const sweep *w)
 static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
 {
     int d = t->c->head_dim, cols = t->kernels->tile_cols;
-    sweep w = { .first = first, .rows = least(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
-    w.heads = least(t->heads, (g + 1) * t->group - w.head);
+    sweep w = { .first = first, .rows = min_int(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
+    w.heads = min_int(t->heads, (g + 1) * t->group - w.head);
     w.n = w.rows * w.heads;
-    int padded = t->by_rows ? w.n : quotient_up(w.n, cols) * cols;
+    int padded = t->by_rows ? w.n : ceil_div(w.n, cols) * cols;
     w.s = scratch;
     w.q = w.s + t->key_block * (t->by_rows ? w.n : cols);
     w.o = w.q + padded * d;
@@ -127,8 +130,8 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     w.factor = w.sum + padded;
     w.key_room = w.factor + cols;
     w.value_room = w.key_room + t->key_block * d;
-    if (t->by_rows) take_rows(t, &w);
-    else pack_rows(t, &w);
+    if (t->by_rows) copy_queries(t, &w);
+    else pack_queries(t, &w);
     memset(w.o, 0, (size_t)w.n * (size_t)d * sizeof *w.o);
     for (int i = 0; i < padded; i++) {
         w.max[i] = -INFINITY;
@@ -137,35 +140,42 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-/* Where n rows of a cache's head lie one after the other; elsewhere they are copied to room, in streams that hardware fetches ahead. */
-static const float *in_order(const attending *t, const float *head, const int32_t *slot, int n, float *room, int stride)
+/* n rows of one head of K or V as a contiguous array: in the cache if their slots are consecutive, else copied to `room`. Copies run in
+ * several streams, which the hardware prefetches. */
+static const float *contiguous_rows(const attending *t, const float *head, const int32_t *slot, int n, float *room, int stride)
 {
     enum { STREAMS = 4 };
-    int d = t->c->head_dim, stream = quotient_up(n, STREAMS);
+    int d = t->c->head_dim, stream = ceil_div(n, STREAMS);
     if (slot[n - 1] - slot[0] == n - 1 && stride == d) return head + (int64_t)slot[0] * d;
     for (int i = 0; i < stream; i++)
         for (int j = i; j < n; j += stream) memcpy(room + j * stride, head + (int64_t)slot[j] * d, (size_t)d * sizeof *room);
     return room;
 }
 
-/* One block of keys for the panel of columns from `top` on. */
+/* One block of keys for the panel that begins at query `top`. */
 static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys, int top)
 {
     const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim, cols = least(kernels->tile_cols, w->n - top),
+    int d = t->c->head_dim, cols = min_int(kernels->tile_cols, w->n - top),
         width = cols <= kernels->lanes ? kernels->lanes : kernels->tile_cols;
-    int32_t visible[MOST_TILE_COLS];
-    for (int c = 0; c < width; c++) visible[c] = t->limits[w->first + (top + least(c, cols - 1)) / w->heads] - key;
-    int reach = between(visible[cols - 1], 0, n_keys);
-    if (reach == 0) return;
-    kernels->key_columns(w->s, width, w->keys, w->q + top * d, w->values, reach, d);
-    kernels->soften_columns(w->s, width, reach, visible, w->max + top, w->sum + top, w->factor);
+    const lazy_seen *first = &t->seen[w->first + top / w->heads], *last = &t->seen[w->first + (top + cols - 1) / w->heads];
+    int begin = clamp_int(first->begin - key, 0, n_keys), n = clamp_int(last->end - key, 0, n_keys) - begin;
+    if (n <= 0) return;
+    int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
+    for (int c = 0; c < width; c++) {
+        const lazy_seen *seen = &t->seen[w->first + (top + min_int(c, cols - 1)) / w->heads];
+        hidden[c] = seen->begin - key - begin;
+        visible[c] = seen->end - key - begin;
+    }
+    const float *keys = w->keys + begin * d, *values = w->values + begin * value_stride(t);
+    kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
+    kernels->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
     for (int c = 0; c < cols; c++)
         if (w->factor[c] != 1.0f) kernels->scale_row(w->o + (top + c) * d, d, w->factor[c]);
-    kernels->value_columns(w->o + top * d, w->s, width, cols, w->values, value_stride(t), reach, d);
+    kernels->value_columns(w->o + top * d, w->s, width, cols, values, value_stride(t), n, d);
 }
 
-/* One block of keys for all of a task's rows. */
+/* One block of keys for all queries of a task, row by row. */
 static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
 {
     const lazy_kernels *kernels = t->kernels;
@@ -173,10 +183,12 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
     kernels->key_dots(w->s, t->key_block, w->q, w->n, t->k + w->g * t->head, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
         float *s = w->s + i * t->key_block;
-        int visible = between(t->limits[w->first + i / w->heads] - key, 0, n_keys);
-        memset(s + visible, 0, (size_t)(n_keys - visible) * sizeof *s);
-        if (visible == 0) continue;
-        float factor = kernels->soften(s, visible, &w->max[i], &w->sum[i]);
+        const lazy_seen *seen = &t->seen[w->first + i / w->heads];
+        int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
+        memset(s, 0, (size_t)begin * sizeof *s);
+        memset(s + end, 0, (size_t)(n_keys - end) * sizeof *s);
+        if (begin == end) continue;
+        float factor = kernels->online_softmax(s + begin, end - begin, &w->max[i], &w->sum[i]);
         if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
     }
     kernels->value_sums(w->o, w->s, t->key_block, w->n, t->v + w->g * t->head, t->in_play + key, n_keys, d);
@@ -187,25 +199,25 @@ static void attend(void *job, int task, int worker)
     const attending *t = job;
     int blocks = t->c->n_kv_heads * t->head_blocks, d = t->c->head_dim;
     int chunk = task % t->chunks, block = task / t->chunks % blocks;
-    int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* long ones first */
+    int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* tasks with the most keys first */
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
-    int end = least((chunk + 1) * t->chunk, t->limits[first + w.rows - 1]);
-    for (int key = chunk * t->chunk; key < end; key += t->key_block) {
-        int n_keys = least(t->key_block, end - key);
+    int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
+    for (int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin); key < end; key += t->key_block) {
+        int n_keys = min_int(t->key_block, end - key);
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;
         }
-        w.keys = in_order(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room, d);
-        w.values = in_order(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room, value_stride(t));
+        w.keys = contiguous_rows(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room, d);
+        w.values = contiguous_rows(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room, value_stride(t));
         for (int top = 0; top < w.n; top += t->kernels->tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
-    for (int i = 0; i < w.n; i++) deliver(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
+    for (int i = 0; i < w.n; i++) write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
 }
 
-/* ---- dividing, merging ------------------------------------------------------------------ */
+/* ---- tasks, merging --------------------------------------------------------------------- */
 
-/* Puts one row's chunks together, all heads, in order. */
+/* Merges the chunks of one row, all heads, in order. */
 static void merge_row(void *job, int row, int worker)
 {
     (void)worker;
@@ -225,35 +237,36 @@ static void merge_row(void *job, int row, int worker)
     }
 }
 
-/* Fixed by the shapes alone, never by the number of threads, so that sums always run in the same order. */
+/* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same order. */
 static void divide(attending *t)
 {
-    int d = t->c->head_dim, cols = t->kernels->tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2, most = HEAD_ROWS;
+    int d = t->c->head_dim, cols = t->kernels->tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2,
+        max_queries = TASK_QUERIES;
     t->by_rows = t->n == 1 || t->n * t->group <= t->kernels->lanes / 2;
     if (t->by_rows) {
         t->key_block = 1024;
-        most = least(most, WORKER_SCRATCH / (per_head + t->key_block));
+        max_queries = min_int(max_queries, WORKER_SCRATCH / (per_head + t->key_block));
     } else {
         t->key_block = KEY_BLOCK;
         while (t->key_block * per_key > WORKER_SCRATCH / 2) t->key_block /= 2;
-        most = least(most, (WORKER_SCRATCH - cols - t->key_block * per_key) / (cols * per_head) * cols);
+        max_queries = min_int(max_queries, (WORKER_SCRATCH - cols - t->key_block * per_key) / (cols * per_head) * cols);
     }
-    t->head_blocks = quotient_up(t->group, most);
-    t->heads = quotient_up(t->group, t->head_blocks);
-    t->row_block = most / t->heads;
-    t->row_blocks = quotient_up(t->n, t->row_block);
-    t->row_block = quotient_up(t->n, t->row_blocks);
-    t->chunk = t->m;
+    t->head_blocks = ceil_div(t->group, max_queries);
+    t->heads = ceil_div(t->group, t->head_blocks);
+    t->row_block = max_queries / t->heads;
+    t->row_blocks = ceil_div(t->n, t->row_block);
+    t->row_block = ceil_div(t->n, t->row_blocks);
+    t->chunk = t->n_keys;
     t->chunks = 1;
-    if (t->n > FEW_ROWS) return;
-    t->chunk = quotient_up(t->m, MOST_CHUNKS);
+    if (t->n > SPLIT_KEYS_ROWS) return;
+    t->chunk = ceil_div(t->n_keys, MAX_CHUNKS);
     int smallest = t->n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
-    t->chunk = t->chunk < smallest ? smallest : quotient_up(t->chunk, KEY_CHUNK) * KEY_CHUNK;
-    t->chunks = quotient_up(t->m, t->chunk);
+    t->chunk = t->chunk < smallest ? smallest : ceil_div(t->chunk, KEY_CHUNK) * KEY_CHUNK;
+    t->chunks = ceil_div(t->n_keys, t->chunk);
 }
 
 int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play, int m,
-                       lazy_error *err)
+                       int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
@@ -264,18 +277,19 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .y = y,
         .qkv = qkv,
         .n = n,
-        .m = m,
         .k = kv.k,
         .v = kv.v,
         .in_play = in_play,
-        .limits = scratch->limits,
+        .seen = scratch->seen,
         .partial = scratch->partial,
-        .scale = (float)(M_LOG2E / sqrt(c->head_dim)),
-        .width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim,
+        .scale = scale_of(c),
+        .width = qkv_width(c),
         .head = (int64_t)kv.capacity * c->head_dim,
         .group = c->n_heads / c->n_kv_heads,
     };
-    lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
+    t.first_key = t.seen[0].begin;
+    t.n_keys = m - t.first_key;
     divide(&t);
     int code = lazy_cpu_run(stream, attend, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
     if (code || t.chunks == 1) return code;

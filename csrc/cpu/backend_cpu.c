@@ -1,4 +1,4 @@
-/* backend_cpu.c — the CPU as a backend: memory, threads, and the table of ops. */
+/* backend_cpu.c — the CPU backend: memory, threads, and the table of ops. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,15 +20,21 @@ static void cpu_free(lazy_backend *backend, void *memory)
     lazy_free(memory);
 }
 
+static void cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes)
+{
+    (void)backend;
+    lazy_use_small_pages(memory, bytes);
+}
+
 static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
 {
-    (void)backend, (void)bytes, (void)what, (void)err; /* weights are mapped: the system drops and reads again what does not fit */
+    (void)backend, (void)bytes, (void)what, (void)err; /* weights are mapped: the system drops pages that do not fit and reads them again */
     return LAZY_OK;
 }
 
 static int cpu_bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
 {
-    (void)backend, (void)matrix, (void)err; /* weights are read where they are mapped */
+    (void)backend, (void)matrix, (void)err; /* weights are read from the mapping */
     return LAZY_OK;
 }
 
@@ -42,48 +48,75 @@ static void cpu_close(lazy_backend *backend)
     lazy_free(cpu);
 }
 
-static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
+static void free_buffers(lazy_cpu_stream *s)
 {
-    lazy_cpu_stream *stream;
-    int code = lazy_alloc_zeroed((void **)&stream, 1, sizeof *stream, "a stream", err);
-    if (code) return code;
-    stream->base = (lazy_stream){ .backend = backend, .config = config };
-    *out = &stream->base;
-    return LAZY_OK;
-}
-
-static void free_scratch(lazy_cpu_stream *s)
-{
-    void *owned[] = { s->limits, s->partial, s->gate_up, s->shares, s->order };
+    void *owned[] = { s->seen, s->partial, s->gate_up, s->shares, s->order, s->block_sums };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
 }
 
 static void cpu_stream_close(lazy_stream *stream)
 {
     if (!stream) return;
-    free_scratch((lazy_cpu_stream *)stream);
-    lazy_free(stream);
+    lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
+    lazy_pool_client_close(s->client);
+    free_buffers(s);
+    lazy_free(s->scratch);
+    lazy_free(s);
+}
+
+static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
+{
+    lazy_cpu_stream *stream;
+    int code = lazy_alloc_zeroed((void **)&stream, 1, sizeof *stream, "a stream", err);
+    if (code) return code;
+    stream->base = (lazy_stream){ .backend = backend, .config = config };
+    code = lazy_pool_client_open(&stream->client, ((lazy_cpu *)backend)->pool, err);
+    if (!code) code = lazy_alloc((void **)&stream->scratch, WORKER_SCRATCH, sizeof *stream->scratch, "a stream", err);
+    if (code) cpu_stream_close(&stream->base);
+    else *out = &stream->base;
+    return code;
+}
+
+enum { N_BUFFERS = 6 };
+
+/* Bytes of seen, partial, gate_up, shares, order and block_sums. */
+static void buffer_bytes(const lazy_config *c, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
+{
+    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
+    size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
+    bytes[0] = rows * sizeof(lazy_seen);
+    bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
+    bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
+    bytes[3] = heads * tokens * sizeof(float);
+    bytes[4] = tokens * sizeof(uint32_t);
+    bytes[5] = tokens * sizeof(double);
+}
+
+static uint64_t cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
+{
+    size_t bytes[N_BUFFERS];
+    uint64_t sum = WORKER_SCRATCH * sizeof(float); /* stream->scratch */
+    buffer_bytes(stream->config, n_rows, n_tokens, bytes);
+    for (int i = 0; i < N_BUFFERS; i++) sum += bytes[i];
+    return sum;
 }
 
 static int cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
-    const lazy_config *c = stream->config;
-    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
-    size_t few_rows = rows < FEW_ROWS ? rows : FEW_ROWS, few_product_rows = rows < FEW_PRODUCT_ROWS ? rows : FEW_PRODUCT_ROWS;
-    const char *what = "the CPU's scratch";
-    lazy_cpu_stream fresh = { .base = s->base, .rows = n_rows, .tokens = n_tokens };
-    int code = lazy_alloc((void **)&fresh.limits, rows, sizeof *fresh.limits, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.partial, few_rows * heads * MOST_CHUNKS * (d + 2), sizeof *fresh.partial, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.gate_up, few_product_rows * 2 * (size_t)c->ffn, sizeof *fresh.gate_up, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.shares, heads * tokens, sizeof *fresh.shares, what, err);
-    if (!code) code = lazy_alloc((void **)&fresh.order, tokens, sizeof *fresh.order, what, err);
+    lazy_cpu_stream fresh = { .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens };
+    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,   (void **)&fresh.partial, (void **)&fresh.gate_up,
+                                  (void **)&fresh.shares, (void **)&fresh.order,   (void **)&fresh.block_sums };
+    size_t bytes[N_BUFFERS];
+    buffer_bytes(stream->config, n_rows, n_tokens, bytes);
+    int code = LAZY_OK;
+    for (int i = 0; i < N_BUFFERS && !code; i++) code = lazy_alloc(buffers[i], bytes[i], 1, "the CPU's scratch", err);
     if (code) {
-        free_scratch(&fresh);
+        free_buffers(&fresh);
         return code;
     }
-    free_scratch(s);
+    free_buffers(s);
     *s = fresh;
     return LAZY_OK;
 }
@@ -98,13 +131,15 @@ static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t byte
 int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err)
 {
     lazy_poll poll = { stream->watch, stream->layers_done, stream->config->n_layers };
-    int code = lazy_pool_run(cpu_of(stream)->pool, task, job, n, poll);
+    int code = lazy_pool_run(((lazy_cpu_stream *)stream)->client, task, job, n, poll);
+    if (code == LAZY_UNUSABLE) return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
     return code ? lazy_fail(err, code, "stopped") : LAZY_OK;
 }
 
 const lazy_ops lazy_cpu_ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
+    .expect_sparse = cpu_expect_sparse,
     .admit = cpu_admit,
     .bind = cpu_bind,
     .unbind = cpu_unbind,
@@ -112,6 +147,7 @@ const lazy_ops lazy_cpu_ops = {
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,
     .reserve = cpu_reserve,
+    .scratch_bytes = cpu_scratch_bytes,
     .upload = cpu_copy,
     .download = cpu_copy,
     .copy = cpu_copy,
@@ -126,6 +162,9 @@ const lazy_ops lazy_cpu_ops = {
     .argmax = lazy_cpu_argmax,
     .note_finite = lazy_cpu_note_finite,
     .scores = lazy_cpu_scores,
+    .share = lazy_cpu_share,
+    .largest = lazy_cpu_largest,
+    .remember = lazy_cpu_remember,
     .average = lazy_cpu_average,
     .smooth = lazy_cpu_smooth,
     .mass = lazy_cpu_mass,
@@ -137,33 +176,33 @@ const lazy_ops lazy_cpu_ops = {
     .read = lazy_cpu_read,
 };
 
-/* What LAZYLLM_CPU asks for: an instruction set, "reference" for the plain loops, or NULL for the best. */
-static const char *wished_variant(void)
+/* The value of LAZYLLM_CPU: an instruction set, "reference" for the plain loops, or NULL for the best instruction set. */
+static const char *requested_variant(void)
 {
-    const char *wish = getenv("LAZYLLM_CPU");
-    return wish && *wish ? wish : NULL;
+    const char *requested = getenv("LAZYLLM_CPU");
+    return requested && *requested ? requested : NULL;
 }
 
-static bool is_reference(const char *wish) { return wish && strcmp(wish, "reference") == 0; }
+static bool is_reference(const char *requested) { return requested && strcmp(requested, "reference") == 0; }
 
 const char *lazy_cpu_variant_used(void)
 {
-    const char *wish = wished_variant();
-    if (is_reference(wish)) return "reference";
-    const lazy_kernels *kernels = lazy_kernels_find(wish);
+    const char *requested = requested_variant();
+    if (is_reference(requested)) return "reference";
+    const lazy_kernels *kernels = lazy_kernels_find(requested);
     return kernels ? kernels->name : NULL;
 }
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err)
 {
     *out = NULL;
-    const char *wish = wished_variant();
-    bool reference = is_reference(wish);
-    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : wish);
+    const char *requested = requested_variant();
+    bool reference = is_reference(requested);
+    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested);
     if (!kernels)
         return lazy_fail(err, LAZY_DEVICE,
-                         "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"", wish,
-                         lazy_cpu_variants()[0]);
+                         "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"",
+                         requested, lazy_cpu_variants()[0]);
     if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
@@ -179,7 +218,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err)
         .row_chunk = ROW_CHUNK,
     };
     cpu->kernels = kernels;
-    code = lazy_alloc((void **)&cpu->scratch, (size_t)threads, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);
+    code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
     if (code) cpu_close(&cpu->base);
     else *out = &cpu->base;

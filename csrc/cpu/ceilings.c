@@ -1,4 +1,4 @@
-/* ceilings.c — what this machine can do at most: the measure of every other op. */
+/* ceilings.c — the peak rates of this machine, multiply-adds and memory reads, that benchmarks compare the ops with. */
 #include <stdatomic.h>
 
 #include "cpu.h"
@@ -9,7 +9,7 @@ typedef struct ceiling {
     const char *memory;
     size_t bytes;
     int tasks;
-    _Atomic float sink; /* keeps the work from being left out */
+    _Atomic float sink; /* receives results, so that the compiler keeps the work */
     double flops;       /* of one task */
 } ceiling;
 

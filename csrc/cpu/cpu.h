@@ -1,51 +1,72 @@
-/* cpu.h — what the files of the CPU backend share. Activations are f32, weights stay as they lie in the mapping. */
+/* cpu.h — types and functions shared by the files of the CPU backend. Activations are f32; weights are read from the mapped file in their
+ * stored type. */
 #ifndef LAZY_CPU_H
 #define LAZY_CPU_H
 
+#include <math.h>
+
 #include "../backend.h"
+#include "../numeric.h"
 #include "kernels.h"
 #include "pool.h"
 
-/* Each worker's own scratch: fits a core's L2 cache. */
-enum { WORKER_SCRATCH = 256 * 1024 /* floats */ };
+enum {
+    WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: they fit a core's L2 cache */
+    MAX_TILE_COLS = 64,          /* columns of any instruction set's register tile */
+    /* Attention of up to SPLIT_KEYS_ROWS rows divides the keys among tasks, into at most MAX_CHUNKS chunks. */
+    SPLIT_KEYS_ROWS = 64,
+    MAX_CHUNKS = 16,
+};
 
 typedef struct lazy_cpu {
     lazy_backend base;
     lazy_ops ops;
     const lazy_kernels *kernels;
     lazy_pool *pool;
-    float *scratch; /* (threads, WORKER_SCRATCH) */
+    float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
+
+/* A row sees in_play[begin … end-1]. */
+typedef struct lazy_seen {
+    int32_t begin, end;
+} lazy_seen;
 
 typedef struct lazy_cpu_stream {
     lazy_stream base;
-    int rows, tokens; /* that the scratch below is for */
-    int32_t *limits;  /* (rows,) how many of the tokens in play each row sees */
-    float *partial;   /* (rows <= FEW_ROWS, H, MOST_CHUNKS, D + 2) attention over chunks of keys: outputs, maxima, sums */
-    float *gate_up;   /* (FEW_PRODUCT_ROWS, 2 F) */
-    float *shares;    /* (H, tokens) attention of a query row, by head */
-    uint32_t *order;  /* (tokens,) score bits that selection orders */
+    lazy_pool_client *client;
+    float *scratch; /* (WORKER_SCRATCH,) of the thread that runs the ops */
+
+    int rows, tokens;   /* largest pass that the buffers below have room for */
+    lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
+    float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
+    float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
+    float *shares;      /* (H, tokens) attention of one query row */
+    uint32_t *order;    /* (tokens,) scores as integers, for selection */
+    double *block_sums; /* (tokens,) for smoothing */
 } lazy_cpu_stream;
 
-enum {
-    FEW_ROWS = 64, /* up to here attention divides the keys among tasks, into at most ... */
-    MOST_CHUNKS = 16,
-};
-
-enum { MOST_TILE_COLS = 64 }; /* of any instruction set's tile */
-
-static inline int least(int a, int b) { return a < b ? a : b; }
-static inline int quotient_up(int a, int b) { return (a + b - 1) / b; }
+/* Values in a row of q, k and v: (H + 2G) D. */
+static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->n_kv_heads) * c->head_dim; }
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
-static inline float *scratch_of(const lazy_stream *stream, int worker) { return cpu_of(stream)->scratch + (size_t)worker * WORKER_SCRATCH; }
 
-/* Runs tasks 0 … n-1 on the backend's threads, with the stream's watch polled. */
+static inline float *scratch_of(const lazy_stream *stream, int worker)
+{
+    return worker ? cpu_of(stream)->scratch + (size_t)(worker - 1) * WORKER_SCRATCH : ((const lazy_cpu_stream *)stream)->scratch;
+}
+
+/* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err);
 
-/* limits[r] = how many of in_play are at or before rows[r] */
-void lazy_cpu_limits(int32_t *limits, const int32_t *rows, int n, const int32_t *in_play, int m);
+/* seen[r] = the positions in in_play (m,) that are at or before rows[r] and less than `window` before it */
+void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window);
+
+/* The factor on q.k for softmaxes to the base 2. */
+static inline float scale_of(const lazy_config *c)
+{
+    return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
+}
 
 /* linear.c */
 int lazy_cpu_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
@@ -53,16 +74,19 @@ int lazy_cpu_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix 
 int lazy_cpu_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cpu_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* rows.c */
-int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, lazy_error *);
+int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
 int lazy_cpu_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float, lazy_error *);
 int lazy_cpu_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cpu_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 int lazy_cpu_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.c */
-int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, lazy_error *);
+int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
 /* scores.c */
-int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, lazy_error *);
+int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int, lazy_error *);
 /* selection.c */
+int lazy_cpu_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
+int lazy_cpu_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);
+int lazy_cpu_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
 int lazy_cpu_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cpu_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cpu_mass(lazy_stream *, int *, const int32_t *, const float *, int, const uint8_t *, double, lazy_error *);
@@ -75,7 +99,7 @@ int lazy_cpu_regroup(lazy_stream *, void *, const int32_t *, int, const void *, 
 int lazy_cpu_multiply_adds(lazy_stream *, double *, lazy_error *);
 int lazy_cpu_read(lazy_stream *, const void *, size_t, lazy_error *);
 
-/* reference.c: the same results by the plainest loops */
+/* reference.c: the same ops as plain loops */
 lazy_ops lazy_reference_ops(void);
 extern const lazy_ops lazy_cpu_ops;
 

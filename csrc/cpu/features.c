@@ -1,19 +1,32 @@
-/* features.c — what this machine can run, and how much of it this process may use. */
+/* features.c — the instruction sets of this machine, and the number of cores that this process may use. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels.h"
 
-enum { MOST_VARIANTS = 4 };
+enum { MAX_VARIANTS = 4 };
+
+#if defined(__x86_64__)
+/* clang 14 does not take "f16c" in __builtin_cpu_supports. */
+static bool has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+#endif
 
 static bool runs(const lazy_kernels *kernels)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     if (kernels == &lazy_kernels_avx512)
         return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (kernels == &lazy_kernels_avx2) return avx2;
@@ -38,7 +51,7 @@ const lazy_kernels *lazy_kernels_find(const char *name)
 
 const char *const *lazy_cpu_variants(void)
 {
-    static const char *names[MOST_VARIANTS + 1];
+    static const char *names[MAX_VARIANTS + 1];
     int n = 0;
     for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
         if (runs(best_first[i])) names[n++] = best_first[i]->name;
@@ -51,7 +64,7 @@ static int cgroup_cores(void)
     long long quota = 0, period = 0;
     FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
     if (file) {
-        if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max": no limit */
+        if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max" means no limit */
         fclose(file);
     } else {
         if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re"))) {

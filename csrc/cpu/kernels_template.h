@@ -1,12 +1,13 @@
-/* kernels_template.h — the one source of all kernels; kernels.h says what each computes.
+/* kernels_template.h — the source of all kernels; kernels.h specifies each.
  *
- * The including file defines VARIANT, LANES (floats per vector), TILE_ROWS x TILE_VECTORS (the register tile, sized so that
- * sums, one row of b and a broadcast fit the registers), DOT_ROWS (2, 3 or 6, so that four times as many sums do), FEW_PRODUCTS, and where the
- * instruction set can do it, HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16, and LARGER(a, b). */
+ * The including file defines VARIANT; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its sums,
+ * one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers); MAX_UNPACKED_ROWS;
+ * and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
+#include "../numeric.h"
 #include "kernels.h"
 
 #define INLINE      static inline __attribute__((always_inline))
@@ -27,44 +28,58 @@ INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) 
 typedef float four __attribute__((vector_size(16)));
 typedef float eight __attribute__((vector_size(32)));
 
+/* Lanes of a and b in the order given, as a vector of `type`. GCC 11 lacks __builtin_shufflevector. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(type, a, b, ...) ((type)__builtin_shufflevector(a, b, __VA_ARGS__))
+#else
+#define SHUFFLE(type, a, b, ...)                                                                                                           \
+    ({                                                                                                                                     \
+        typedef int32_t lanes_ __attribute__((vector_size(sizeof(a))));                                                                    \
+        __typeof__(a) all_ = __builtin_shuffle(a, b, (lanes_){ __VA_ARGS__ });                                                             \
+        type first_;                                                                                                                       \
+        memcpy(&first_, &all_, sizeof first_);                                                                                             \
+        first_;                                                                                                                            \
+    })
+#endif
+
 INLINE float sum_lanes(vec v)
 {
 #if LANES == 16
-    eight e = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    eight e = SHUFFLE(eight, v, v, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(eight, v, v, 8, 9, 10, 11, 12, 13, 14, 15);
 #elif LANES == 8
     eight e = v;
 #endif
 #if LANES > 4
-    four f = __builtin_shufflevector(e, e, 0, 1, 2, 3) + __builtin_shufflevector(e, e, 4, 5, 6, 7);
+    four f = SHUFFLE(four, e, e, 0, 1, 2, 3) + SHUFFLE(four, e, e, 4, 5, 6, 7);
 #else
     four f = v;
 #endif
     return (f[0] + f[2]) + (f[1] + f[3]);
 }
 
-/* The four sums of lanes, each in the very order of sum_lanes. */
+/* sum_lanes of four vectors, each in the same order of additions. */
 INLINE four sum_lanes_of_four(vec a, vec b, vec c, vec d)
 {
 #if LANES == 16
-    vec ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-             __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    vec cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-             __builtin_shufflevector(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    vec all = __builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-              __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    return __builtin_shufflevector(all, all, 0, 4, 8, 12);
+    vec ab = SHUFFLE(vec, a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             SHUFFLE(vec, a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    vec cd = SHUFFLE(vec, c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+             SHUFFLE(vec, c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    vec all = SHUFFLE(vec, ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+              SHUFFLE(vec, ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    all += SHUFFLE(vec, all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    all += SHUFFLE(vec, all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return SHUFFLE(four, all, all, 0, 4, 8, 12);
 #elif LANES == 8
-    vec ab = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-    vec cd = __builtin_shufflevector(c, d, 0, 1, 2, 3, 8, 9, 10, 11) + __builtin_shufflevector(c, d, 4, 5, 6, 7, 12, 13, 14, 15);
-    vec all = __builtin_shufflevector(ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + __builtin_shufflevector(ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6);
-    return __builtin_shufflevector(all, all, 0, 4, 2, 6);
+    vec ab = SHUFFLE(vec, a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(vec, a, b, 4, 5, 6, 7, 12, 13, 14, 15);
+    vec cd = SHUFFLE(vec, c, d, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(vec, c, d, 4, 5, 6, 7, 12, 13, 14, 15);
+    vec all = SHUFFLE(vec, ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(vec, ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
+    all += SHUFFLE(vec, all, all, 1, 0, 3, 2, 5, 4, 7, 6);
+    return SHUFFLE(four, all, all, 0, 4, 2, 6);
 #else
-    vec ab = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
-    vec cd = __builtin_shufflevector(c, d, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
-    return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+    vec ab = SHUFFLE(vec, a, b, 0, 1, 4, 5) + SHUFFLE(vec, a, b, 2, 3, 6, 7);
+    vec cd = SHUFFLE(vec, c, d, 0, 1, 4, 5) + SHUFFLE(vec, c, d, 2, 3, 6, 7);
+    return SHUFFLE(four, ab, cd, 0, 2, 4, 6) + SHUFFLE(four, ab, cd, 1, 3, 5, 7);
 #endif
 }
 
@@ -80,7 +95,7 @@ INLINE float widen_one(const void *p, lazy_dtype dtype, int i)
         memcpy(&value, &word, sizeof value);
         return value;
     }
-    /* f16: its exponent and fraction, moved in place, are off by 2^112; that product also sets subnormals right */
+    /* f16: exponent and fraction, shifted to their places in f32, give the value times 2^-112, subnormals included */
     word = (half & 0x7fffu) << 13;
     memcpy(&value, &word, sizeof value);
     value *= 0x1p112f;
@@ -123,11 +138,11 @@ static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 #define LARGER(a, b) choose((a) > (b), a, b)
 #endif
 
-/* 2^x for x <= 127, relative error below 1.5e-7; 0 for x < -126.5. NaN stays NaN. */
+/* 2^x for x <= 127 with a relative error below 1.5e-7; 0 for x < -126.5; NaN for NaN. */
 INLINE vec exp2_of(vec x)
 {
     const float to_integer = 0x1.8p23f; /* adding it leaves the rounded integer in the lowest bits */
-    x = LARGER(splat(-127.0f), x);      /* x second: of a NaN and a number it gives the second */
+    x = LARGER(splat(-127.0f), x);      /* x is the second operand: LARGER returns that one if either is NaN */
     vec shifted = x + to_integer;
     vec r = x - (shifted - to_integer);
     vec p = splat(0x1.41fbbcp-13f);
@@ -140,7 +155,7 @@ INLINE vec exp2_of(vec x)
     return p * (vec)(((ints)shifted << 23) + 0x3f800000);
 }
 
-/* A vector of which only n lanes lie in memory, or a whole one where n >= LANES. */
+/* The first n lanes from memory, `otherwise` in the others; a whole vector if n >= LANES. */
 INLINE vec load_part(const float *p, int n, float otherwise)
 {
     if (n >= LANES) return load(p);
@@ -160,7 +175,7 @@ INLINE void store_part(float *p, vec v, int n)
     memcpy(p, part, (size_t)n * sizeof *p);
 }
 
-static float soften(float *s, int n, float *max, float *sum)
+static float online_softmax(float *s, int n, float *max, float *sum)
 {
     vec m = splat(-INFINITY), total = splat(0.0f);
     int whole = n / LANES * LANES;
@@ -184,18 +199,20 @@ static float soften(float *s, int n, float *max, float *sum)
     return factor;
 }
 
-/* A vector of columns; `masked`: some of them do not see all n. */
-INLINE void soften_lanes(float *s, int width, int n, const int32_t *visible, float *max, float *sum, float *factor, const bool masked)
+/* One vector of columns; masked: some columns see fewer than n keys. A column may see none. */
+INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
+                                 float *factor, const bool masked)
 {
     vec before = load(max), m = before, total = splat(0.0f);
-    ints seen;
-    memcpy(&seen, visible, sizeof seen);
+    ints begin, end;
+    memcpy(&begin, hidden, sizeof begin);
+    memcpy(&end, visible, sizeof end);
     for (int j = 0; j < n; j++) {
         vec x = load(s + j * width);
-        if (masked) store(s + j * width, x = choose(seen > j, x, splat(-INFINITY)));
+        if (masked) store(s + j * width, x = choose((begin <= j) & (end > j), x, splat(-INFINITY)));
         m = LARGER(x, m);
     }
-    vec top = LARGER(m, splat(-FLT_MAX)); /* of a column that has seen nothing so far: its powers are 0, not NaN */
+    vec top = LARGER(m, splat(-FLT_MAX)); /* finite for a column that has seen no key yet, so that its powers are 0 and not NaN */
     for (int j = 0; j < n; j++) {
         vec e = exp2_of(load(s + j * width) - top);
         store(s + j * width, e);
@@ -207,13 +224,14 @@ INLINE void soften_lanes(float *s, int width, int n, const int32_t *visible, flo
     store(factor, shrink);
 }
 
-static void soften_columns(float *s, int width, int n, const int32_t *visible, float *max, float *sum, float *factor)
+static void online_softmax_columns(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
+                                   float *factor)
 {
     for (int c = 0; c < width; c += LANES) {
         bool masked = false;
-        for (int lane = 0; lane < LANES; lane++) masked |= visible[c + lane] < n;
-        if (masked) soften_lanes(s + c, width, n, visible + c, max + c, sum + c, factor + c, true);
-        else soften_lanes(s + c, width, n, visible + c, max + c, sum + c, factor + c, false);
+        for (int lane = 0; lane < LANES; lane++) masked |= hidden[c + lane] > 0 || visible[c + lane] < n;
+        if (masked) online_softmax_lanes(s + c, width, n, hidden + c, visible + c, max + c, sum + c, factor + c, true);
+        else online_softmax_lanes(s + c, width, n, hidden + c, visible + c, max + c, sum + c, factor + c, false);
     }
 }
 
@@ -222,16 +240,21 @@ static void scale_row(float *y, int n, float factor)
     for (int i = 0; i < n; i++) y[i] *= factor;
 }
 
-static void swiglu_row(float *y, const float *gate, const float *up, int n)
+/* y = gate * sigmoid(x) * up, with x = gate for SiLU and x = 2 sqrt(2/pi) (gate + 0.044715 gate^3) for GELU */
+INLINE void gate_row(float *y, const float *gate, const float *up, int n, const bool gelu)
 {
     for (int i = 0; i < n; i += LANES) {
         vec g = load_part(gate + i, n - i, 0.0f), u = load_part(up + i, n - i, 0.0f);
-        vec power = choose(g < -88.0f, splat(127.0f), g * -0x1.715476p+0f); /* e^-g = 2^power */
+        vec x = gelu ? g * (0x1.988454p+0f + 0x1.2444f2p-4f * (g * g)) : g;
+        vec power = choose(x < -88.0f, splat(127.0f), x * -0x1.715476p+0f); /* e^-x = 2^power */
         store_part(y + i, g / (1.0f + exp2_of(power)) * u, n - i);
     }
 }
 
-static void norm_row(float *y, const float *x, const float *weight, int n, float eps)
+static void swiglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, false); }
+static void geglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, true); }
+
+static void norm_row(float *y, const float *x, const float *weight, int n, float eps, bool accumulate)
 {
     vec total = splat(0.0f);
     for (int i = 0; i < n; i += LANES) {
@@ -244,10 +267,13 @@ static void norm_row(float *y, const float *x, const float *weight, int n, float
         for (int i = 0; i < n; i++) wide += (double)x[i] * x[i];
         factor = (float)(1.0 / sqrt(wide / n + eps));
     }
-    for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
+    if (accumulate)
+        for (int i = 0; i < n; i++) y[i] += x[i] * factor * weight[i];
+    else
+        for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
 }
 
-/* Elements i … k-1, fewer than a vector of them, and zeros. */
+/* Elements i … k-1, fewer than LANES, then zeros. */
 INLINE vec widen_part(const void *p, lazy_dtype dtype, int i, int k)
 {
     float part[LANES] = { 0 };
@@ -257,7 +283,7 @@ INLINE vec widen_part(const void *p, lazy_dtype dtype, int i, int k)
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
-/* Turns LANES rows of LANES values round: afterwards v[i] holds the i-th value of every row. */
+/* Transposes LANES rows of LANES values: afterwards v[i] holds value i of every row. */
 INLINE void transpose(vec v[LANES])
 {
 #if LANES == 16
@@ -270,7 +296,7 @@ INLINE void transpose(vec v[LANES])
 #define LOW  0, 4, 1, 5
 #define HIGH 2, 6, 3, 7
 #endif
-    /* every round interleaves the first half of the rows with the second */
+    /* each round interleaves the first half of the rows with the second half */
     vec from[LANES];
 #pragma GCC unroll 4
     for (int round = 1; round < LANES; round *= 2) {
@@ -278,8 +304,8 @@ INLINE void transpose(vec v[LANES])
         for (int i = 0; i < LANES; i++) from[i] = v[i];
 #pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
-            v[2 * i] = __builtin_shufflevector(from[i], from[i + LANES / 2], LOW);
-            v[2 * i + 1] = __builtin_shufflevector(from[i], from[i + LANES / 2], HIGH);
+            v[2 * i] = SHUFFLE(vec, from[i], from[i + LANES / 2], LOW);
+            v[2 * i + 1] = SHUFFLE(vec, from[i], from[i + LANES / 2], HIGH);
         }
     }
 #undef LOW
@@ -312,10 +338,20 @@ static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, 
     }
 }
 
-/* `rows` rows of a, at a[r * a_row + kk * a_step], by `vectors` vectors of b. What lies at either of `soon` is fetched meanwhile, as many
- * floats as TILE_ROWS rows of a hold. */
-INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_stride, int k,
-                    int cols, bool accumulate, const float *const soon[2], const int rows, const int vectors)
+/* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j] */
+typedef struct tile_product {
+    float *c;
+    int64_t c_stride;
+    const float *a;
+    int64_t a_row, a_step;
+    const float *b;
+    int64_t b_stride;
+    int k, cols;
+    bool accumulate;
+    const float *prefetch[2]; /* NULL, or k TILE_ROWS floats each to prefetch */
+} tile_product;
+
+INLINE void tile_of(const tile_product *t, const int rows, const int vectors)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
@@ -323,38 +359,38 @@ INLINE void tile_of(float *c, int64_t c_stride, const float *a, int64_t a_row, i
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sum[r][v] = splat(0.0f);
 
-    for (int kk = 0; kk < k; kk++, b += b_stride) {
+    const float *a = t->a, *b = t->b;
+    for (int kk = 0; kk < t->k; kk++, a += t->a_step, b += t->b_stride) {
         vec column[TILE_VECTORS];
-        for (int i = 0; soon && i < 2; i++) __builtin_prefetch(soon[i] + kk * TILE_ROWS);
+        for (int i = 0; i < 2 && t->prefetch[i]; i++) __builtin_prefetch(t->prefetch[i] + kk * TILE_ROWS);
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) column[v] = load(b + v * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            float x = a[r * a_row + kk * a_step];
+            float x = a[r * t->a_row];
 #pragma GCC unroll 4
             for (int v = 0; v < vectors; v++) sum[r][v] += column[v] * x;
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
-        float *out = c + r * c_stride;
-        if (cols == vectors * LANES) {
+        float *out = t->c + r * t->c_stride;
+        if (t->cols == vectors * LANES) {
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) store(out + v * LANES, accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+            for (int v = 0; v < vectors; v++) store(out + v * LANES, t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
             continue;
         }
-        float part[TILE_COLS];
+        float part[TILE_COLS] = { 0 };
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) store(part + v * LANES, sum[r][v]);
-        for (int j = 0; j < cols; j++) out[j] = accumulate ? out[j] + part[j] : part[j];
+        for (int j = 0; j < t->cols; j++) out[j] = t->accumulate ? out[j] + part[j] : part[j];
     }
 }
 
-INLINE void tile_any(float *c, int64_t c_stride, const float *a, int64_t a_row, int64_t a_step, const float *b, int64_t b_stride, int k,
-                     int rows, int cols, bool accumulate, const float *const soon[2], const int vectors)
+INLINE void tile_any(tile_product t, int rows, const int vectors)
 {
 #define TILE(n)                                                                                                                            \
-    case n: tile_of(c, c_stride, a, a_row, a_step, b, b_stride, k, cols, accumulate, soon, n, vectors); break;
+    case n: tile_of(&t, n, vectors); break;
     switch (rows) {
         TILE(1)
         TILE(2)
@@ -379,16 +415,27 @@ INLINE void tile_any(float *c, int64_t c_stride, const float *a, int64_t a_row, 
 static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
                  bool accumulate)
 {
-    tile_any(c, c_stride, a, a_stride, 1, b, b_stride, k, rows, cols, accumulate, NULL, TILE_VECTORS);
+    tile_any((tile_product){ c, c_stride, a, a_stride, 1, b, b_stride, k, cols, accumulate, { NULL } }, rows, TILE_VECTORS);
 }
 
-/* ---- few rows --------------------------------------------------------------------------- */
+/* ---- unpacked --------------------------------------------------------------------------- */
 
-enum { FETCH_AHEAD = 1024 }; /* bytes: about what a stream passes in the time of a read from memory */
+enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 
-/* Four rows of w that lie `spacing` apart, or one: y[r, c * y_spacing] for `rows` rows of x. */
-INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, const char *w, int64_t spacing,
-                    lazy_dtype dtype, int k, bool accumulate, const int rows, const int cols)
+/* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
+typedef struct dot_products {
+    float *y;
+    int64_t y_stride, y_spacing;
+    const float *x;
+    int64_t x_stride;
+    const char *w;
+    int64_t spacing;
+    lazy_dtype dtype;
+    int k;
+    bool accumulate;
+} dot_products;
+
+INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
     vec sum[DOT_ROWS][4];
 #pragma GCC unroll 8
@@ -396,58 +443,55 @@ INLINE void dots_of(float *y, int64_t y_stride, int64_t y_spacing, const float *
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
     int kk = 0;
-    for (; kk + LANES <= k; kk += LANES) {
+    for (; kk + LANES <= t.k; kk += LANES) {
         vec wide[4];
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
-            const char *row = w + c * spacing;
-            wide[c] = widen(row, dtype, kk);
-            __builtin_prefetch(row + kk * (dtype == LAZY_F32 ? 4 : 2) + FETCH_AHEAD);
+            const char *row = t.w + c * t.spacing;
+            wide[c] = widen(row, t.dtype, kk);
+            __builtin_prefetch(row + kk * (t.dtype == LAZY_F32 ? 4 : 2) + FETCH_AHEAD);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            vec v = load(x + r * x_stride + kk);
+            vec v = load(t.x + r * t.x_stride + kk);
 #pragma GCC unroll 4
             for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * v;
         }
     }
-    if (kk < k) { /* as vectors too: a sum must not depend on whether its column comes with three others */
+    if (kk < t.k) { /* by vectors too: a sum must not depend on whether its column is computed with three others */
         vec wide[4];
-        for (int c = 0; c < cols; c++) wide[c] = widen_part(w + c * spacing, dtype, kk, k);
+        for (int c = 0; c < cols; c++) wide[c] = widen_part(t.w + c * t.spacing, t.dtype, kk, t.k);
         for (int r = 0; r < rows; r++)
-            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * load_part(x + r * x_stride + kk, k - kk, 0.0f);
+            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * load_part(t.x + r * t.x_stride + kk, t.k - kk, 0.0f);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         four total = cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
-        float *out = y + r * y_stride;
-        if (accumulate)
-            for (int c = 0; c < cols; c++) out[c * y_spacing] += total[c];
+        float *out = t.y + r * t.y_stride;
+        if (t.accumulate)
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] += total[c];
         else
-            for (int c = 0; c < cols; c++) out[c * y_spacing] = total[c];
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
     }
 }
 
-INLINE void dots_rows(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, const char *w, int64_t spacing,
-                      lazy_dtype dtype, int k, bool accumulate, const int rows, const int cols, int n_cols)
+/* `cols` columns at a time, n_cols times; they begin at consecutive rows of w. */
+INLINE void dots_rows(dot_products t, const int rows, const int cols, int n_cols)
 {
-    int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
-    for (int j = 0; j < n_cols; j++)
-        dots_of(y + j, y_stride, y_spacing, x, x_stride, w + j * row_bytes, spacing, dtype, k, accumulate, rows, cols);
+    int64_t row_bytes = (int64_t)t.k * (t.dtype == LAZY_F32 ? 4 : 2);
+    for (; n_cols > 0; n_cols--, t.y++, t.w += row_bytes) dots_of(t, rows, cols);
 }
 
-/* n_cols rows of w, or where cols is 4 as many in each of four streams: once for every few rows of x, which meanwhile stay in the
- * first cache. */
-INLINE void dots_block(float *y, int64_t y_stride, int64_t y_spacing, const float *x, int64_t x_stride, int n_rows, const char *w,
-                       int64_t spacing, lazy_dtype dtype, int k, bool accumulate, const int cols, int n_cols)
+/* Reads these rows of w once for every DOT_ROWS rows of x, which meanwhile stay in the L1 cache. */
+INLINE void dots_block(dot_products t, int n_rows, const int cols, int n_cols)
 {
-    int groups = (n_rows + DOT_ROWS - 1) / DOT_ROWS;
-    for (int rows; n_rows > 0; n_rows -= rows, x += rows * x_stride, y += rows * y_stride) {
-        rows = (n_rows + groups - 1) / groups;
+    int groups = ceil_div(n_rows, DOT_ROWS);
+    for (int rows; n_rows > 0; n_rows -= rows, t.x += rows * t.x_stride, t.y += rows * t.y_stride) {
+        rows = ceil_div(n_rows, groups);
         groups--;
         switch (rows) {
 #define DOTS(n)                                                                                                                            \
-    case n: dots_rows(y, y_stride, y_spacing, x, x_stride, w, spacing, dtype, k, accumulate, n, cols, n_cols); break;
+    case n: dots_rows(t, n, cols, n_cols); break;
             DOTS(1)
             DOTS(2)
 #if DOT_ROWS >= 3
@@ -463,19 +507,19 @@ INLINE void dots_block(float *y, int64_t y_stride, int64_t y_spacing, const floa
     }
 }
 
-/* The rows of w are read in four streams: the hardware fetches those ahead better than a single one. */
+/* Reads the rows of w in four streams, n_cols / 4 rows apart: hardware prefetches these better than a single one. */
 INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                      int k, bool accumulate)
 {
-    enum { BLOCK = 8 }; /* of each stream: they are read from memory once, then from the second cache */
+    enum { BLOCK = 8 }; /* rows of each stream that are read from memory once, then from the L2 cache */
     const char *from = w;
     int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
     int stream = n_cols / 4;
     for (int j = 0; j < stream; j += BLOCK)
-        dots_block(y + j, y_stride, stream, x, x_stride, n_rows, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate, 4,
-                   stream - j < BLOCK ? stream - j : BLOCK);
-    dots_block(y + 4 * stream, y_stride, 0, x, x_stride, n_rows, from + 4 * stream * row_bytes, 0, dtype, k, accumulate, 1,
-               n_cols - 4 * stream);
+        dots_block((dot_products){ y + j, y_stride, stream, x, x_stride, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate },
+                   n_rows, 4, min_int(stream - j, BLOCK));
+    dots_block((dot_products){ y + 4 * stream, y_stride, 0, x, x_stride, from + 4 * stream * row_bytes, 0, dtype, k, accumulate }, n_rows,
+               1, n_cols - 4 * stream);
 }
 
 static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
@@ -490,18 +534,14 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
 
 /* ---- attention in columns --------------------------------------------------------------- */
 
-/* Strips of a tile's rows, all about as high, that n rows need. */
-INLINE int strips_of(int n) { return (n + TILE_ROWS - 1) / TILE_ROWS; }
-
-/* The next strip's keys, and the values, are fetched meanwhile: a tile reads more rows at a time than the hardware foresees. */
+/* Prefetches the keys of the next strip and the values: a tile reads more rows at a time than the hardware prefetches. */
 INLINE void key_columns_of(float *s, const float *key, const float *q, const float *value, int n, int d, const int vectors)
 {
     const int width = vectors * LANES;
-    for (int strips = strips_of(n), rows; n > 0; n -= rows, s += rows * width, key += rows * d, value += rows * d) {
-        rows = (n + strips - 1) / strips;
+    for (int strips = ceil_div(n, TILE_ROWS), rows; n > 0; n -= rows, s += rows * width, key += rows * d, value += rows * d) {
+        rows = ceil_div(n, strips);
         strips--;
-        const float *const soon[2] = { key + rows * d, value };
-        tile_any(s, width, key, d, 1, q, TILE_COLS, d, rows, width, false, soon, vectors);
+        tile_any((tile_product){ s, width, key, d, 1, q, TILE_COLS, d, width, false, { key + rows * d, value } }, rows, vectors);
     }
 }
 
@@ -514,10 +554,10 @@ static void key_columns(float *s, int width, const float *key, const float *q, c
 INLINE void value_columns_of(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d, int here,
                              const int vectors)
 {
-    for (int strips = strips_of(cols), rows; cols > 0; cols -= rows, o += rows * d, p += rows) {
-        rows = (cols + strips - 1) / strips;
+    for (int strips = ceil_div(cols, TILE_ROWS), rows; cols > 0; cols -= rows, o += rows * d, p += rows) {
+        rows = ceil_div(cols, strips);
         strips--;
-        tile_any(o, d, p, 1, width, value, stride, n, rows, here, true, NULL, vectors);
+        tile_any((tile_product){ o, d, p, 1, width, value, stride, n, here, true, { NULL } }, rows, vectors);
     }
 }
 
@@ -532,26 +572,26 @@ static void value_columns(float *o, const float *p, int width, int cols, const f
 
 /* ---- attention row by row --------------------------------------------------------------- */
 
-/* Four rows of a cache, and which of the n tokens they belong to. The tokens are gone through in four streams, like weights;
- * the few left over at the end come together. */
+/* Four rows of K or V and the tokens that they belong to. The n tokens are read in four streams, like weights; the last n % 4 come
+ * together in one step, padded with the last one. */
 typedef struct four_rows {
     const float *row[4];
     int token[4], n;
 } four_rows;
 
-INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int turn, int n)
+INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int step, int n)
 {
-    int stream = n / 4, left = turn < stream ? 4 : n - 4 * stream;
+    int stream = n / 4, left = step < stream ? 4 : n - 4 * stream;
     four_rows rows = { .n = left };
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        rows.token[i] = turn < stream ? i * stream + turn : 4 * stream + (i < left ? i : left - 1);
+        rows.token[i] = step < stream ? i * stream + step : 4 * stream + (i < left ? i : left - 1);
         rows.row[i] = base + (int64_t)slot[rows.token[i]] * d;
     }
     return rows;
 }
 
-/* A few heads at a time go over the same four rows, which are then loaded once. */
+/* Calls work(number of heads) for groups of up to DOT_ROWS heads, which share the loads of four rows. */
 #define BY_HEADS(work)                                                                                                                     \
     for (int h = 0, heads; h < n_heads; h += heads) {                                                                                      \
         heads = n_heads - h < DOT_ROWS ? n_heads - h : DOT_ROWS;                                                                           \
@@ -601,8 +641,8 @@ INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_r
 
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d)
 {
-    for (int turn = 0; turn < (n + 3) / 4; turn++) {
-        four_rows keys = rows_at(key, slot, d, turn, n);
+    for (int step = 0; step < ceil_div(n, 4); step++) {
+        four_rows keys = rows_at(key, slot, d, step, n);
 #define WORK(heads) key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, d, heads)
         BY_HEADS(WORK)
 #undef WORK
@@ -635,8 +675,8 @@ INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four
 
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d)
 {
-    for (int turn = 0; turn < (n + 3) / 4; turn++) {
-        four_rows values = rows_at(value, slot, d, turn, n);
+    for (int step = 0; step < ceil_div(n, 4); step++) {
+        four_rows values = rows_at(value, slot, d, step, n);
 #define WORK(heads) value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, d, heads)
         BY_HEADS(WORK)
 #undef WORK
@@ -647,10 +687,10 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, 
 
 static float multiply_adds(const float *random, int steps, double *flops)
 {
-    enum { CHAINS = 12 }; /* enough to hide the latency, few enough for the registers */
+    enum { CHAINS = 12 }; /* enough to hide the latency, and they fit the registers */
     vec chain[CHAINS], mirror = splat(-0x1.fffffep-1f), addend = load(random + 16);
 #pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* from here to addend - chain, and back */
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* alternates between this value and addend - value */
     for (int step = 0; step < steps; step++)
 #pragma GCC unroll 12
         for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * mirror + addend;
@@ -661,7 +701,7 @@ static float multiply_adds(const float *random, int steps, double *flops)
     return sum_lanes(total);
 }
 
-/* In as many streams as the hardware prefetches well. */
+/* Reads in four streams, which the hardware prefetches well. */
 static float read_all(const void *memory, size_t bytes)
 {
     enum { STREAMS = 4 };
@@ -683,18 +723,19 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
     .lanes = LANES,
-    .few_rows = FEW_PRODUCTS,
+    .max_unpacked_rows = MAX_UNPACKED_ROWS,
     .pack = pack,
     .tile = tile,
     .dots = dots,
     .key_columns = key_columns,
-    .soften_columns = soften_columns,
+    .online_softmax_columns = online_softmax_columns,
     .value_columns = value_columns,
     .key_dots = key_dots,
     .value_sums = value_sums,
-    .soften = soften,
+    .online_softmax = online_softmax,
     .scale_row = scale_row,
     .swiglu_row = swiglu_row,
+    .geglu_row = geglu_row,
     .norm_row = norm_row,
     .widen_row = widen_row,
     .multiply_adds = multiply_adds,

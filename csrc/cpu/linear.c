@@ -1,15 +1,15 @@
-/* linear.c — products with weights. Many rows go through panels of widened weights that stay in a core's cache; few rows
- * read each weight once, where it lies. */
+/* linear.c — products with weights, in one of two ways. Up to max_unpacked_rows rows of x, each weight is read once, from where it is
+ * stored. For more rows, weights are packed into panels of f32 that stay in a core's cache. */
 #include <string.h>
 
 #include "cpu.h"
 
 enum {
-    STREAMS = 4,                                            /* in which few rows read the weights */
-    PANEL_K = 1024,                                         /* longest stretch of a panel */
-    PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, ... */
-    STRIP_SIZE = 16 * 1024,                                 /* ... for one strip of rows of x, ... */
-    BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* ... and for gate and up of a block, before they become one */
+    STREAMS = 4,                                            /* in which dots reads the weights */
+    PANEL_K = 1024,                                         /* most elements of a column in a panel */
+    PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, */
+    STRIP_SIZE = 16 * 1024,                                 /* for a copy of a strip of rows of x, */
+    BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* and for gate and up of one block */
 };
 
 typedef struct product {
@@ -19,10 +19,10 @@ typedef struct product {
     const lazy_matrix *w;
     int n;
     bool accumulate;
-    bool gated;  /* y = silu(first half of the columns) * second half */
-    int columns; /* that tasks divide among them: all, or where gated those of the first half, with their fellows */
+    bool gated;  /* y = act(first half of the columns) * second half */
+    int columns; /* of y; where gated, column j needs columns j and columns + j of the product */
     int col_blocks, row_blocks;
-    int stretch; /* elements of a column that a panel holds */
+    int k_block; /* elements of a column in a panel */
 } product;
 
 /* The part of w that holds output column `column`; *first is the part's first column. */
@@ -48,31 +48,38 @@ static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
     }
 }
 
-static int most(int a, int b) { return a > b ? a : b; }
+/* The first item of block i if `size` items are divided into `blocks` blocks of nearly equal numbers of whole units. */
+static int block_start(int i, int blocks, int size, int unit)
+{
+    return min_int(size, (int)((int64_t)ceil_div(size, unit) * i / blocks) * unit);
+}
 
-/* Where block i of `blocks` begins, all of them made of whole units and as even as can be. */
-static int edge(int i, int blocks, int size, int unit) { return least(size, (int)((int64_t)quotient_up(size, unit) * i / blocks) * unit); }
+static void gate_row(const product *p, float *y, const float *gate, const float *up, int n)
+{
+    const lazy_kernels *kernels = kernels_of(p->stream);
+    (p->stream->config->gelu ? kernels->geglu_row : kernels->swiglu_row)(y, gate, up, n);
+}
 
-/* ---- few rows --------------------------------------------------------------------------- */
+/* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Columns begin … end-1 of all rows; y is that of column 0. */
+/* Columns begin … end-1 of the product, for all rows; y points to column 0. */
 static void multiply_columns(const product *p, float *y, int begin, int end)
 {
     const lazy_matrix *w = p->w;
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
-        int here = least(first + part->rows, end) - col;
+        int here = min_int(first + part->rows, end) - col;
         kernels_of(p->stream)->dots(y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
                                     w->cols, p->accumulate);
         col += here;
     }
 }
 
-static void multiply_few(void *job, int task, int worker)
+static void multiply_unpacked(void *job, int task, int worker)
 {
     (void)worker;
     const product *p = job;
-    int begin = edge(task, p->col_blocks, p->columns, STREAMS), end = edge(task + 1, p->col_blocks, p->columns, STREAMS);
+    int begin = block_start(task, p->col_blocks, p->columns, STREAMS), end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
     if (!p->gated) {
         multiply_columns(p, p->y, begin, end);
         add_bias(p, 0, p->n, begin, end - begin);
@@ -83,19 +90,18 @@ static void multiply_few(void *job, int task, int worker)
     multiply_columns(p, both, p->columns + begin, p->columns + end);
     for (int r = 0; r < p->n; r++) {
         const float *gate = both + (int64_t)r * 2 * p->columns + begin;
-        kernels_of(p->stream)->swiglu_row(p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
+        gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
     }
 }
 
-/* ---- many rows -------------------------------------------------------------------------- */
+/* ---- packed ----------------------------------------------------------------------------- */
 
-/* Widens output columns col … col+n-1, elements k … k+len-1 of each, into one panel. All columns of a panel are of one dtype,
- * or it is packed part by part. */
+/* Packs elements k … k+len-1 of output columns col … col+n-1 into one panel. Columns of several dtypes are packed one by one. */
 static void pack_panel(const product *p, float *panel, int col, int n, int k, int len)
 {
     const lazy_kernels *kernels = kernels_of(p->stream);
-    const void *row[MOST_TILE_COLS];
-    lazy_dtype dtype[MOST_TILE_COLS];
+    const void *row[MAX_TILE_COLS];
+    lazy_dtype dtype[MAX_TILE_COLS];
     bool uniform = true;
     for (int j = 0; j < n; j++) {
         int first;
@@ -108,7 +114,7 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
         kernels->pack(panel, row, n, dtype[0], len);
         return;
     }
-    /* q, k and v of different dtypes in one panel: rare enough to go element by element */
+    /* weights of different dtypes in one panel: rare, so element by element */
     memset(panel, 0, (size_t)len * (size_t)kernels->tile_cols * sizeof *panel);
     for (int j = 0; j < n; j++) {
         for (int kk = 0; kk < len; kk++)
@@ -117,15 +123,15 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
     }
 }
 
-/* A block of the output: rows row … row+n_rows-1, columns col … col+n_cols-1 and, where gated, their fellows beside them. */
+/* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by side. */
 typedef struct block {
-    float *out; /* of its first row and column */
+    float *out; /* first row and column of the block */
     int64_t out_stride;
     int row, n_rows, col, n_cols, halves;
 } block;
 
-/* Rows of x, elements k … k+len-1. Rows a multiple of 4 KiB apart would all lie in the same few sets of the first cache: those
- * are copied. */
+/* Elements k … k+len-1 of `rows` rows of x. Rows a multiple of 4 KiB apart map to the same few sets of the L1 cache; these are
+ * copied. */
 static const float *strip_of(const product *p, float *copy, int row, int rows, int k, int len, int64_t *stride)
 {
     const float *x = p->x + (int64_t)row * p->w->cols + k;
@@ -136,88 +142,88 @@ static const float *strip_of(const product *p, float *copy, int row, int rows, i
     return copy;
 }
 
-static void multiply_stretch(const product *p, const block *b, float *panels, float *copy, int k, int len)
+static void multiply_k_block(const product *p, const block *b, float *panels, float *copy, int k, int len)
 {
     const lazy_kernels *kernels = kernels_of(p->stream);
-    int width = kernels->tile_cols, per_half = (b->n_cols + width - 1) / width;
+    int width = kernels->tile_cols, per_half = ceil_div(b->n_cols, width);
     size_t panel_size = (size_t)len * (size_t)width;
     for (int i = 0; i < b->halves * per_half; i++) {
         int j = i % per_half * width;
-        pack_panel(p, panels + (size_t)i * panel_size, i / per_half * p->columns + b->col + j, least(width, b->n_cols - j), k, len);
+        pack_panel(p, panels + (size_t)i * panel_size, i / per_half * p->columns + b->col + j, min_int(width, b->n_cols - j), k, len);
     }
-    int strips = (b->n_rows + kernels->tile_rows - 1) / kernels->tile_rows;
+    int strips = ceil_div(b->n_rows, kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
-        rows = (b->n_rows - r + strips - 1) / strips;
+        rows = ceil_div(b->n_rows - r, strips);
         int64_t stride;
         const float *strip = strip_of(p, copy, b->row + r, rows, k, len, &stride);
         for (int i = 0; i < b->halves * per_half; i++) {
             int j = i % per_half * width;
             kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, stride,
-                          panels + (size_t)i * panel_size, width, len, rows, least(width, b->n_cols - j), p->accumulate || k);
+                          panels + (size_t)i * panel_size, width, len, rows, min_int(width, b->n_cols - j), p->accumulate || k);
         }
     }
 }
 
-static void multiply_block(void *job, int task, int worker)
+static void multiply_packed(void *job, int task, int worker)
 {
     const product *p = job;
     float *panels = scratch_of(p->stream, worker), *copy = panels + PANELS_SIZE;
     int row = task / p->col_blocks, col = task % p->col_blocks;
     int tile_rows = kernels_of(p->stream)->tile_rows, tile_cols = kernels_of(p->stream)->tile_cols;
-    block b = { .row = edge(row, p->row_blocks, p->n, tile_rows),
-                .col = edge(col, p->col_blocks, p->columns, tile_cols),
+    block b = { .row = block_start(row, p->row_blocks, p->n, tile_rows),
+                .col = block_start(col, p->col_blocks, p->columns, tile_cols),
                 .halves = p->gated ? 2 : 1 };
-    b.n_rows = edge(row + 1, p->row_blocks, p->n, tile_rows) - b.row;
-    b.n_cols = edge(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
+    b.n_rows = block_start(row + 1, p->row_blocks, p->n, tile_rows) - b.row;
+    b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
     b.out = p->gated ? copy + STRIP_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
-    for (int k = 0; k < p->w->cols; k += p->stretch) multiply_stretch(p, &b, panels, copy, k, least(p->stretch, p->w->cols - k));
+    for (int k = 0; k < p->w->cols; k += p->k_block) multiply_k_block(p, &b, panels, copy, k, min_int(p->k_block, p->w->cols - k));
     if (!p->gated) {
         add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
         return;
     }
     for (int r = 0; r < b.n_rows; r++) {
         const float *gate = b.out + r * b.out_stride;
-        kernels_of(p->stream)->swiglu_row(p->y + (int64_t)(b.row + r) * p->columns + b.col, gate, gate + b.n_cols, b.n_cols);
+        gate_row(p, p->y + (int64_t)(b.row + r) * p->columns + b.col, gate, gate + b.n_cols, b.n_cols);
     }
 }
 
-/* Few rows: where reading the weights is the limit, long streams matter more than even shares. */
-static void divide_few(product *p)
+/* Limited by memory bandwidth: long streams matter more than an even division. */
+static void divide_unpacked(product *p)
 {
-    enum { BOUND_BY_READING = 4, LEAST_COLS = 64 };
+    enum { BOUND_BY_READING = 4, MIN_COLS = 64 };
     int tasks_per_thread = p->n <= BOUND_BY_READING ? 2 : 3;
-    p->col_blocks = least(tasks_per_thread * p->stream->backend->threads, quotient_up(p->columns, LEAST_COLS));
+    p->col_blocks = min_int(tasks_per_thread * p->stream->backend->threads, ceil_div(p->columns, MIN_COLS));
     p->row_blocks = 1;
 }
 
-/* Many rows: enough tasks that no thread waits long for the last one, each with enough rows to be worth its panels. */
-static void divide_many(product *p)
+/* Enough tasks that no thread waits long for the last one, each with enough rows to be worth packing its panels. */
+static void divide_packed(product *p)
 {
-    enum { TASKS_PER_THREAD = 6, LEAST_ROWS = 224 };
+    enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
     const lazy_kernels *kernels = kernels_of(p->stream);
-    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, most_row_blocks = most(1, p->n / LEAST_ROWS);
-    p->stretch = quotient_up(p->w->cols, quotient_up(p->w->cols, PANEL_K));
-    int panels = quotient_up(p->columns, kernels->tile_cols); /* of one half, where gated */
-    int room = PANELS_SIZE / (p->stretch * kernels->tile_cols * (p->gated ? 2 : 1));
-    if (p->gated) /* a block of at least two strips must fit beside the panels */
-        room = least(room, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
-    p->col_blocks = least(panels, most(quotient_up(panels, room), quotient_up(wanted, most_row_blocks)));
-    p->row_blocks = least(most_row_blocks, quotient_up(wanted, p->col_blocks));
-    while (p->row_blocks < most_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
+    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
+    p->k_block = ceil_div(p->w->cols, ceil_div(p->w->cols, PANEL_K));
+    int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
+    int max_panels = PANELS_SIZE / (p->k_block * kernels->tile_cols * (p->gated ? 2 : 1));
+    if (p->gated) /* gate and up of at least two strips must fit into the block */
+        max_panels = min_int(max_panels, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
+    p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
+    p->row_blocks = min_int(max_row_blocks, ceil_div(wanted, p->col_blocks));
+    while (p->row_blocks < max_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
     if (p->gated) {
-        int most_rows = BLOCK_SIZE / (2 * quotient_up(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
-        p->row_blocks = most(p->row_blocks, quotient_up(p->n, most_rows));
+        int max_rows = BLOCK_SIZE / (2 * ceil_div(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
+        p->row_blocks = max_int(p->row_blocks, ceil_div(p->n, max_rows));
     }
 }
 
 static int multiply(product p, lazy_error *err)
 {
-    bool few = p.n <= kernels_of(p.stream)->few_rows;
+    bool unpacked = p.n <= kernels_of(p.stream)->max_unpacked_rows;
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
-    if (few) divide_few(&p);
-    else divide_many(&p);
-    return lazy_cpu_run(p.stream, few ? multiply_few : multiply_block, &p, p.col_blocks * p.row_blocks, err);
+    if (unpacked) divide_unpacked(&p);
+    else divide_packed(&p);
+    return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
 /* ---- the ops ---------------------------------------------------------------------------- */
@@ -241,8 +247,10 @@ int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, cons
 {
     (void)err;
     const lazy_part *part = table->part;
-    for (int r = 0; r < n; r++)
-        kernels_of(stream)->widen_row((float *)x + (int64_t)r * table->cols, weight_row(part, ids[r], table->cols), part->dtype,
-                                      table->cols);
+    for (int r = 0; r < n; r++) {
+        float *row = (float *)x + (int64_t)r * table->cols, scale = stream->config->embedding_scale;
+        kernels_of(stream)->widen_row(row, weight_row(part, ids[r], table->cols), part->dtype, table->cols);
+        if (scale != 1.0f) kernels_of(stream)->scale_row(row, table->cols, scale);
+    }
     return LAZY_OK;
 }

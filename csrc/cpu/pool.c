@@ -1,43 +1,64 @@
+/* pool.c — every caller works on its own job; the pool's workers are divided evenly among the callers.
+ *
+ * A client is active from its first job until it has been idle for GRACE_NS. With k active clients, k threads are the callers' own, and
+ * threads - k workers help them; other workers sleep, so that no more threads run than were asked for (with more clients than threads,
+ * the callers alone run). An assignment is kept between the jobs of a client: a decode step is hundreds of short jobs, and a worker that
+ * took a task of someone's prefill in each gap would be away for most of them. */
 #include "pool.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../error.h"
 #include "../memory.h"
+#include "../numeric.h"
 
-/* Waits are spent spinning for about as long as a wake-up costs, then asleep. */
-enum { SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000 };
+/* A thread that waits spins for about as long as a wake-up would take, then sleeps. */
+enum { SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000, GRACE_NS = 2 * 1000 * 1000 };
+
+struct lazy_pool_client {
+    lazy_pool *pool;
+    lazy_pool_client *next; /* in the list of active clients; this and the following are guarded by the pool's lock */
+    bool open;              /* a job is under way */
+    pthread_t caller;       /* of the last job */
+    int64_t closed_at;      /* when the last job ended */
+    lazy_task task;
+    void *job;
+    int n;
+    fenv_t floats; /* the caller's floating-point settings, for the workers: flushing denormals to 0 changes results */
+
+    atomic_int inside; /* workers that run tasks of the job; they enter under the lock */
+    atomic_int next_task;
+    atomic_bool cancelled;
+};
 
 typedef struct worker {
     lazy_pool *pool;
-    int index;
+    int index; /* 1 … threads-1 */
     pthread_t thread;
+    unsigned seen;                      /* generation when it last looked for a job */
+    _Atomic(lazy_pool_client *) client; /* the one it helps, or NULL; written under the lock */
 } worker;
 
 struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    atomic_int pid;  /* of the process that the threads live in; its negative while a forked child's first caller starts them */
+    atomic_int pid;  /* of the process that the threads live in; the negative of a forked child's while its first caller starts them */
 
-    pthread_mutex_t turn; /* one job at a time */
+    pthread_mutex_t lock; /* held for a few instructions only, never while a task or a poll runs */
+    pthread_cond_t work;  /* workers with a client sleep here */
+    pthread_cond_t spare; /* workers without one */
+    lazy_pool_client *active;
+    bool quit;
+    int sleeping; /* on `work` */
 
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t work;
-    bool open, quit;
-    int sleeping;
-
-    _Atomic unsigned generation; /* of the job, bumped under the lock */
-    atomic_int members;          /* workers inside the open job: joined under the lock */
-    atomic_int next;
-    atomic_bool cancelled;
-    lazy_task task;
-    void *job;
-    int n;
+    atomic_int n_active;
+    _Atomic unsigned generation; /* changes under the lock whenever there may be something to do for a waiting worker */
 };
 
 static void relax(void)
@@ -49,67 +70,131 @@ static void relax(void)
 #endif
 }
 
-static int64_t now_ns(void)
+/* ---- active clients, under the lock ----------------------------------------------------- */
+
+/* Divides the workers that may run among the active clients, in order of their arrival. */
+static void assign_workers(lazy_pool *pool)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
+    int n_active = 0;
+    for (lazy_pool_client *c = pool->active; c; c = c->next) n_active++;
+    atomic_store(&pool->n_active, n_active);
+    lazy_pool_client *client = pool->active;
+    for (int i = 1; i < pool->threads; i++) {
+        bool runs = n_active && i <= pool->threads - n_active;
+        atomic_store(&pool->workers[i].client, runs ? client : NULL);
+        if (runs) client = client->next ? client->next : pool->active;
+    }
+    atomic_fetch_add(&pool->generation, 1);
+    pthread_cond_broadcast(&pool->work);
+    pthread_cond_broadcast(&pool->spare);
 }
 
-static void work_on(lazy_pool *pool, int index)
+/* Takes clients off the list that are idle: for a while, or because the calling thread, which ran their last job, is now at another. */
+static bool drop_idle(lazy_pool *pool)
 {
-    int task;
-    while (!atomic_load_explicit(&pool->cancelled, memory_order_relaxed) && (task = atomic_fetch_add(&pool->next, 1)) < pool->n)
-        pool->task(pool->job, task, index);
+    bool dropped = false;
+    int64_t now = now_ns();
+    for (lazy_pool_client **at = &pool->active; *at;) {
+        lazy_pool_client *c = *at;
+        bool idle = !c->open && (now - c->closed_at > GRACE_NS || pthread_equal(c->caller, pthread_self()));
+        if (idle) *at = c->next;
+        else at = &c->next;
+        dropped = dropped || idle;
+    }
+    return dropped;
 }
 
-/* Waits for a job newer than `seen` and joins it; 0 when the pool closes. A job may end before this worker gets there. */
-static unsigned join_job(lazy_pool *pool, unsigned seen)
+static void activate(lazy_pool_client *client)
 {
-    for (int i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; i++) relax();
-    pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        unsigned generation = atomic_load(&pool->generation);
-        if (pool->quit) {
-            generation = 0;
-        } else if (!pool->open || generation == seen) {
-            pool->sleeping++;
-            pthread_cond_wait(&pool->work, &pool->lock);
-            pool->sleeping--;
-            continue;
-        } else {
-            atomic_fetch_add(&pool->members, 1);
+    lazy_pool *pool = client->pool;
+    for (lazy_pool_client *c = pool->active; c; c = c->next)
+        if (c == client) return;
+    drop_idle(pool);
+    lazy_pool_client **end = &pool->active;
+    while (*end) end = &(*end)->next;
+    *end = client;
+    client->next = NULL;
+    assign_workers(pool);
+}
+
+/* ---- workers ---------------------------------------------------------------------------- */
+
+static bool has_tasks(lazy_pool_client *c) { return c && c->open && !atomic_load(&c->cancelled) && atomic_load(&c->next_task) < c->n; }
+
+static bool take_task(lazy_pool_client *c, int *task)
+{
+    if (atomic_load_explicit(&c->cancelled, memory_order_relaxed)) return false;
+    return (*task = atomic_fetch_add(&c->next_task, 1)) < c->n;
+}
+
+static void sleep_until_called(worker *w)
+{
+    lazy_pool *pool = w->pool;
+    bool spare = !atomic_load(&w->client);
+    if (!spare) pool->sleeping++;
+    pthread_cond_wait(spare ? &pool->spare : &pool->work, &pool->lock);
+    if (!spare) pool->sleeping--;
+}
+
+/* Waits until the worker's client has tasks and enters its job; NULL when the pool closes. */
+static lazy_pool_client *enter_job(worker *w)
+{
+    lazy_pool *pool = w->pool;
+    lazy_pool_client *client = NULL;
+    bool quit = false;
+    for (int spins = 0; !client && !quit;) {
+        for (; spins < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == w->seen; spins++) relax();
+        pthread_mutex_lock(&pool->lock);
+        while (spins == SPINS && !pool->quit && !has_tasks(atomic_load(&w->client))) sleep_until_called(w);
+        w->seen = atomic_load(&pool->generation);
+        quit = pool->quit;
+        if (!quit && has_tasks(atomic_load(&w->client))) {
+            client = atomic_load(&w->client);
+            atomic_fetch_add(&client->inside, 1);
         }
         pthread_mutex_unlock(&pool->lock);
-        return generation;
     }
+    return client;
 }
 
 static void *run_worker(void *argument)
 {
     worker *w = argument;
-    unsigned seen = 0;
-    while ((seen = join_job(w->pool, seen))) {
-        work_on(w->pool, w->index);
-        atomic_fetch_sub(&w->pool->members, 1);
+    for (lazy_pool_client *c; (c = enter_job(w));) {
+        int task;
+        fesetenv(&c->floats);
+        while (atomic_load_explicit(&w->client, memory_order_relaxed) == c && take_task(c, &task)) c->task(c->job, task, w->index);
+        atomic_fetch_sub(&c->inside, 1);
     }
     return NULL;
 }
 
+/* ---- opening, closing ------------------------------------------------------------------- */
+
+/* Signals are the program's business: the workers take none. */
+static int start_worker(worker *w)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&w->thread, NULL, run_worker, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
+
 static int start_threads(lazy_pool *pool, lazy_error *err)
 {
-    pthread_mutex_init(&pool->turn, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
-    pool->open = pool->quit = false;
+    pthread_cond_init(&pool->spare, NULL);
+    pool->active = NULL;
+    pool->quit = false;
     pool->sleeping = 0;
-    atomic_store(&pool->members, 0);
-    atomic_store(&pool->generation, 0);
+    atomic_store(&pool->n_active, 0);
     for (pool->started = 1; pool->started < pool->threads; pool->started++) {
         worker *w = &pool->workers[pool->started];
         *w = (worker){ .pool = pool, .index = pool->started };
-        if (pthread_create(&w->thread, NULL, run_worker, w))
-            return lazy_fail(err, LAZY_MEMORY, "thread %d of %d could not be started", pool->started + 1, pool->threads);
+        if (start_worker(w)) return lazy_fail(err, LAZY_MEMORY, "thread %d of %d could not be started", pool->started + 1, pool->threads);
     }
     return LAZY_OK;
 }
@@ -133,83 +218,53 @@ int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err)
     return code;
 }
 
+static bool lives_here(lazy_pool *pool) { return atomic_load(&pool->pid) == (int)getpid(); }
+
 void lazy_pool_close(lazy_pool *pool)
 {
     if (!pool) return;
-    if (atomic_load(&pool->pid) == (int)getpid()) { /* in a forked child there is nobody to wait for */
+    if (lives_here(pool)) { /* a forked child has no workers to wait for */
         pthread_mutex_lock(&pool->lock);
         pool->quit = true;
-        pthread_cond_broadcast(&pool->work);
-        pthread_mutex_unlock(&pool->lock);
-        /* a spinning worker looks at the generation first */
         atomic_fetch_add(&pool->generation, 1);
+        pthread_cond_broadcast(&pool->work);
+        pthread_cond_broadcast(&pool->spare);
+        pthread_mutex_unlock(&pool->lock);
         for (int i = 1; i < pool->started; i++) pthread_join(pool->workers[i].thread, NULL);
-        pthread_mutex_destroy(&pool->turn);
         pthread_mutex_destroy(&pool->lock);
         pthread_cond_destroy(&pool->work);
+        pthread_cond_destroy(&pool->spare);
     }
     lazy_free(pool->workers);
     lazy_free(pool);
 }
 
-static void open_job(lazy_pool *pool, lazy_task task, void *job, int n)
+int lazy_pool_client_open(lazy_pool_client **out, lazy_pool *pool, lazy_error *err)
 {
-    pthread_mutex_lock(&pool->lock);
-    pool->task = task;
-    pool->job = job;
-    pool->n = n;
-    atomic_store(&pool->next, 0);
-    atomic_store(&pool->cancelled, false);
-    pool->open = true;
-    if (atomic_fetch_add(&pool->generation, 1) + 1 == 0) atomic_store(&pool->generation, 1); /* 0 means quit */
-    if (pool->sleeping) pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
+    int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "a place in the thread pool", err);
+    if (!code) (*out)->pool = pool;
+    return code;
 }
 
-static void close_job(lazy_pool *pool)
+void lazy_pool_client_close(lazy_pool_client *client)
 {
-    pthread_mutex_lock(&pool->lock);
-    pool->open = false; /* nobody joins any more */
-    pthread_mutex_unlock(&pool->lock);
-    for (int i = 0; atomic_load(&pool->members); i++) {
-        if (i < SPINS) relax();
-        else sched_yield();
+    if (!client) return;
+    lazy_pool *pool = client->pool;
+    if (lives_here(pool)) {
+        pthread_mutex_lock(&pool->lock);
+        for (lazy_pool_client **at = &pool->active; *at; at = &(*at)->next)
+            if (*at == client) {
+                *at = client->next;
+                assign_workers(pool);
+                break;
+            }
+        pthread_mutex_unlock(&pool->lock);
     }
+    lazy_free(client);
 }
 
-/* The pools whose watches this thread is in, innermost first: what a watch runs on one of them is done by its own thread alone. */
-typedef struct watching {
-    const lazy_pool *pool;
-    const struct watching *outer;
-} watching;
-
-static _Thread_local const watching *innermost;
-
-static bool is_watching(const lazy_pool *pool)
-{
-    for (const watching *w = innermost; w; w = w->outer)
-        if (w->pool == pool) return true;
-    return false;
-}
-
-/* The caller's share of the work, with a look at the watch now and then. */
-static void work_and_poll(lazy_pool *pool, lazy_poll poll)
-{
-    int task;
-    int64_t polled = now_ns();
-    while (!atomic_load_explicit(&pool->cancelled, memory_order_relaxed) && (task = atomic_fetch_add(&pool->next, 1)) < pool->n) {
-        pool->task(pool->job, task, 0);
-        if (now_ns() - polled < POLL_EVERY_NS) continue;
-        polled = now_ns();
-        watching here = { pool, innermost };
-        innermost = &here;
-        if (poll.watch->poll(poll.watch->context, poll.layers_done, poll.n_layers)) atomic_store(&pool->cancelled, true);
-        innermost = here.outer;
-    }
-}
-
-/* In a forked child, where no thread but the caller lives on: starts threads anew, or as many as it gets. */
-static void live_here(lazy_pool *pool)
+/* In a forked child, which has the calling thread alone: starts new threads, or as many as it gets. */
+static void restart_after_fork(lazy_pool *pool)
 {
     int here = (int)getpid(), pid;
     while ((pid = atomic_load(&pool->pid)) != here) {
@@ -222,24 +277,84 @@ static void live_here(lazy_pool *pool)
     }
 }
 
-int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll)
+/* ---- running a job ---------------------------------------------------------------------- */
+
+static void open_job(lazy_pool_client *c, lazy_task task, void *job, int n)
 {
-    live_here(pool);
-    if (is_watching(pool)) { /* between two tasks of the outer job's worker 0, whose scratch is free */
-        for (int i = 0; i < n; i++) task(job, i, 0);
-        return LAZY_OK;
+    lazy_pool *pool = c->pool;
+    pthread_mutex_lock(&pool->lock);
+    c->task = task;
+    c->job = job;
+    c->n = n;
+    fegetenv(&c->floats);
+    c->caller = pthread_self();
+    c->open = true;
+    atomic_store(&c->next_task, 0);
+    atomic_store(&c->cancelled, false);
+    activate(c);
+    atomic_fetch_add(&pool->generation, 1);
+    if (pool->sleeping) pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void close_job(lazy_pool_client *c)
+{
+    pthread_mutex_lock(&c->pool->lock);
+    c->open = false; /* no worker enters any more */
+    c->closed_at = now_ns();
+    pthread_mutex_unlock(&c->pool->lock);
+    for (int i = 0; atomic_load(&c->inside); i++) {
+        if (i < SPINS) relax();
+        else sched_yield();
     }
-    pthread_mutex_lock(&pool->turn);
-    if (n == 1) { /* not worth waking anybody */
+}
+
+/* Gives the workers of clients that went idle to the others. */
+static void reclaim_workers(lazy_pool *pool)
+{
+    pthread_mutex_lock(&pool->lock);
+    if (drop_idle(pool)) assign_workers(pool);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void abandon_job(void *client)
+{
+    lazy_pool_client *c = client;
+    atomic_store(&c->cancelled, true);
+    close_job(c);
+}
+
+/* Python ends a thread that asks for the GIL while the interpreter shuts down: the poll may not return, but then the workers must leave
+ * the job, which lies on this thread's stack. */
+static bool ask_to_stop(lazy_pool_client *c, lazy_poll poll)
+{
+    int stop;
+    pthread_cleanup_push(abandon_job, c);
+    stop = poll.watch->poll(poll.watch->context, poll.layers_done, poll.n_layers);
+    pthread_cleanup_pop(0);
+    return stop != 0;
+}
+
+int lazy_pool_run(lazy_pool_client *c, lazy_task task, void *job, int n, lazy_poll poll)
+{
+    if (n == 1) { /* not worth waking a worker */
         task(job, 0, 0);
-        pthread_mutex_unlock(&pool->turn);
         return LAZY_OK;
     }
-    open_job(pool, task, job, n);
-    if (poll.watch) work_and_poll(pool, poll);
-    else work_on(pool, 0);
-    close_job(pool);
-    bool cancelled = atomic_load(&pool->cancelled);
-    pthread_mutex_unlock(&pool->turn);
-    return cancelled ? LAZY_CANCELLED : LAZY_OK;
+    lazy_pool *pool = c->pool;
+    restart_after_fork(pool);
+    open_job(c, task, job, n);
+    int64_t polled = now_ns();
+    for (int i; take_task(c, &i);) {
+        task(job, i, 0);
+        if (atomic_load_explicit(&pool->n_active, memory_order_relaxed) > 1) reclaim_workers(pool);
+        if (!poll.watch || now_ns() - polled < POLL_EVERY_NS) continue;
+        pid_t here = getpid();
+        bool stop = ask_to_stop(c, poll);
+        if (getpid() != here) return stop ? LAZY_CANCELLED : LAZY_UNUSABLE; /* a forked child: the workers' tasks are lost */
+        if (stop) atomic_store(&c->cancelled, true);
+        polled = now_ns();
+    }
+    close_job(c);
+    return atomic_load(&c->cancelled) ? LAZY_CANCELLED : LAZY_OK;
 }

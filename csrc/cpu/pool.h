@@ -1,4 +1,4 @@
-/* pool.h — the threads of a CPU backend. The caller works too. */
+/* pool.h — the threads of a CPU backend, shared by all sessions that run on it. */
 #ifndef LAZY_POOL_H
 #define LAZY_POOL_H
 
@@ -6,21 +6,28 @@
 
 typedef struct lazy_pool lazy_pool;
 
-/* One task of a job. worker: 0 … threads-1, each running one task at a time, so that it may own scratch memory. */
+/* One session's place in the pool. It has at most one job at a time. */
+typedef struct lazy_pool_client lazy_pool_client;
+
+/* One task of a job. worker: 0 is the thread that called lazy_pool_run, 1 … threads-1 are the pool's. Each runs one task at a time, so
+ * scratch memory may be kept per worker, and for worker 0 per client. */
 typedef void (*lazy_task)(void *job, int task, int worker);
 
-/* What is polled while a job runs; NULL poll: nothing. */
+/* The callback polled while a job runs, on the calling thread with no lock held; watch NULL: none. */
 typedef struct lazy_poll {
     const lazy_watch *watch;
     int layers_done, n_layers;
 } lazy_poll;
 
 int lazy_pool_open(lazy_pool **out, int threads, lazy_error *err);
-void lazy_pool_close(lazy_pool *pool);
+void lazy_pool_close(lazy_pool *pool); /* once its last client is closed; NULL is fine */
 
-/* Runs tasks 0 … n-1, in any order on any thread; returns once all are done, or LAZY_CANCELLED (with tasks left out)
- * when the poll asks to stop. Jobs of several callers follow one another; one that a poll starts runs on its caller alone.
- * A forked child starts threads of its own. */
-int lazy_pool_run(lazy_pool *pool, lazy_task task, void *job, int n, lazy_poll poll);
+int lazy_pool_client_open(lazy_pool_client **out, lazy_pool *pool, lazy_error *err);
+void lazy_pool_client_close(lazy_pool_client *client); /* NULL is fine */
+
+/* Runs tasks 0 … n-1 in any order on the calling thread and the workers assigned to the client. Returns once all are done, or
+ * LAZY_CANCELLED with tasks left out when the poll asks to stop. In a forked child the first call starts new threads; a job that was
+ * under way when its poll forked ends there as LAZY_UNUSABLE, if the poll did not ask to stop. */
+int lazy_pool_run(lazy_pool_client *client, lazy_task task, void *job, int n, lazy_poll poll);
 
 #endif

@@ -1,4 +1,4 @@
-/* reference.c — the compute ops by the plainest loops, one thread, sums in double: what the fast ones are tested against.
+/* reference.c — the compute ops as plain loops on one thread with sums in double. The fast ops are tested against them;
  * LAZYLLM_CPU=reference runs the whole engine on them. */
 #include <math.h>
 #include <string.h>
@@ -6,14 +6,21 @@
 #include "../error.h"
 #include "cpu.h"
 
-static double weight_at(lazy_stream *stream, const lazy_matrix *w, int row, int col)
+/* start + x . w[row, :] */
+static double add_dot(lazy_stream *stream, double start, const float *x, const lazy_matrix *w, int row)
 {
+    enum { BLOCK = 256 };
+    float weights[BLOCK];
     const lazy_part *part = w->part;
     while (row >= part->rows) row -= part++->rows;
-    size_t width = lazy_dtype_width(part->dtype);
-    float value;
-    kernels_of(stream)->widen_row(&value, (const char *)part->data + ((size_t)row * (size_t)w->cols + (size_t)col) * width, part->dtype, 1);
-    return value;
+    double sum = start;
+    for (int first = 0; first < w->cols; first += BLOCK) {
+        int n = min_int(BLOCK, w->cols - first);
+        size_t at = (size_t)row * (size_t)w->cols + (size_t)first;
+        kernels_of(stream)->widen_row(weights, (const char *)part->data + at * lazy_dtype_width(part->dtype), part->dtype, n);
+        for (int k = 0; k < n; k++) sum += (double)x[first + k] * weights[k];
+    }
+    return sum;
 }
 
 static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
@@ -21,8 +28,7 @@ static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, 
     (void)err;
     for (int r = 0; r < n; r++) {
         for (int j = 0; j < w->rows; j++) {
-            double sum = w->bias ? w->bias[j] : 0.0;
-            for (int k = 0; k < w->cols; k++) sum += ((const float *)x)[(int64_t)r * w->cols + k] * weight_at(stream, w, j, k);
+            double sum = add_dot(stream, w->bias ? w->bias[j] : 0.0, (const float *)x + (int64_t)r * w->cols, w, j);
             float *out = (float *)y + (int64_t)r * w->rows + j;
             *out = (float)(accumulate ? *out + sum : sum);
         }
@@ -48,6 +54,8 @@ static int reference_surprisal(lazy_stream *stream, float *surprisal, float *log
     return LAZY_OK;
 }
 
+static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
+
 static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
 {
     float *both = ((lazy_cpu_stream *)stream)->gate_up;
@@ -55,31 +63,32 @@ static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, c
     for (int r = 0; r < n; r++) {
         reference_matmul(stream, both, (const float *)x + (int64_t)r * gate_up->cols, 1, gate_up, false, err);
         for (int j = 0; j < ffn; j++) {
-            double gate = both[j], up = both[ffn + j];
-            ((float *)y)[(int64_t)r * ffn + j] = (float)(gate / (1.0 + exp(-gate)) * up);
+            double gate = both[j], up = both[ffn + j], activated = stream->config->gelu ? gelu(gate) : gate / (1.0 + exp(-gate));
+            ((float *)y)[(int64_t)r * ffn + j] = (float)(activated * up);
         }
     }
     return LAZY_OK;
 }
 
-static void norm(float *y, const float *x, int d, const float *weight, float eps)
+static void norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate)
 {
     double sum = 0;
     for (int i = 0; i < d; i++) sum += (double)x[i] * x[i];
     double factor = 1.0 / sqrt(sum / d + eps);
-    for (int i = 0; i < d; i++) y[i] = (float)(x[i] * factor * weight[i]);
+    for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + x[i] * factor * weight[i]);
 }
 
-static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
+static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
+                             lazy_error *err)
 {
     (void)stream, (void)err;
-    for (int r = 0; r < n; r++) norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps);
+    for (int r = 0; r < n; r++) norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate);
     return LAZY_OK;
 }
 
 static void rotate_head(float *head, int d, const float *rope, const float *weight, float eps)
 {
-    if (weight) norm(head, head, d, weight, eps);
+    if (weight) norm(head, head, d, weight, eps, false);
     for (int i = 0; i < d / 2; i++) {
         double a = head[i], b = head[d / 2 + i], c = rope[i], s = rope[d / 2 + i];
         head[i] = (float)(a * c - b * s);
@@ -97,9 +106,9 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
 {
     (void)err;
     const lazy_config *c = stream->config;
-    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
+    int d = c->head_dim;
     for (int r = 0; r < n; r++) {
-        float *q = (float *)qkv + (int64_t)r * (q_width + 2 * kv_width), *k = q + q_width, *v = k + kv_width;
+        float *q = (float *)qkv + (int64_t)r * qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
         const float *angles = rope + (int64_t)rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, angles, q_norm, eps);
         for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, angles, k_norm, eps);
@@ -111,37 +120,38 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
     return LAZY_OK;
 }
 
-/* p[j] = the row's attention to in_play[j], for the n tokens it sees; p may hold what it likes before. */
-static void attend_row(const lazy_config *c, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, int n)
+/* p[j] = the row's attention to in_play[j], for the tokens that it sees. */
+static void attend_row(const lazy_config *c, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, lazy_seen seen)
 {
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
     double max = -INFINITY, sum = 0;
-    for (int j = 0; j < n; j++) {
+    for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * row_of(kv, kv.k, g, in_play[j], d)[i];
-        p[j] = (float)(dot / sqrt(d));
+        p[j] = (float)(dot / sqrt(c->query_scalar ? c->query_scalar : d));
         max = fmax(max, p[j]);
     }
-    for (int j = 0; j < n; j++) sum += p[j] = (float)exp(p[j] - max);
-    for (int j = 0; j < n; j++) p[j] = (float)(p[j] / sum);
+    for (int j = seen.begin; j < seen.end; j++) sum += p[j] = (float)exp(p[j] - max);
+    for (int j = seen.begin; j < seen.end; j++) p[j] = (float)(p[j] / sum);
 }
 
 static int reference_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
-                               const int32_t *in_play, int m, lazy_error *err)
+                               const int32_t *in_play, int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d;
-    lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    int d = c->head_dim, width = qkv_width(c);
+    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = 0; r < n; r++) {
         for (int h = 0; h < c->n_heads; h++) {
             float *p = scratch->shares, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
-            int limit = scratch->limits[r], g = h / (c->n_heads / c->n_kv_heads);
-            attend_row(c, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, limit);
+            lazy_seen seen = scratch->seen[r];
+            int g = h / (c->n_heads / c->n_kv_heads);
+            attend_row(c, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
             for (int i = 0; i < d; i++) {
                 double sum = 0;
-                for (int j = 0; j < limit; j++) sum += (double)p[j] * row_of(kv, kv.v, g, in_play[j], d)[i];
+                for (int j = seen.begin; j < seen.end; j++) sum += (double)p[j] * row_of(kv, kv.v, g, in_play[j], d)[i];
                 out[i] = (float)sum;
             }
         }
@@ -150,29 +160,42 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
 }
 
 static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                            lazy_kv kv, const int32_t *in_play, int m, lazy_error *err)
+                            lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim, counted = 0;
+    int width = qkv_width(c), counted = 0;
     memset(scores, 0, (size_t)m * sizeof *scores);
-    lazy_cpu_limits(scratch->limits, rows, n, in_play, m);
+    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = n > queries ? n - queries : 0; r < n; r++) {
         if (rows[r] < first_new) continue;
         counted++;
         for (int h = 0; h < c->n_heads; h++) {
-            attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, scratch->limits[r]);
-            for (int j = 0; j < scratch->limits[r]; j++) scores[j] += scratch->shares[j];
+            lazy_seen seen = scratch->seen[r];
+            attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
+            for (int j = seen.begin; j < seen.end; j++) scores[j] += scratch->shares[j];
         }
     }
     for (int j = 0; j < m; j++) scores[j] /= (float)(c->n_heads * counted);
     return LAZY_OK;
 }
 
+static int reference_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int j = 0; j < m; j++) {
+        int half = min_int(width / 2, m - 1), first = max_int(j - half, 0), last = min_int(j + half, m - 1);
+        double sum = 0;
+        for (int i = first; i <= last; i++) sum += scores[i];
+        out[j] = (float)(sum / (last - first + 1));
+    }
+    return LAZY_OK;
+}
+
 lazy_ops lazy_reference_ops(void)
 {
-    lazy_ops ops = lazy_cpu_ops; /* memory and the bookkeeping of sets are plain there already */
+    lazy_ops ops = lazy_cpu_ops; /* memory, selection and lists of positions are plain loops there */
     ops.rmsnorm = reference_rmsnorm;
     ops.matmul = reference_matmul;
     ops.gated = reference_gated;
@@ -181,5 +204,6 @@ lazy_ops lazy_reference_ops(void)
     ops.logits = reference_logits;
     ops.surprisal = reference_surprisal;
     ops.scores = reference_scores;
+    ops.smooth = reference_smooth;
     return ops;
 }

@@ -1,13 +1,10 @@
-/* rows.c — what is done to each row by itself: norms, RoPE, surprisal, the greatest logit, the look for numbers that are none. */
+/* rows.c — ops on single rows: RMS norm, RoPE, surprisal, argmax, the check for values that are not finite. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu.h"
 
 enum { ROWS_PER_TASK = 4 };
-
-static int blocks(int n) { return (n + ROWS_PER_TASK - 1) / ROWS_PER_TASK; }
-static int block_end(int task, int n) { return (task + 1) * ROWS_PER_TASK < n ? (task + 1) * ROWS_PER_TASK : n; }
 
 typedef struct norming {
     lazy_stream *stream;
@@ -16,20 +13,22 @@ typedef struct norming {
     const float *weight;
     int n, d;
     float eps;
+    bool accumulate;
 } norming;
 
 static void norm_rows(void *job, int task, int worker)
 {
     (void)worker;
     const norming *t = job;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, t->n); r++)
-        kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps);
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++)
+        kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps, t->accumulate);
 }
 
-int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, lazy_error *err)
+int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
+                     lazy_error *err)
 {
-    norming t = { stream, y, x, weight, n, d, eps };
-    return lazy_cpu_run(stream, norm_rows, &t, blocks(n), err);
+    norming t = { stream, y, x, weight, n, d, eps, accumulate };
+    return lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
 }
 
 typedef struct rotating {
@@ -42,8 +41,8 @@ typedef struct rotating {
     float eps;
 } rotating;
 
-/* Turns pairs (i, i + D/2) of one head by the angles of its position. */
-static void turn(float *to, const float *from, const float *rope, int head_dim)
+/* Rotates the pairs (i, i + D/2) of one head by the angles of its position. */
+static void rotate_head(float *to, const float *from, const float *rope, int head_dim)
 {
     int half = head_dim / 2;
     for (int i = 0; i < half; i++) {
@@ -60,18 +59,18 @@ static void rotate_rows(void *job, int task, int worker)
     const lazy_config *c = t->stream->config;
     const lazy_kernels *kernels = kernels_of(t->stream);
     int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, t->n); r++) {
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
         int64_t position = t->rows[r];
-        float *q = t->qkv + (int64_t)r * (q_width + 2 * kv_width), *k = q + q_width, *v = k + kv_width;
+        float *q = t->qkv + (int64_t)r * qkv_width(c), *k = q + q_width, *v = k + kv_width;
         const float *rope = t->rope + position * d;
-        int64_t slot = position * d, head = (int64_t)t->kv.capacity * d; /* of the cache */
+        int64_t slot = position * d, head = (int64_t)t->kv.capacity * d; /* offsets in the KV cache */
         for (int h = 0; h < c->n_heads; h++) {
-            if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps);
-            turn(q + h * d, q + h * d, rope, d);
+            if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);
+            rotate_head(q + h * d, q + h * d, rope, d);
         }
         for (int g = 0; g < c->n_kv_heads; g++) {
-            if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps);
-            turn((float *)t->kv.k + g * head + slot, k + g * d, rope, d);
+            if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps, false);
+            rotate_head((float *)t->kv.k + g * head + slot, k + g * d, rope, d);
             memcpy((float *)t->kv.v + g * head + slot, v + g * d, (size_t)d * sizeof *v);
         }
     }
@@ -81,7 +80,7 @@ int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, 
                     const float *k_norm, float eps, lazy_error *err)
 {
     rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps };
-    return lazy_cpu_run(stream, rotate_rows, &t, blocks(n), err);
+    return lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
 }
 
 typedef struct surprising {
@@ -99,7 +98,7 @@ static void surprise_row(void *job, int r, int worker)
     float *row = t->logits + (int64_t)r * t->vocab, max = -INFINITY, sum = 0.0f;
     kernels_of(t->stream)->scale_row(row, t->vocab, (float)M_LOG2E);
     float own = row[t->ids[r]];
-    kernels_of(t->stream)->soften(row, t->vocab, &max, &sum);
+    kernels_of(t->stream)->online_softmax(row, t->vocab, &max, &sum);
     t->surprisal[r] = (float)(M_LN2 * (log2(sum) + max - own));
 }
 

@@ -1,10 +1,51 @@
-/* selection.c — which tokens stay, by their scores. */
+/* selection.c — averages and smooths scores, and selects the tokens that stay in play by them. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../error.h"
 #include "cpu.h"
+
+static bool is_free(const uint8_t *flags, int32_t position) { return flags[position] == LAZY_PRUNABLE; }
+
+int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
+                   lazy_error *err)
+{
+    (void)stream, (void)err;
+    double sum = 0;
+    for (int j = 0; j < m; j++) sum += is_free(flags, in_play[j]) ? scores[j] : 0.0f;
+    for (int j = 0; j < m; j++) share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
+    return LAZY_OK;
+}
+
+int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m,
+                     lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int j = 0; j < m; j++) {
+        float largest = shares[in_play[j]];
+        for (int k = 1; k < n; k++) {
+            float share = shares[(int64_t)k * capacity + in_play[j]];
+            if (!(share <= largest)) largest = share; /* a NaN is kept, and refused by the selection */
+        }
+        scores[j] = largest;
+    }
+    return LAZY_OK;
+}
+
+int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play,
+                      int m, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int i = 0; i < n_old; i++) remembered[i] = factor ? factor * remembered[i] : 0.0f;
+    for (int i = n_old; i < length; i++) remembered[i] = 0.0f;
+    for (int j = 0; j < m; j++) {
+        float *known = &remembered[in_play[j]];
+        if (!(scores[j] <= *known)) *known = scores[j];
+        scores[j] = *known;
+    }
+    return LAZY_OK;
+}
 
 int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int m, int n, lazy_error *err)
 {
@@ -13,21 +54,33 @@ int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int 
     return LAZY_OK;
 }
 
+/* Scores are cut into blocks of `width`. A window reaches into two of them at most: it is the end of one and the beginning of the next,
+ * so that sums from every score to its block's end, and from a block's beginning on, give each window by one addition.
+ *
+ * Nothing is ever subtracted. A running sum from which scores are taken again would keep the rounding error of the largest score
+ * that it has seen, which may be more than all of a later window. Here the relative error is below width 2^-53, as it is when a window is
+ * summed term by term, and sums of at most 2^29 equal scores are exact, so that windows of equal scores tie as they should. */
 int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
-    (void)stream, (void)err;
-    for (int j = 0; j < m; j++) {
-        int64_t first = (int64_t)j - width / 2, last = (int64_t)j + width / 2;
-        if (first < 0) first = 0;
-        if (last > m - 1) last = m - 1;
-        double sum = 0;
-        for (int64_t i = first; i <= last; i++) sum += scores[i];
-        out[j] = (float)(sum / (double)(last - first + 1));
+    (void)err;
+    double *to_block_end = ((lazy_cpu_stream *)stream)->block_sums, from_block_start = 0;
+    for (int i = m - 1; i >= 0; i--) to_block_end[i] = scores[i] + (i == m - 1 || i % width == width - 1 ? 0.0 : to_block_end[i + 1]);
+    int half = min_int(width / 2, m - 1);
+    for (int j = 0, last = -1; j < m; j++) {
+        int first = max_int(j - half, 0);
+        while (last < m - 1 && last < j + half) {
+            last++;
+            from_block_start = scores[last] + (last % width ? from_block_start : 0.0);
+        }
+        double sum = first / width < last / width ? to_block_end[first] + from_block_start
+                     : first % width              ? to_block_end[first]
+                                                  : from_block_start;
+        out[j] = (float)(sum / (last - first + 1));
     }
     return LAZY_OK;
 }
 
-/* Scores are never negative, so that their bits sort as they do; NaN sorts above them all. */
+/* A score as an integer of the same order: the bits of floats that are not negative sort like the floats. */
 static uint32_t score_bits(float score)
 {
     uint32_t bits;
@@ -35,8 +88,6 @@ static uint32_t score_bits(float score)
     memcpy(&bits, &score, sizeof bits);
     return bits;
 }
-
-static bool is_free(const uint8_t *flags, int32_t position) { return flags[position] == LAZY_PRUNABLE; }
 
 static int check_scores(const int32_t *in_play, const float *scores, int m, lazy_error *err)
 {
@@ -76,7 +127,7 @@ int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, cons
     return LAZY_OK;
 }
 
-/* The score bits of the n_free-th highest of n free tokens, found digit by digit; *above = how many are higher. */
+/* Radix select: the n_free-th largest of bits (n,); *above = number of larger ones. */
 static uint32_t threshold(const uint32_t *bits, int n, int n_free, int *above)
 {
     enum { DIGIT = 11, BUCKETS = 1 << DIGIT };
@@ -104,11 +155,11 @@ int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, 
     int n = 0, above = 0;
     for (int j = 0; j < m; j++)
         if (is_free(flags, in_play[j])) bits[n++] = score_bits(scores[j]);
-    uint32_t bar = n_free ? threshold(bits, n, n_free, &above) : UINT32_MAX;
-    int ties = n_free - above; /* of those at the bar, the first ones stay */
+    uint32_t lowest = n_free ? threshold(bits, n, n_free, &above) : UINT32_MAX;
+    int ties = n_free - above; /* tokens with a score equal to the threshold that stay: the first ones */
     for (int j = 0, out = 0; j < m; j++) {
         uint32_t own = score_bits(scores[j]);
-        if (!is_free(flags, in_play[j]) || own > bar || (own == bar && ties-- > 0)) kept[out++] = in_play[j];
+        if (!is_free(flags, in_play[j]) || own > lowest || (own == lowest && ties-- > 0)) kept[out++] = in_play[j];
     }
     return LAZY_OK;
 }

@@ -1,4 +1,4 @@
-/* sets.c — the bookkeeping of positions: short loops over sorted lists. */
+/* sets.c — operations on ascending lists of positions. */
 #include <string.h>
 
 #include "cpu.h"
@@ -32,12 +32,12 @@ int lazy_cpu_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int 
     for (int i = 0; i <= n_new; i++) {
         int next = i < n_new ? new_rows[i] : INT32_MAX;
         for (; r < n && rows[r] < next; r++)
-            if (aux) memcpy((float *)aux + (int64_t)rows[r] * d, (const float *)x + (int64_t)r * d, bytes); /* ends here */
+            if (aux) memcpy((float *)aux + (int64_t)rows[r] * d, (const float *)x + (int64_t)r * d, bytes); /* the row is dropped */
         if (i == n_new) break;
-        bool goes_on = r < n && rows[r] == next;
-        memcpy((float *)y + (int64_t)i * d, goes_on ? (const float *)x + (int64_t)r * d : (const float *)aux + (int64_t)next * d, bytes);
-        r += goes_on;
-        *n_revived += !goes_on;
+        bool kept = r < n && rows[r] == next;
+        memcpy((float *)y + (int64_t)i * d, kept ? (const float *)x + (int64_t)r * d : (const float *)aux + (int64_t)next * d, bytes);
+        r += kept;
+        *n_revived += !kept;
     }
     return LAZY_OK;
 }

@@ -1,4 +1,4 @@
-/* arrays.c — NumPy in and out; the one file that includes its headers. */
+/* arrays.c — conversions from and to NumPy arrays; only this file includes its headers. */
 #include "core.h"
 
 #define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
@@ -49,14 +49,17 @@ int array_read_ids(PyObject *object, int32_t **ids, int *n)
         PyErr_SetString(PyExc_ValueError, "no tokens were given; a pass needs at least one");
         return -1;
     }
-    PyErr_Clear(); /* what is no sequence gets NumPy's own message below */
-    PyObject *array = PyArray_FROM_OTF(object, NPY_INT64, NPY_ARRAY_IN_ARRAY);
+    PyErr_Clear(); /* an object without a length gets NumPy's message below */
+    PyObject *found = PyArray_FROM_O(object);
+    if (!found) return -1;
+    PyObject *array = NULL;
+    if (PyArray_NDIM((PyArrayObject *)found) != 1)
+        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)found));
+    else if (!PyArray_ISINTEGER((PyArrayObject *)found))
+        PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers", PyArray_DESCR((PyArrayObject *)found));
+    else array = PyArray_FROM_OTF(found, NPY_INT64, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
+    Py_DECREF(found);
     if (!array) return -1;
-    if (PyArray_NDIM((PyArrayObject *)array) != 1) {
-        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)array));
-        Py_DECREF(array);
-        return -1;
-    }
     npy_intp size = PyArray_SIZE((PyArrayObject *)array);
     const npy_int64 *from = PyArray_DATA((PyArrayObject *)array);
     if (size > INT32_MAX || !(*ids = PyMem_Malloc((size_t)size * sizeof **ids))) {
@@ -70,9 +73,9 @@ int array_read_ids(PyObject *object, int32_t **ids, int *n)
     return 0;
 }
 
-int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
+static int read_vector(PyObject *object, int type, const char *what, PyObject **owner, const void **data, Py_ssize_t *n)
 {
-    *owner = PyArray_FROM_OTF(object, NPY_FLOAT32, NPY_ARRAY_IN_ARRAY);
+    *owner = PyArray_FROM_OTF(object, type, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
     if (!*owner) return -1;
     if (PyArray_NDIM((PyArrayObject *)*owner) != 1) {
         PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, PyArray_NDIM((PyArrayObject *)*owner));
@@ -82,4 +85,14 @@ int array_read_floats(PyObject *object, const char *what, PyObject **owner, cons
     *data = PyArray_DATA((PyArrayObject *)*owner);
     *n = PyArray_SIZE((PyArrayObject *)*owner);
     return 0;
+}
+
+int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
+{
+    return read_vector(object, NPY_FLOAT32, what, owner, (const void **)data, n);
+}
+
+int array_read_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n)
+{
+    return read_vector(object, NPY_INT32, what, owner, (const void **)data, n);
 }

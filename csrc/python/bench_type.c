@@ -3,24 +3,24 @@
 
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "op",         "n",        "m",       "rows",   "cols",      "dtype", "n_heads",
-                             "n_kv_heads", "head_dim", "threads", "device", "libraries", NULL };
+    static char *names[] = { "op",         "n",        "m",      "rows",    "cols",   "dtype",     "n_heads",
+                             "n_kv_heads", "head_dim", "window", "threads", "device", "libraries", NULL };
     static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     const char *op, *dtype = "bf16";
     lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
     lazy_device device = { .name = "cpu" };
-    PyObject *libraries = NULL;
+    PyObject *libraries = NULL, *owner;
     int known = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiisO!", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
-                                     &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &device.threads, &device.name, &PyList_Type,
-                                     &libraries))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiiisO!", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
+                                     &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &shape.window, &device.threads, &device.name,
+                                     &PyList_Type, &libraries))
         return NULL;
     for (int i = 0; i < 3; i++)
         if (strcmp(dtype, dtypes[i]) == 0) known = i;
     if (known < 0) return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be f32, f16 or bf16", dtype);
     shape.dtype = (lazy_dtype)known;
     const char **places = NULL;
-    if (strings_borrow(libraries, &places, &device.n_libraries)) {
+    if (strings_read(libraries, &owner, &places, &device.n_libraries)) {
         PyMem_Free(places);
         return NULL;
     }
@@ -32,6 +32,7 @@ static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_CLEAR(self);
     }
     PyMem_Free(places);
+    Py_DECREF(owner);
     return (PyObject *)self;
 }
 
@@ -43,7 +44,7 @@ static void bench_dealloc(BenchObject *self)
     Py_DECREF(type);
 }
 
-/* Holds the GIL: nothing else of this process shall run meanwhile. */
+/* Holds the GIL, so that no other Python thread disturbs the timing. */
 static PyObject *bench_run(BenchObject *self, PyObject *unused)
 {
     (void)unused;

@@ -1,4 +1,4 @@
-/* core.h — what the files of lazyllm._core share. The only folder that includes Python.h. */
+/* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h. */
 #ifndef LAZY_CORE_H
 #define LAZY_CORE_H
 
@@ -21,7 +21,7 @@ typedef struct {
     PyObject_HEAD
     ModelObject *model; /* kept alive */
     lazy_session *session;
-    bool in_use; /* by a call that may have released the GIL; changed with the GIL held, so that readers see it in time */
+    bool in_use; /* by a call that may have released the GIL; read and written with the GIL held */
 } SessionObject;
 
 typedef struct {
@@ -36,7 +36,7 @@ typedef struct {
 
 core_state *core_state_of(PyTypeObject *type);
 
-/* Raises the Python exception for err; always returns NULL. A cancelled pass has its exception set already. */
+/* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
 
 /* model_type.c, session_type.c, sampler_type.c, bench_type.c */
@@ -53,20 +53,35 @@ int field_double(PyObject *dict, const char *what, const char *key, double *out)
 int field_bool(PyObject *dict, const char *what, const char *key, bool *out);
 PyObject *field_object(PyObject *dict, const char *what, const char *key); /* borrowed */
 
-/* strings.c: the strings of a list (NULL: none), owned by it; the array must be freed with PyMem_Free. 0 or -1 with an exception. */
-int strings_borrow(PyObject *list, const char ***out, int *n);
+/* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on failure); the array
+ * must be freed with PyMem_Free. 0 or -1 with an exception. */
+int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n);
 
-/* arrays.c: all that knows NumPy. */
+/* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and calls
+ * callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
+typedef struct watcher {
+    lazy_watch watch;
+    PyObject *callback;
+    PyThreadState *thread;
+    int reported;      /* layers done when callback was last called */
+    int64_t polled_ns; /* when signals were last checked */
+} watcher;
+
+void watcher_begin(watcher *w, PyObject *callback);
+void watcher_end(watcher *w);
+
+/* arrays.c: NumPy arrays. */
 int arrays_import(void);
 PyObject *array_of_int32(const int32_t *from, Py_ssize_t n);
 PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n);
 PyObject *array_of_float(const float *from, Py_ssize_t n);
 PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n); /* (n, 3) int32 */
 PyObject *array_new_float(Py_ssize_t n, float **data);
-/* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids too large for
- * int32 become -1, which no vocabulary holds. */
+/* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside int32 become -1,
+ * which is never valid. */
 int array_read_ids(PyObject *object, int32_t **ids, int *n);
-/* A float32 vector, borrowed from *owner (a new reference). */
+/* A float32 copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without the GIL. */
 int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
+int array_read_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n);
 
 #endif

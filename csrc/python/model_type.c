@@ -3,40 +3,84 @@
 
 static const char *const WHAT = "config";
 
-static int parse_config(PyObject *dict, lazy_config *c, PyObject **owner)
+/* Copies of the config's arrays; NULL where not read. */
+typedef struct config_arrays {
+    PyObject *inv_freq, *local_inv_freq, *windows;
+} config_arrays;
+
+static int check_length(const char *name, Py_ssize_t n, int wanted, const char *why, int value)
 {
-    double norm_eps, rope_scale;
-    Py_ssize_t n;
-    PyObject *inv_freq;
-    if (field_int(dict, WHAT, "n_layers", &c->n_layers) || field_int(dict, WHAT, "hidden", &c->hidden) ||
-        field_int(dict, WHAT, "n_heads", &c->n_heads) || field_int(dict, WHAT, "n_kv_heads", &c->n_kv_heads) ||
-        field_int(dict, WHAT, "head_dim", &c->head_dim) || field_int(dict, WHAT, "ffn", &c->ffn) ||
-        field_int(dict, WHAT, "vocab", &c->vocab) || field_int(dict, WHAT, "context", &c->context) ||
-        field_double(dict, WHAT, "norm_eps", &norm_eps) || field_double(dict, WHAT, "rope_scale", &rope_scale) ||
-        field_bool(dict, WHAT, "tied", &c->tied) || field_bool(dict, WHAT, "qkv_bias", &c->qkv_bias) ||
-        field_bool(dict, WHAT, "o_bias", &c->o_bias) || field_bool(dict, WHAT, "qk_norm", &c->qk_norm) ||
-        !(inv_freq = field_object(dict, WHAT, "inv_freq")) || array_read_floats(inv_freq, "config: inv_freq", owner, &c->inv_freq, &n))
-        return -1;
-    c->norm_eps = (float)norm_eps;
-    c->rope_scale = (float)rope_scale;
-    if (n == c->head_dim / 2) return 0;
-    PyErr_Format(PyExc_ValueError, "config: inv_freq has %zd values; head_dim %d asks for %d", n, c->head_dim, c->head_dim / 2);
+    if (n == wanted) return 0;
+    PyErr_Format(PyExc_ValueError, "config: %s has %zd values; %s %d asks for %d", name, n, why, value, wanted);
     return -1;
 }
 
-enum { MOST_RANK = 8 };
+static int parse_arrays(PyObject *dict, lazy_config *c, config_arrays *arrays)
+{
+    Py_ssize_t n;
+    PyObject *inv_freq = field_object(dict, WHAT, "inv_freq");
+    if (!inv_freq || array_read_floats(inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
+    PyObject *windows = field_object(dict, WHAT, "windows");
+    if (!windows || array_read_ints(windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    PyObject *local = field_object(dict, WHAT, "local_inv_freq");
+    if (!local || local == Py_None) return local ? 0 : -1;
+    if (array_read_floats(local, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
+    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
+}
+
+static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
+{
+    const struct {
+        const char *name;
+        int *value;
+    } ints[] = {
+        { "n_layers", &c->n_layers }, { "hidden", &c->hidden }, { "n_heads", &c->n_heads }, { "n_kv_heads", &c->n_kv_heads },
+        { "head_dim", &c->head_dim }, { "ffn", &c->ffn },       { "vocab", &c->vocab },     { "context", &c->context },
+    };
+    const struct {
+        const char *name;
+        float *value;
+    } floats[] = {
+        { "norm_eps", &c->norm_eps },
+        { "rope_scale", &c->rope_scale },
+        { "query_scalar", &c->query_scalar },
+        { "embedding_scale", &c->embedding_scale },
+    };
+    const struct {
+        const char *name;
+        bool *value;
+    } flags[] = {
+        { "tied", &c->tied },       { "qkv_bias", &c->qkv_bias },           { "o_bias", &c->o_bias },
+        { "qk_norm", &c->qk_norm }, { "norm_plus_one", &c->norm_plus_one }, { "post_norms", &c->post_norms },
+        { "gelu", &c->gelu },
+    };
+    double number;
+    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
+        if (field_int(dict, WHAT, ints[i].name, ints[i].value)) return -1;
+    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
+        if (field_double(dict, WHAT, floats[i].name, &number)) return -1;
+        *floats[i].value = (float)number;
+    }
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (field_bool(dict, WHAT, flags[i].name, flags[i].value)) return -1;
+    return parse_arrays(dict, c, arrays);
+}
+
+enum { MAX_RANK = 8 };
 
 typedef struct table {
     lazy_tensor *tensors;
-    int64_t (*shapes)[MOST_RANK];
+    int64_t (*shapes)[MAX_RANK];
     Py_ssize_t n;
 } table;
 
 static int parse_shape(PyObject *shape, int64_t *out, int *rank)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(shape);
-    if (n > MOST_RANK) {
-        PyErr_Format(PyExc_ValueError, "tensors: shape %R has more than %d dimensions", shape, MOST_RANK);
+    if (n > MAX_RANK) {
+        PyErr_Format(PyExc_ValueError, "tensors: shape %R has more than %d dimensions", shape, MAX_RANK);
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
@@ -47,10 +91,10 @@ static int parse_shape(PyObject *shape, int64_t *out, int *rank)
     return 0;
 }
 
-/* The strings stay owned by the list. */
-static int parse_tensors(PyObject *list, table *t)
+/* The strings are those of the entries, which live as long as the tuple. */
+static int parse_tensors(PyObject *entries, table *t)
 {
-    t->n = PyList_GET_SIZE(list);
+    t->n = PyTuple_GET_SIZE(entries);
     t->tensors = PyMem_Calloc((size_t)t->n + 1, sizeof *t->tensors);
     t->shapes = PyMem_Calloc((size_t)t->n + 1, sizeof *t->shapes);
     if (!t->tensors || !t->shapes) {
@@ -59,7 +103,7 @@ static int parse_tensors(PyObject *list, table *t)
     }
     for (Py_ssize_t i = 0; i < t->n; i++) {
         lazy_tensor *tensor = &t->tensors[i];
-        PyObject *shape, *entry = PyList_GET_ITEM(list, i), *offset, *bytes;
+        PyObject *shape, *entry = PyTuple_GET_ITEM(entries, i), *offset, *bytes;
         if (!PyTuple_Check(entry)) {
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
@@ -77,38 +121,50 @@ static int parse_tensors(PyObject *list, table *t)
     return 0;
 }
 
+/* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", NULL };
-    PyObject *dict, *shards, *tensors, *libraries = NULL, *inv_freq = NULL;
+    PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu" };
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
                                      &tensors, &device.name, &device.threads, &PyList_Type, &libraries))
         return NULL;
 
-    core_state *state = core_state_of(type);
     lazy_error err = { 0 };
     lazy_config config = { 0 };
+    config_arrays arrays = { 0 };
     table t = { 0 };
+    watcher w;
     ModelObject *self = NULL;
     const char **paths = NULL, **places = NULL;
-    int n_shards, n_places;
-    if (strings_borrow(shards, &paths, &n_shards) || strings_borrow(libraries, &places, &n_places)) goto done;
+    int n_shards;
+    dict = PyDict_Copy(dict);
+    tensors = PyList_AsTuple(tensors);
+    if (!dict || !tensors || strings_read(shards, &path_owner, &paths, &n_shards) ||
+        strings_read(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, &arrays) ||
+        parse_tensors(tensors, &t) || !(self = (ModelObject *)type->tp_alloc(type, 0)))
+        goto done;
     device.libraries = places;
-    device.n_libraries = n_places;
-    if (parse_config(dict, &config, &inv_freq) || parse_tensors(tensors, &t)) goto done;
-    self = (ModelObject *)type->tp_alloc(type, 0);
-    if (!self) goto done;
-    if (lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, &device, &err)) {
-        core_raise(state, &err);
+    watcher_begin(&w, NULL);
+    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, &device, &w.watch, &err);
+    watcher_end(&w);
+    if (code) {
+        if (!PyErr_Occurred() && !PyErr_CheckSignals()) core_raise(core_state_of(type), &err); /* a signal interrupts open() */
         Py_CLEAR(self);
     }
 done:
-    Py_XDECREF(inv_freq);
     PyMem_Free(t.tensors);
     PyMem_Free(t.shapes);
     PyMem_Free(paths);
     PyMem_Free(places);
+    Py_XDECREF(arrays.inv_freq);
+    Py_XDECREF(arrays.local_inv_freq);
+    Py_XDECREF(arrays.windows);
+    Py_XDECREF(path_owner);
+    Py_XDECREF(place_owner);
+    Py_XDECREF(tensors);
+    Py_XDECREF(dict);
     return (PyObject *)self;
 }
 
@@ -155,7 +211,7 @@ static PyGetSetDef model_members[] = {
 };
 
 static PyMethodDef model_methods[] = {
-    { "session", (PyCFunction)model_session, METH_O, "session(pruning) -> Session: a new timeline; pruning is a dict or None" },
+    { "session", (PyCFunction)model_session, METH_O, "session(pruning) -> Session: a new context; pruning is a dict or None" },
     { 0 },
 };
 

@@ -42,11 +42,13 @@ static PyObject *core_cuda(PyObject *module, PyObject *libraries)
 {
     if (!PyList_Check(libraries)) return PyErr_Format(PyExc_TypeError, "libraries is %R; it must be a list", libraries);
     const char **places = NULL;
-    int n, code = strings_borrow(libraries, &places, &n);
+    PyObject *owner;
+    int n, code = strings_read(libraries, &owner, &places, &n);
     char text[1024];
     lazy_error err = { 0 };
     if (!code) code = lazy_cuda_look(text, sizeof text, places, n, &err);
     PyMem_Free(places);
+    Py_XDECREF(owner);
     if (code) return err.code ? core_raise(PyModule_GetState(module), &err) : NULL;
     return PyUnicode_FromString(text);
 }

@@ -1,7 +1,15 @@
-/* pruning_argument.c — a pruning setting as Python hands it over. Its values are checked by the core. */
+/* pruning_argument.c — parses a pruning setting from a dict. The core validates its values. */
 #include "core.h"
 
 static const char *const WHAT = "pruning";
+
+/* The items of a sequence as a tuple of our own: reading one may run Python code that changes the sequence. */
+static PyObject *tuple_of(PyObject *sequence, const char *message)
+{
+    PyObject *list = PySequence_Fast(sequence, message), *tuple = list ? PySequence_Tuple(list) : NULL;
+    Py_XDECREF(list);
+    return tuple;
+}
 
 static int parse_rule(PyObject *rule, lazy_stage *stage)
 {
@@ -17,14 +25,14 @@ static int parse_rule(PyObject *rule, lazy_stage *stage)
 
 static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
 {
-    PyObject *list = PySequence_Fast(object, "pruning: stages must be a list of (layer, rule)");
+    PyObject *list = tuple_of(object, "pruning: stages must be a list of (layer, rule)");
     if (!list) return -1;
-    Py_ssize_t size = PySequence_Fast_GET_SIZE(list);
+    Py_ssize_t size = PyTuple_GET_SIZE(list);
     lazy_stage *stages = PyMem_Calloc((size_t)size + 1, sizeof *stages);
     int code = stages ? 0 : -1;
     if (!stages) PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < size && !code; i++) {
-        PyObject *rule, *pair = PySequence_Fast_GET_ITEM(list, i);
+        PyObject *rule, *pair = PyTuple_GET_ITEM(list, i);
         if (!PyTuple_Check(pair)) {
             PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule)", pair);
             code = -1;
@@ -55,15 +63,15 @@ static int parse_decode(PyObject *object, lazy_pruning *pruning)
 
 static int parse_protect(PyObject *object, lazy_pruning *pruning)
 {
-    PyObject *list = PySequence_Fast(object, "pruning: protect must be a list of (begin, end)");
+    PyObject *list = tuple_of(object, "pruning: protect must be a list of (begin, end)");
     if (!list) return -1;
-    Py_ssize_t size = PySequence_Fast_GET_SIZE(list);
+    Py_ssize_t size = PyTuple_GET_SIZE(list);
     lazy_span *spans = PyMem_Calloc((size_t)size + 1, sizeof *spans);
     int code = spans ? 0 : -1;
     if (!spans) PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < size && !code; i++) {
         long long begin, end;
-        PyObject *pair = PySequence_Fast_GET_ITEM(list, i);
+        PyObject *pair = PyTuple_GET_ITEM(list, i);
         if (!PyTuple_Check(pair)) {
             PyErr_Format(PyExc_TypeError, "pruning: span %R; it must be (begin, end)", pair);
             code = -1;
@@ -87,17 +95,22 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
         PyErr_Format(PyExc_TypeError, "pruning must be a dict or None, not %s", Py_TYPE(dict)->tp_name);
         return -1;
     }
+    dict = PyDict_Copy(dict);
+    if (!dict) return -1;
     PyObject *stages = field_object(dict, WHAT, "stages"), *decode = stages ? field_object(dict, WHAT, "decode") : NULL;
     PyObject *protect = decode ? field_object(dict, WHAT, "protect") : NULL;
+    int code = 0;
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
         parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
-        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
+        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
+        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
         field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "permanent", &pruning->permanent)) {
         pruning_release(pruning);
-        return -1;
+        code = -1;
     }
-    return 0;
+    Py_DECREF(dict);
+    return code;
 }
 
 void pruning_release(lazy_pruning *pruning)

@@ -33,7 +33,10 @@ static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
     if (array_read_floats(object, "logits", &owner, &logits, &n)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
-    int code = n > INT32_MAX ? LAZY_INVALID : lazy_sampler_next(self->sampler, logits, (int)n, &token, &err);
+    int code;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err);
+    Py_END_ALLOW_THREADS
     Py_DECREF(owner);
     return code ? core_raise(core_state_of(Py_TYPE(self)), &err) : PyLong_FromLong(token);
 }

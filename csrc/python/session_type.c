@@ -1,6 +1,4 @@
 /* session_type.c — lazyllm._core.Session. */
-#include <time.h>
-
 #include "core.h"
 
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
@@ -40,43 +38,7 @@ static lazy_session *at_rest(const SessionObject *self)
 
 /* ---- a pass ----------------------------------------------------------------------------- */
 
-/* Lets signals and the caller's watch run during a pass, which has released the GIL. */
-typedef struct watcher {
-    PyThreadState *thread;
-    PyObject *watch; /* callable or NULL */
-    int reported;    /* layers done when watch was last called */
-    int64_t looked;  /* when, in ns */
-} watcher;
-
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * (int64_t)1000000000 + t.tv_nsec;
-}
-
-static int look(void *context, int layers_done, int n_layers)
-{
-    enum { EVERY_NS = 20 * 1000 * 1000 }; /* taking the GIL may cost milliseconds when other threads hold it */
-    watcher *w = context;
-    int64_t now = now_ns();
-    bool ends = w->watch && layers_done == n_layers && w->reported != n_layers;
-    if (now - w->looked < EVERY_NS && !ends) return 0;
-
-    PyEval_RestoreThread(w->thread);
-    int stop = PyErr_CheckSignals();
-    if (!stop && w->watch && layers_done != w->reported) {
-        PyObject *result = PyObject_CallFunction(w->watch, "ii", layers_done, n_layers);
-        stop = result ? 0 : -1;
-        Py_XDECREF(result);
-        w->reported = layers_done;
-    }
-    w->thread = PyEval_SaveThread();
-    w->looked = now_ns();
-    return stop;
-}
-
-/* What a pass is given: ids are its own, to be freed with PyMem_Free. */
+/* Arguments of a pass. ids is owned: PyMem_Free. */
 typedef struct given {
     int32_t *ids;
     int n;
@@ -96,7 +58,7 @@ static int read_given(const SessionObject *self, PyObject *ids, given *g)
     return -1;
 }
 
-/* What a pass is to fill: one of these. */
+/* The result of a pass; one of these is set. */
 typedef struct wanted {
     float *logits;    /* (vocab,) */
     int32_t *token;   /* of the greatest logit */
@@ -106,14 +68,13 @@ typedef struct wanted {
 static int run_given(SessionObject *self, given g, wanted out)
 {
     lazy_error err = { 0 };
+    watcher w;
     self->in_use = true;
-    watcher w = { .watch = g.watch == Py_None ? NULL : g.watch, .looked = now_ns() };
-    lazy_watch hook = { look, &w };
-    w.thread = PyEval_SaveThread();
-    int code = out.logits  ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &hook, &err)
-               : out.token ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &hook, &err)
-                           : lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &hook, &err);
-    PyEval_RestoreThread(w.thread);
+    watcher_begin(&w, g.watch == Py_None ? NULL : g.watch);
+    int code = out.logits  ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &w.watch, &err)
+               : out.token ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
+                           : lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err);
+    watcher_end(&w);
     self->in_use = false;
     PyMem_Free(g.ids);
     if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
@@ -149,14 +110,20 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     core_state *state = core_state_of(Py_TYPE(self));
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
     int32_t token;
-    if (lazy_sampler_is_greedy(sampler->sampler)) /* its token is all that need come back from the device */
+    if (lazy_sampler_is_greedy(sampler->sampler)) /* saves the download of the logits */
         return run_pass(self, ids, generated, watch, (wanted){ .token = &token }) ? NULL : PyLong_FromLong(token);
     float *logits = PyMem_Malloc((size_t)vocab * sizeof *logits);
     if (!logits) return PyErr_NoMemory();
     lazy_error err = { 0 };
-    int code = run_pass(self, ids, generated, watch, (wanted){ .logits = logits });
-    if (!code && (code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err))) core_raise(state, &err);
+    int code = lazy_sampler_reserve(sampler->sampler, vocab, &err); /* before the session changes */
+    if (!code) code = run_pass(self, ids, generated, watch, (wanted){ .logits = logits });
+    if (!code) {
+        Py_BEGIN_ALLOW_THREADS
+        code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err);
+        Py_END_ALLOW_THREADS
+    }
     PyMem_Free(logits);
+    if (err.code) core_raise(state, &err);
     return code ? NULL : PyLong_FromLong(token);
 }
 
@@ -203,7 +170,16 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-/* ---- what it holds ---------------------------------------------------------------------- */
+static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
+{
+    long n = PyLong_AsLong(argument);
+    if (n == -1 && PyErr_Occurred()) return NULL;
+    int context = lazy_model_config(self->model->model)->context;
+    if (n < 0 || n > context) return PyErr_Format(PyExc_ValueError, "n_tokens is %ld; it must be 0 to %d", n, context);
+    return PyLong_FromUnsignedLongLong(lazy_session_bytes(self->session, (int)n));
+}
+
+/* ---- properties ---------------------------------------------------------------------- */
 
 #define READ(name, expression)                                                                                                             \
     static PyObject *session_##name(SessionObject *self, void *closure)                                                                    \
@@ -253,6 +229,10 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
     (void)closure;
     const lazy_session *s = at_rest(self);
     if (!s) return NULL;
+    if (lazy_session_trace_lost(s)) {
+        PyErr_SetString(PyExc_MemoryError, "there was no memory for the trace of the last pass");
+        return NULL;
+    }
     int n;
     const lazy_trace_run *runs = lazy_session_trace(s, &n);
     PyObject *list = PyList_New(n);
@@ -284,7 +264,8 @@ static PyMethodDef session_methods[] = {
       "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
     { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
       "surprisal(ids, watch=None) -> -ln p of each new token" },
-    { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): of tokens to come, which are never in play" },
+    { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
+    { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };
@@ -295,7 +276,7 @@ PyType_Spec session_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "One timeline of a model; made by Model.session" },
+            { Py_tp_doc, "One context of a model; made by Model.session" },
             { Py_tp_dealloc, session_dealloc },
             { Py_tp_getset, session_members },
             { Py_tp_methods, session_methods },

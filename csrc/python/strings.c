@@ -1,15 +1,18 @@
 /* strings.c — lists of strings from Python. */
 #include "core.h"
 
-int strings_borrow(PyObject *list, const char ***out, int *n)
+int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n)
 {
-    *n = list ? (int)PyList_GET_SIZE(list) : 0;
+    *owner = list ? PyList_AsTuple(list) : PyTuple_New(0);
+    if (!*owner) return -1;
+    *n = (int)PyTuple_GET_SIZE(*owner);
     *out = PyMem_Calloc((size_t)*n + 1, sizeof **out);
-    if (!*out) {
-        PyErr_NoMemory();
-        return -1;
+    if (!*out) PyErr_NoMemory();
+    bool good = *out != NULL;
+    for (int i = 0; i < *n && good; i++) {
+        (*out)[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(*owner, i));
+        good = (*out)[i] != NULL;
     }
-    for (int i = 0; i < *n; i++)
-        if (!((*out)[i] = PyUnicode_AsUTF8(PyList_GET_ITEM(list, i)))) return -1;
-    return 0;
+    if (!good) Py_CLEAR(*owner);
+    return good ? 0 : -1;
 }

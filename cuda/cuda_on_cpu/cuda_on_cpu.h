@@ -1,22 +1,22 @@
-/* cuda_on_cpu.h — runs CUDA kernels that g++ compiled as C++, for tests where there is no GPU.
+/* cuda_on_cpu.h — runs CUDA kernels that g++ compiled as C++, for tests without a GPU.
  *
- * Each CUDA thread is a fiber: it runs until it waits for others, then the next one does. The blocks of a launch run one after the
- * other on an operating system's thread of their own, which makes static shared memory a static or thread-local variable.
- * fake_cudart.cc stands in for the CUDA runtime.
+ * Each CUDA thread is a fiber, which runs until it waits for other threads; then the next fiber runs. The blocks of a launch run one after
+ * the other on a separate operating system thread, so static shared memory is a static or thread-local variable. fake_cudart.cc replaces
+ * the CUDA runtime.
  *
- * What it finds, beyond wrong results:
- * - Data races, by TSan, even where the result came out right: each fiber is a thread to TSan, and only what orders memory on a GPU
- *   orders it here: __syncthreads, __syncwarp, and __threadfence together with atomics. Shuffles, votes and ldmatrix order nothing.
- *   Blocks are ordered with each other only where the sums of their coordinates are both even or both odd.
- * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of just their size.
- * - Memory that nobody wrote: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does what cp.async fills, until
- *   its wait.
- * - Barriers that not all threads reach, wrong masks, misaligned addresses, threads that wait for each other: a message and abort().
- * - wgmma without the fences it needs, registers read (they hold NaNs) or written and shared memory written while it is under way. Products
- *   come with the wait. Whether all four warps of a warpgroup take part is not looked at.
+ * It detects, beyond wrong results:
+ * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by what orders it on a
+ *   GPU: __syncthreads, __syncwarp, and __threadfence together with atomics. Shuffles, votes and ldmatrix order nothing. Under TSan, two
+ *   blocks are ordered with each other only if the sums of their coordinates are both even or both odd.
+ * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of exactly their size.
+ * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the destination of cp.async
+ *   until its wait.
+ * - Barriers that not all threads reach, wrong masks, misaligned addresses and deadlocks: it prints a message and calls abort().
+ * - wgmma without the required fences; registers read (they hold NaNs) or written, or shared memory written, while a product is pending.
+ *   Products are computed in the wait. It does not check that all four warps of a warpgroup take part.
  *
- * What it cannot find: weakly ordered memory beyond that, the accuracy of approximate instructions, limits on registers and static
- * shared memory, races with the host or between streams, and host memory used by a kernel.
+ * It cannot detect: weak memory ordering beyond that, the accuracy of approximate instructions, limits on registers and static shared
+ * memory, races with the host or between streams, and host memory used by a kernel.
  *
  * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link with -pthread.
  * LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
@@ -30,7 +30,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <new>
 #include <thread>
 #include <tuple>
@@ -63,15 +62,15 @@
 #define __shared__ static thread_local
 #endif
 
-/* The fibers' own machinery is no business of TSan's, which would see races in what only one fiber at a time can touch, nor of ASan's,
- * which would take a switch of stacks for the end of one. */
+/* Excludes the fiber scheduler from the sanitizers: TSan would report races on data that only one fiber at a time can touch, and ASan would
+ * take a switch of stacks for the end of stack frames. */
 #define UNSEEN __attribute__((no_sanitize("thread", "address"), noinline))
 
 namespace cuda_on_cpu
 {
 
 constexpr int WARP = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP;
-constexpr size_t MAX_SHARED_BYTES = 163 * 1024; /* of sm_80, the least that the kernels are built for */
+constexpr size_t MAX_SHARED_BYTES = 163 * 1024; /* per block on sm_80, the oldest architecture supported */
 constexpr size_t STACK_BYTES = 256 * 1024, GUARD_BYTES = 64 * 1024;
 #ifdef __SANITIZE_THREAD__
 constexpr int N_EXECUTORS = 2;
@@ -79,23 +78,23 @@ constexpr int N_EXECUTORS = 2;
 constexpr int N_EXECUTORS = 1;
 #endif
 
-/* Where in a kernel something was called: the default of a last parameter. */
+/* Source line of a call in a kernel; here() is the default of the last parameter of every emulated function. */
 struct place {
     const char *file;
     int line;
 };
 constexpr place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return { file, line }; }
 
-/* A stack, and how to come back to it. */
+/* A stack, and the state to resume it. */
 struct context {
-    void *resume[5];           /* of __builtin_setjmp, which unlike setjmp no sanitizer takes for the end of stack frames */
-    const void *bottom = NULL; /* the rest is for sanitizers */
+    void *resume[5];           /* for __builtin_setjmp, which unlike setjmp is not intercepted by sanitizers */
+    const void *bottom = NULL; /* this and the next three are for sanitizers */
     size_t size = 0;
     void *fake_stack = NULL;
     void *tsan_fiber = NULL;
 };
 
-typedef unsigned __attribute__((vector_size(16), may_alias)) quad; /* 16 bytes of anything */
+typedef unsigned __attribute__((vector_size(16), may_alias)) quad; /* 16 bytes of any type */
 
 struct async_copy {
     quad *to;
@@ -103,12 +102,12 @@ struct async_copy {
     int group;
 };
 
-/* This thread's part of a product of its warpgroup that is under way: two rows, and two of every eight columns. */
+/* This thread's part of a pending wgmma product: two rows, and two of every eight columns. */
 struct product {
-    float (*d)[4]; /* NaNs until it is done */
-    int n_columns; /* 8 for each d */
-    std::vector<float> begins_as;
-    const uint32_t *a_registers; /* or NULL */
+    float (*d)[4];               /* holds NaNs until the product is finished */
+    int n_columns;               /* 8 for each d[j] */
+    std::vector<float> initial;  /* values of d to accumulate to; empty if they are an earlier pending product's */
+    const uint32_t *a_registers; /* NULL: a is in shared memory */
     uint32_t a_values[4];
     std::vector<uint16_t> a; /* (2, 16) */
     std::vector<uint16_t> b; /* (16, n_columns / 4) as it was in shared memory when the product was issued */
@@ -124,34 +123,35 @@ struct cuda_thread {
     ucontext_t start;
     bool started = false;
 
-    int number; /* in its block */
+    int number; /* within its block */
     uint3 index;
     bool exited;
 
     const char *waits_in; /* for messages */
-    unsigned waits_mask;  /* 0: waits for the whole block */
+    unsigned waits_mask;  /* lanes that it waits with; 0: the whole block */
     place waits_at;
 
-    bool fenced;             /* its atomics order memory from now on */
-    const char *last_atomic; /* address; what its next fence acquires */
+    bool fenced;             /* has called __threadfence: its atomics are releases from now on */
+    const char *last_atomic; /* address, which its next __threadfence acquires */
     std::vector<async_copy> copies;
     int open_group;
-    std::vector<const void *> landed; /* of its copies, since its last fence_for_wgmma */
+    std::vector<const void *> landed; /* destinations of completed copies since its last fence_for_wgmma */
     std::vector<product> products;
-    int open_products; /* the group of those issued next */
+    int open_products; /* group number of the products issued next */
     bool registers_fenced;
 
     int lane() const { return number % WARP; }
 };
 
-/* One meeting of the lanes in `mask`. It is not used again before all who came have left, since others may meet meanwhile. */
+/* One warp-level operation of the lanes in `mask`. It is reused only after all lanes have left, because other lanes may start another
+ * operation meanwhile. */
 struct exchange {
     exchange *next;
     const char *what;
     place at;
     unsigned mask, arrived;
     int to_leave;
-    int token; /* for TSan */
+    int token; /* orders memory for TSan: see publish */
     alignas(64) unsigned char slot[WARP][64];
 };
 
@@ -173,51 +173,41 @@ template <class... P> struct call_of final : call {
     template <class... A> call_of(void (*kernel)(P...), A &&...args) : kernel(kernel), args(static_cast<P>(args)...) {}
     template <size_t... I> void with(std::index_sequence<I...>) const { kernel(std::get<I>(args)...); }
     void operator()() const override { with(std::index_sequence_for<P...>()); }
-
-    /* from the kernel's address and those of its arguments */
-    static std::shared_ptr<const call> made(const void *kernel, void **at) { return made(kernel, at, std::index_sequence_for<P...>()); }
-    template <size_t... I>
-    static std::shared_ptr<const call> made(const void *kernel, [[maybe_unused]] void **at, std::index_sequence<I...>)
-    {
-        return std::make_shared<call_of>((void (*)(P...))kernel, *static_cast<const P *>(at[I])...);
-    }
 };
 
-/* Makes a kernel known to cudaLaunchKernel and to graphs, which have only its address. */
-typedef std::shared_ptr<const call> call_maker(const void *kernel, void **arguments);
-void enroll(const void *kernel, call_maker *maker);
-
-/* Runs blocks, one at a time. */
+/* State for running blocks, one at a time. */
 struct executor {
     dim3 grid, block;
     uint3 index;
     const call *kernel;
     unsigned char *dynamic_shared;
     size_t shared_bytes;
-    int *unfenced; /* for each 16 bytes of it: 1 + which thread's cp.async wrote them and has not been fenced for wgmma, or 0 */
+    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without a fence for wgmma yet, or 0 */
+    int *unfenced;
     bool reversed;
 
     context scheduler;
     cuda_thread *threads[MAX_THREADS];
     warp warps[MAX_WARPS];
     int n_threads, live;
-    cuda_thread *ready[MAX_THREADS]; /* a ring */
+    cuda_thread *ready[MAX_THREADS]; /* ring buffer */
     int first_ready, n_ready;
 
-    int arrived, generation; /* at the barrier of the block */
+    int arrived, generation; /* of __syncthreads */
     place arrived_at;
-    int barrier_token[2]; /* of even and odd generations: who leaves one must not learn of who already reached the next */
+    /* for even and odd generations: a thread that leaves one barrier must not synchronise with one that has reached the next */
+    int barrier_token[2];
     int start_token, end_token;
 };
 
 inline executor executors[N_EXECUTORS];
 inline executor *running; /* one executor runs at a time */
 inline cuda_thread *current;
-inline int turn; /* of which executor it is */
+inline int active_executor; /* index of the executor that may run */
 
-/* ---- what orders memory: TSan sees these, and nothing else of what goes on between fibers ---- */
+/* ---- memory ordering between fibers, the only part of the scheduler that TSan sees ---- */
 
-/* The first one forgets who published before. */
+/* Release on a token. `first` stores, which drops the releases of an earlier use of the token. */
 __attribute__((noinline)) inline void publish(int &token, bool first)
 {
     if (first) __atomic_store_n(&token, 1, __ATOMIC_RELEASE);
@@ -226,7 +216,7 @@ __attribute__((noinline)) inline void publish(int &token, bool first)
 
 __attribute__((noinline)) inline void receive(const int &token) { (void)__atomic_load_n(&token, __ATOMIC_ACQUIRE); }
 
-/* ---- complaints ---- */
+/* ---- error reports ---- */
 
 UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned mask, place at)
 {
@@ -248,7 +238,7 @@ UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned
     abort();
 }
 
-[[noreturn]] UNSEEN inline void fail_as_all_wait()
+[[noreturn]] UNSEEN inline void fail_deadlock()
 {
     const executor &e = *running;
     fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): deadlock; of %d threads, %d have returned, and\n", e.index.x, e.index.y, e.index.z,
@@ -274,7 +264,7 @@ UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned
 
 UNSEEN inline void go_to(context &to) { __builtin_longjmp(to.resume, 1); }
 
-/* noipa: whatever a kernel keeps in static variables may have changed on return. */
+/* noipa: the compiler must assume that a kernel's static variables have changed on return. */
 UNSEEN __attribute__((noipa)) inline void switch_stack(context &from, context &to, ucontext_t *start)
 {
 #ifdef __SANITIZE_THREAD__
@@ -298,7 +288,7 @@ UNSEEN inline void make_ready(cuda_thread &t)
     e.ready[(e.first_ready + e.n_ready++) % MAX_THREADS] = &t;
 }
 
-/* In the order of their numbers, so that a run is the same each time. */
+/* In the order of lane numbers, so that runs are reproducible. */
 UNSEEN inline void wake(int warp, unsigned lanes)
 {
     const executor &e = *running;
@@ -327,7 +317,7 @@ UNSEEN inline void wait_in(const char *what, unsigned mask, place at)
     switch_stack(self.stack, running->scheduler, NULL);
 }
 
-/* ---- the barrier of a block ---- */
+/* ---- __syncthreads ---- */
 
 UNSEEN inline void open_full_barrier()
 {
@@ -353,7 +343,7 @@ UNSEEN inline void wait_for_block(place at)
     receive(token);
 }
 
-/* ---- meetings of lanes ---- */
+/* ---- warp-level operations ---- */
 
 UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
 {
@@ -362,7 +352,7 @@ UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
     if (!(mask >> self.lane() & 1)) fail("%s with mask 0x%08x, which lacks the calling lane, at %s:%d", what, mask, at.file, at.line);
     exchange *e = w.open;
     for (; e && (e->mask != mask || strcmp(e->what, what)); e = e->next) {
-        if (!(e->mask >> self.lane() & 1 && e->arrived & mask)) continue; /* those may finish before, or without us */
+        if (!(e->mask >> self.lane() & 1 && e->arrived & mask)) continue; /* its lanes may finish first, or do not need this one */
         char mine[256], theirs[256];
         fail("divergent warp: %s, while lanes that it needs wait for this one in %s", describe(mine, what, mask, at),
              describe(theirs, e->what, e->mask, e->at));
@@ -381,7 +371,7 @@ UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
     return *e;
 }
 
-/* Threads that have returned count as arrived. */
+/* Completes every exchange that all its live lanes have reached; threads that have returned count as arrived. */
 UNSEEN inline void end_full_exchanges(warp &w)
 {
     for (exchange **link = &w.open; *link;) {
@@ -410,8 +400,8 @@ UNSEEN inline void leave(exchange &e)
     w.unused = &e;
 }
 
-/* Shows `value` to the other lanes; leave() follows when theirs are read. */
-template <class T> UNSEEN exchange &meet(unsigned mask, const T &value, const char *what, place at)
+/* Passes `value` to the other lanes and waits for theirs. The caller calls leave() after reading them. */
+template <class T> UNSEEN exchange &exchange_values(unsigned mask, const T &value, const char *what, place at)
 {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(exchange::slot[0]));
     exchange &e = arrive(mask, what, at);
@@ -420,18 +410,18 @@ template <class T> UNSEEN exchange &meet(unsigned mask, const T &value, const ch
     return e;
 }
 
-/* As one instruction of all 32 lanes, which PTX calls .aligned. */
-template <class T> UNSEEN exchange &meet_aligned(const T &value, const char *what, place at)
+/* The same for an instruction that all 32 lanes must execute together (PTX's .aligned). */
+template <class T> UNSEEN exchange &exchange_values_aligned(const T &value, const char *what, place at)
 {
     const warp &w = running->warps[current->number / WARP];
     if (w.live != ~0u) fail("%s needs all 32 lanes, and there are 0x%08x, at %s:%d", what, w.live, at.file, at.line);
-    exchange &e = meet(~0u, value, what, at);
+    exchange &e = exchange_values(~0u, value, what, at);
     if (e.at.line != at.line) fail("divergent warp: %s at %s:%d and at %s:%d", what, at.file, at.line, e.at.file, e.at.line);
     return e;
 }
 
-/* What a lane showed. What comes from one that is not there is of no use: NaN. */
-template <class T> UNSEEN T shown_by(const exchange &e, int lane)
+/* The value that a lane passed; NaN for a lane that did not take part, whose value is undefined on a GPU. */
+template <class T> UNSEEN T value_of_lane(const exchange &e, int lane)
 {
     if (e.arrived >> lane & 1) return *std::launder(reinterpret_cast<const T *>(e.slot[lane]));
     T nothing;
@@ -442,17 +432,17 @@ template <class T> UNSEEN T shown_by(const exchange &e, int lane)
 template <class T> UNSEEN T shuffle(unsigned mask, T value, int source, const char *what, place at)
 {
     static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "no shuffle takes this type");
-    exchange &e = meet(mask, value, what, at);
-    T theirs = shown_by<T>(e, source);
+    exchange &e = exchange_values(mask, value, what, at);
+    T theirs = value_of_lane<T>(e, source);
     leave(e);
     return theirs;
 }
 
 UNSEEN inline unsigned vote(unsigned mask, bool value, const char *what, place at)
 {
-    exchange &e = meet(mask, value, what, at);
+    exchange &e = exchange_values(mask, value, what, at);
     unsigned yes = 0;
-    for (int lane = 0; lane < WARP; lane++) yes |= (unsigned)((e.arrived >> lane & 1) && shown_by<bool>(e, lane)) << lane;
+    for (int lane = 0; lane < WARP; lane++) yes |= (unsigned)((e.arrived >> lane & 1) && value_of_lane<bool>(e, lane)) << lane;
     leave(e);
     return yes;
 }
@@ -460,10 +450,10 @@ UNSEEN inline unsigned vote(unsigned mask, bool value, const char *what, place a
 template <class T, class Fold> UNSEEN T reduce(unsigned mask, T value, Fold fold, const char *what, place at)
 {
     static_assert(std::is_integral_v<T> && sizeof(T) == 4, "no reduction takes this type");
-    exchange &e = meet(mask, value, what, at);
+    exchange &e = exchange_values(mask, value, what, at);
     T total = value;
     for (int lane = 0; lane < WARP; lane++)
-        if (lane != current->lane() && (e.arrived >> lane & 1)) total = fold(total, shown_by<T>(e, lane));
+        if (lane != current->lane() && (e.arrived >> lane & 1)) total = fold(total, value_of_lane<T>(e, lane));
     leave(e);
     return total;
 }
@@ -481,7 +471,7 @@ __attribute__((noinline)) inline void run_thread()
     publish(running->end_token, false);
 }
 
-/* A fiber's main function: one CUDA thread after the other, of one block each. */
+/* A fiber's main function: runs one CUDA thread per block, block after block. */
 UNSEEN inline void run_threads()
 {
 #ifdef __SANITIZE_ADDRESS__
@@ -524,9 +514,9 @@ UNSEEN inline cuda_thread *make_thread(int number)
 
 extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
 
-/* The thread that runs blocks runs nothing else, so all thread-local variables that it has in the kernel's library are shared memory.
- * Empty under sanitizers, which may have theirs there; yet looked up, as the first look at a loaded library's allocates them: were that
- * left to a kernel, TSan would see one CUDA thread allocate what another writes. */
+/* The thread-local variables of the kernel's library in the thread that runs blocks, which are all static shared memory: that thread runs
+ * nothing else. bytes is 0 under sanitizers, whose own variables may be among them. They are looked up even then, because the first access
+ * allocates them: if a kernel did that, TSan would see one CUDA thread allocate the memory that another writes. */
 struct static_shared {
     const void *kernel;
     void *start;
@@ -558,7 +548,7 @@ struct launch {
     const void *address; /* of the kernel */
     dim3 grid, block;
     size_t shared_bytes;
-    std::shared_ptr<const call> kernel;
+    const call *kernel;
 };
 
 UNSEEN inline void run_block(executor &e, size_t shared_bytes)
@@ -580,11 +570,11 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
     memset(e.dynamic_shared, 0xFF, shared_bytes);
     e.shared_bytes = shared_bytes;
     e.unfenced = (int *)calloc(shared_bytes / 16 + 1, sizeof *e.unfenced);
-    if (!e.unfenced) fail("no memory for notes on shared memory");
+    if (!e.unfenced) fail("no memory to track writes to shared memory");
     publish(e.start_token, true);
     wake_all();
     while (e.live) {
-        if (!e.n_ready) fail_as_all_wait();
+        if (!e.n_ready) fail_deadlock();
         current = e.ready[e.first_ready];
         e.first_ready = (e.first_ready + 1) % MAX_THREADS;
         e.n_ready--;
@@ -598,16 +588,16 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
     free(e.dynamic_shared);
 }
 
-/* The blocks that are this executor's. Two executors take turns in a way that TSan does not see: to it their blocks run at the same
- * time. */
+/* Runs this executor's blocks. Under TSan two executors alternate in a way that TSan does not see, so to TSan their blocks run
+ * concurrently. */
 UNSEEN inline void run_blocks(const launch *l, int self)
 {
-    while (__atomic_load_n(&turn, __ATOMIC_ACQUIRE) != self) usleep(50);
+    while (__atomic_load_n(&active_executor, __ATOMIC_ACQUIRE) != self) usleep(50);
     executor &e = executors[self];
     running = &e;
     e.grid = l->grid;
     e.block = l->block;
-    e.kernel = l->kernel.get();
+    e.kernel = l->kernel;
     const char *reverse = getenv("LAZYLLM_CUDA_REVERSE");
     e.reversed = reverse && !strcmp(reverse, "1");
 #ifdef __SANITIZE_THREAD__
@@ -623,10 +613,10 @@ UNSEEN inline void run_blocks(const launch *l, int self)
         if (shared.start) memset(shared.start, 0xFF, shared.bytes);
         run_block(e, l->shared_bytes);
     }
-    __atomic_store_n(&turn, (self + 1) % N_EXECUTORS, __ATOMIC_RELEASE);
+    __atomic_store_n(&active_executor, (self + 1) % N_EXECUTORS, __ATOMIC_RELEASE);
 }
 
-/* Not for two threads at once. */
+/* Not thread-safe. */
 inline void run(const launch &l)
 {
     std::thread threads[N_EXECUTORS];
@@ -643,32 +633,25 @@ inline cudaError_t check(const launch &l)
     return l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* All work on the device goes through here, in fake_cudart.cc: runs `work` before it returns, one at a time, or keeps it for a graph
- * where the stream is being captured. Only `work` may touch device memory. */
-cudaError_t submit(cudaStream_t stream, std::function<void()> work);
+/* In fake_cudart.cc; all device work goes through it. Runs `work` before it returns, one piece of work at a time. Only `work` may touch
+ * device memory. */
+cudaError_t submit(cudaStream_t stream, const std::function<void()> &work);
 
 } // namespace cuda_on_cpu
-
-template <class... P> cudaError_t lazy_prepare(void (*kernel)(P...), size_t shared_bytes)
-{
-    if (shared_bytes > cuda_on_cpu::MAX_SHARED_BYTES) return cudaErrorInvalidValue;
-    cuda_on_cpu::enroll((const void *)kernel, cuda_on_cpu::call_of<P...>::made);
-    return cudaSuccess;
-}
 
 template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
-    auto call = std::make_shared<cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
-    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
+    cuda_on_cpu::call_of<P...> call(kernel, std::forward<A>(args)...);
+    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, &call };
     cudaError_t code = cuda_on_cpu::check(l);
-    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
+    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [&] { cuda_on_cpu::run(l); });
 }
 
 #define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)
 
-/* ---- CUDA's own names, and those of kernel.h ---- */
+/* ---- names defined by CUDA and by kernel.h ---- */
 
 #define threadIdx (cuda_on_cpu::current->index)
 #define blockIdx  (cuda_on_cpu::running->index)
@@ -686,7 +669,7 @@ template <class To, class From> To bits_as(From from)
     return to;
 }
 
-/* Relaxed, but for fences. */
+/* Atomic read-modify-write: relaxed, or a release if the thread has called __threadfence. */
 template <class T, class Next> T update(T *address, Next next)
 {
     T old, now;
@@ -706,12 +689,17 @@ struct alignas(sizeof(exchange::slot[0])) fragments {
 };
 
 inline float half_of(uint32_t pair, int upper, __nv_bfloat16) { return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16); }
-inline float half_of(uint32_t pair, int upper, __half) { return __half2float(__ushort_as_half((uint16_t)(upper ? pair >> 16 : pair))); }
+inline float half_of(uint32_t pair, int upper, __half)
+{
+    __half_raw bits;
+    bits.x = (uint16_t)(upper ? pair >> 16 : pair);
+    return __half2float(bits);
+}
 
-/* Sums in f32 in the order of k; a GPU's tensor cores order and round otherwise. */
+/* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
 UNSEEN inline void multiply(float (&d)[4], const fragments &mine, place at)
 {
-    exchange &e = meet_aligned(mine, "mma_m16n8k16", at);
+    exchange &e = exchange_values_aligned(mine, "mma_m16n8k16", at);
     const fragments *shown = std::launder(reinterpret_cast<const fragments *>(e.slot));
     int g = current->lane() / 4, t = current->lane() % 4;
     for (int i = 0; i < 4; i++) {
@@ -732,19 +720,19 @@ struct rows {
 UNSEEN inline rows share_rows(const void *row, place at)
 {
     if ((uintptr_t)row % 16) fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
-    exchange &e = meet_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
+    exchange &e = exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
     rows all;
-    for (int lane = 0; lane < WARP; lane++) all.of[lane] = shown_by<const value16 *>(e, lane);
+    for (int lane = 0; lane < WARP; lane++) all.of[lane] = value_of_lane<const value16 *>(e, lane);
     leave(e);
     return all;
 }
 
 /* ---- products of a warpgroup ---- */
 
-/* Shared memory begins where no atom does, as it may. */
+/* Not a multiple of an atom's size, because a GPU does not guarantee that either. */
 constexpr uint32_t FIRST_SHARED_ADDRESS = 16;
 
-/* Notes who wrote 16 bytes, or that their writer has fenced them; shared memory that is not dynamic is not watched. */
+/* Records the writer of 16 bytes (1 + thread number), or 0 once it has fenced them; static shared memory is not tracked. */
 UNSEEN inline void note_writer(const void *shared, int writer)
 {
     const executor &e = *running;
@@ -752,9 +740,9 @@ UNSEEN inline void note_writer(const void *shared, int writer)
     if (at < e.shared_bytes) e.unfenced[at / 16] = writer;
 }
 
-/* Where a value of a matrix lies, by the descriptor that PTX describes: 14 bits each of the start, the leading and the stride offset, in
- * units of 16 bytes, and the swizzle, of which this knows the one of 128 bytes: bits 4 to 6 of an address are changed by bits 7 to 9.
- * `across` counts along the rows of 128 bytes, `down` counts rows. Beyond one row, the leading offset leads on; beyond eight, the stride. */
+/* Address of a value of a matrix, from PTX's matrix descriptor: start address, leading and stride offset of 14 bits each, in units of 16
+ * bytes, and the swizzle mode, of which only 128 bytes is emulated: bits 4 to 6 of an address are XORed with bits 7 to 9. `across` is the
+ * index along a row of 128 bytes, `down` the row. Every 64 values across add the leading offset, every 8 rows down the stride offset. */
 UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, place at)
 {
     const executor &e = *running;
@@ -772,7 +760,7 @@ UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, pla
     return (const value16 *)(e.dynamic_shared + byte);
 }
 
-/* Reads what this thread takes of shared memory: seen by TSan. */
+/* Reads this thread's part of the operands in shared memory, visibly to TSan. */
 inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<uint16_t> &b)
 {
     int row = current->number % 128 / WARP * 16 + current->lane() / 4, column = current->lane() % 4 * 2;
@@ -799,14 +787,14 @@ inline void issue(product &&p, bool accumulate)
     if (!p.a_registers) p.a = std::move(a);
     size_t n = (size_t)p.n_columns / 2;
     auto same = [&](const product &earlier) { return earlier.d == p.d; };
-    if (!accumulate) p.begins_as.assign(n, 0.0f);
-    else if (std::none_of(self.products.begin(), self.products.end(), same)) p.begins_as.assign(&p.d[0][0], &p.d[0][0] + n);
+    if (!accumulate) p.initial.assign(n, 0.0f);
+    else if (std::none_of(self.products.begin(), self.products.end(), same)) p.initial.assign(&p.d[0][0], &p.d[0][0] + n);
     memset((void *)p.d, 0xFF, n * sizeof(float));
     p.group = self.open_products;
     self.products.push_back(std::move(p));
 }
 
-/* Sums in f32 in the order of k, and of products; a GPU's tensor cores order and round otherwise. */
+/* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order and rounding. */
 inline void finish(size_t which)
 {
     std::vector<product> &all = current->products;
@@ -818,14 +806,14 @@ inline void finish(size_t which)
         fail("registers were written while wgmma read them, at %s:%d", p.at.file, p.at.line);
     size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
     if (!is_poison(&p.d[0][0], n)) fail("registers were written while wgmma had them, at %s:%d", p.at.file, p.at.line);
-    std::vector<float> sums = std::move(p.begins_as);
+    std::vector<float> sums = std::move(p.initial);
     for (size_t i = 0; i < n; i++) {
         size_t half = i % 4 / 2, column = i / 4 * 2 + i % 2;
         for (size_t k = 0; k < 16; k++) sums[i] += p.wide(p.a[16 * half + k]) * p.wide(p.b[n_columns * k + column]);
     }
     for (size_t later = which + 1; later < all.size(); later++) {
         if (all[later].d != p.d) continue;
-        if (all[later].begins_as.empty()) all[later].begins_as = std::move(sums);
+        if (all[later].initial.empty()) all[later].initial = std::move(sums);
         return;
     }
     std::copy(sums.begin(), sums.end(), &p.d[0][0]);
@@ -839,19 +827,19 @@ struct product_operands {
     uint32_t registers[4];
 };
 
-/* All lanes name the same matrices; their registers are known to all. */
+/* Checks that all lanes pass the same matrices, and gathers the lanes' registers of a. */
 UNSEEN inline void share_operands(product &p, place at)
 {
     product_operands mine = { p.a_matrix, p.b_matrix, {} };
     if (p.a_registers) memcpy(mine.registers, p.a_registers, sizeof mine.registers);
-    exchange &e = meet_aligned(mine, "wgmma", at);
+    exchange &e = exchange_values_aligned(mine, "wgmma", at);
     int quad = current->lane() / 4 * 4;
     p.a.clear();
     for (int half = 0; half < 2 && p.a_registers; half++)
         for (int k = 0; k < 16; k++)
-            p.a.push_back((uint16_t)(shown_by<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >> k % 2 * 16));
+            p.a.push_back((uint16_t)(value_of_lane<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >> k % 2 * 16));
     for (int lane = 0; lane < WARP; lane++) {
-        product_operands theirs = shown_by<product_operands>(e, lane);
+        product_operands theirs = value_of_lane<product_operands>(e, lane);
         if (theirs.a != mine.a || theirs.b != mine.b) fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
     }
     leave(e);
@@ -890,14 +878,15 @@ UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
     leave(e);
 }
 
-/* Orders what lies before it with what lies after the fence of a thread that saw, in an atomic, what this one's next atomic wrote. */
+/* Orders this thread's earlier accesses before the later accesses of a thread that reads, in an atomic, the value written by this thread's
+ * next atomic, and then calls __threadfence. */
 inline void __threadfence()
 {
     if (current->last_atomic) (void)__atomic_load_n(current->last_atomic, __ATOMIC_ACQUIRE);
     current->fenced = true;
 }
 
-/* Lets others run. */
+/* Lets the other fibers run. */
 inline void __nanosleep(unsigned, place at = here())
 {
     make_ready(*current);
@@ -946,7 +935,7 @@ template <class T> T __reduce_max_sync(unsigned mask, T value, place at = here()
     return reduce(mask, value, [](T a, T b) { return a > b ? a : b; }, "__reduce_max_sync", at);
 }
 
-template <class T> using same = std::common_type_t<T>; /* converted to what the address is of */
+template <class T> using same = std::common_type_t<T>; /* makes b convert to the address's type */
 template <class T> T atomicAdd(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a + b; });
@@ -999,7 +988,7 @@ template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], cons
     multiply(d, mine, at);
 }
 
-/* Each lane reads what it gets itself, so that TSan sees who reads what others wrote. */
+/* Each lane reads the values that it receives, so that TSan sees which lane reads them. */
 inline void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, place at = here())
 {
     rows rows = share_rows(shared_row, at);
@@ -1014,7 +1003,7 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at
     for (int i = 0; i < 4; i++) r[i] = rows.of[8 * i + row][col] | (uint32_t)rows.of[8 * i + row + 1][col] << 16;
 }
 
-/* Takes the source at once and gives it at the wait: until then the shared memory holds NaNs, and counts as written for TSan. */
+/* Reads the source at once and writes it to shared memory in the wait. Until then that memory holds NaNs, stored visibly to TSan. */
 inline void cp_async_16(void *shared, const void *global, bool valid, place at = here())
 {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
@@ -1078,7 +1067,7 @@ template <class T, int N> void wgmma_by_rows(float (&d)[N][4], const uint32_t (&
 
 using namespace cuda_on_cpu::names;
 
-/* The C library may declare these. */
+/* outside the namespace, because the C library may declare them */
 inline float rsqrtf(float x) noexcept { return 1 / sqrtf(x); }
 inline float __expf(float x) noexcept { return expf(x); }
 

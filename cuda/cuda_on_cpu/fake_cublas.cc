@@ -1,8 +1,8 @@
-/* fake_cublas.cc — the cuBLASLt functions that ../cublas.h names, by plain loops over host memory.
+/* fake_cublas.cc — the cuBLASLt functions declared in ../cublas.h, implemented as plain loops over host memory.
  *
- * Part of the build that runs on the CPU; compiled by itself as a shared library it also stands in for the real one where the loader
- * is tested. It refuses what the real one refuses, and whatever this package never asks for. Its algorithms differ
- * in what they need, not in what they compute: so every way of picking one is walked. */
+ * Part of the build for the CPU. Compiled alone as a shared library, it also replaces the real one in tests of the loader. It refuses
+ * calls that the real library refuses, and calls that this package never makes. Its algorithms differ in their requirements, not in their
+ * results, so that tests reach every way of choosing one. */
 #include "../cublas.h"
 
 #include <cuda_bf16.h>
@@ -16,10 +16,10 @@
 #ifdef LAZY_CUDA_ON_CPU
 namespace cuda_on_cpu
 {
-cudaError_t submit(cudaStream_t stream, std::function<void()> work); /* of fake_cudart.cc */
+cudaError_t submit(cudaStream_t stream, const std::function<void()> &work); /* in fake_cudart.cc */
 }
 using cuda_on_cpu::submit;
-#else /* by itself it knows of no streams */
+#else /* compiled alone: there are no streams */
 static cudaError_t submit(cudaStream_t, const std::function<void()> &work)
 {
     work();
@@ -48,13 +48,13 @@ struct lazy_cublas_preference {
 };
 
 enum algorithm_id : uint64_t {
-    FOURS, /* columns of b in fours, operands on 16 bytes */
-    SPLIT, /* sums in parts, which go to the workspace */
-    PLAIN, /* anything */
+    FOURS, /* needs columns of b in multiples of four, and operands aligned to 16 bytes */
+    SPLIT, /* split-k: needs workspace for partial sums */
+    PLAIN, /* no requirements */
     N_ALGORITHMS,
 };
 static constexpr size_t SPLIT_WORKSPACE = 1 << 20, VECTOR = 16 /* bytes */;
-static constexpr uint64_t MARK = 0x6c617a792d676d6d; /* algorithms that heuristics gave out */
+static constexpr uint64_t MARK = 0x6c617a792d676d6d; /* marks algorithms that the heuristic returned */
 
 /* ---- objects ---------------------------------------------------------------------------- */
 
@@ -161,9 +161,9 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-/* ---- what can be asked for -------------------------------------------------------------- */
+/* ---- supported products ----------------------------------------------------------------- */
 
-static bool sound(const lazy_cublas_layout *layout)
+static bool is_valid(const lazy_cublas_layout *layout)
 {
     return layout && layout->rows > 0 && layout->cols > 0 && layout->ld >= 0 && (uint64_t)layout->ld >= layout->rows;
 }
@@ -173,23 +173,24 @@ static bool same(const lazy_cublas_layout &a, const lazy_cublas_layout &b)
     return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld;
 }
 
-/* d (rows, n) = a (cols, rows)^T b (cols, n) + c, in the types that f32 sums allow. */
-static cublasStatus_t judge(cublasLtHandle_t handle, const lazy_cublas_product *product, const lazy_cublas_layout *a,
-                            const lazy_cublas_layout *b, const lazy_cublas_layout *c, const lazy_cublas_layout *d)
+/* Checks a product: d (rows, n) = a (cols, rows)^T b (cols, n) + c, in the types that cuBLASLt supports with f32 sums. */
+static cublasStatus_t check_support(cublasLtHandle_t handle, const lazy_cublas_product *product, const lazy_cublas_layout *a,
+                                    const lazy_cublas_layout *b, const lazy_cublas_layout *c, const lazy_cublas_layout *d)
 {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!product || !sound(a) || !sound(b) || !sound(c) || !sound(d) || !same(*c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!product || !is_valid(a) || !is_valid(b) || !is_valid(c) || !is_valid(d) || !same(*c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
     if (product->transpose_a != CUBLAS_OP_T || product->transpose_b != CUBLAS_OP_N) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (a->rows != b->rows || d->rows != a->cols || d->cols != b->cols) return CUBLAS_STATUS_INVALID_VALUE;
     bool types = (a->type == CUDA_R_32F || a->type == CUDA_R_16F || a->type == CUDA_R_16BF) && b->type == a->type &&
                  (d->type == a->type || d->type == CUDA_R_32F);
-    return types ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    bool odd = a->type != CUDA_R_32F && a->ld % 2 != 0; /* columns that are not aligned to four bytes */
+    return types && !odd ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 static size_t workspace_of(uint64_t id) { return id == SPLIT ? SPLIT_WORKSPACE : 0; }
 
-/* Whether `algorithm` was given out for these types and can do this shape. */
-static cublasStatus_t judge(const cublasLtMatmulAlgo_t *algorithm, const lazy_cublas_layout *a, const lazy_cublas_layout *d)
+/* Checks that `algorithm` was returned for these types and supports this shape. */
+static cublasStatus_t check_support(const cublasLtMatmulAlgo_t *algorithm, const lazy_cublas_layout *a, const lazy_cublas_layout *d)
 {
     if (!algorithm || algorithm->data[0] != MARK || algorithm->data[1] >= N_ALGORITHMS) return CUBLAS_STATUS_INVALID_VALUE;
     if (algorithm->data[2] != a->type || algorithm->data[3] != d->type) return CUBLAS_STATUS_INVALID_VALUE;
@@ -198,40 +199,27 @@ static cublasStatus_t judge(const cublasLtMatmulAlgo_t *algorithm, const lazy_cu
 
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int most, cublasLtMatmulHeuristicResult_t *found,
+                                              cublasLtMatmulPreference_t preference, int max_found, cublasLtMatmulHeuristicResult_t *found,
                                               int *n_found)
 {
-    cublasStatus_t status = judge(handle, product, a, b, c, d);
+    cublasStatus_t status = check_support(handle, product, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    if (!preference || most < 1 || !found || !n_found) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!preference || max_found < 1 || !found || !n_found) return CUBLAS_STATUS_INVALID_VALUE;
     bool vectors = true;
     for (uint32_t alignment : preference->alignment) vectors = vectors && alignment % VECTOR == 0;
     *n_found = 0;
-    for (uint64_t id = 0; id < N_ALGORITHMS && *n_found < most; id++) {
+    for (uint64_t id = 0; id < N_ALGORITHMS && *n_found < max_found; id++) {
         cublasLtMatmulAlgo_t algorithm = { { MARK, id, a->type, d->type } };
-        if (judge(&algorithm, a, d) != CUBLAS_STATUS_SUCCESS || workspace_of(id) > preference->workspace) continue;
+        if (check_support(&algorithm, a, d) != CUBLAS_STATUS_SUCCESS || workspace_of(id) > preference->workspace) continue;
         if ((id == FOURS && !vectors) || (id == SPLIT && !(preference->reduction & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))) continue;
         found[(*n_found)++] = { algorithm, workspace_of(id), CUBLAS_STATUS_SUCCESS, 1, {} };
     }
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulHeuristicResult_t *result)
-{
-    cublasStatus_t status = judge(handle, product, a, b, c, d);
-    if (status == CUBLAS_STATUS_SUCCESS && !result) status = CUBLAS_STATUS_INVALID_VALUE;
-    if (status == CUBLAS_STATUS_SUCCESS) status = judge(algorithm, a, d);
-    if (status != CUBLAS_STATUS_SUCCESS) return status;
-    result->workspaceSize = workspace_of(algorithm->data[1]);
-    result->state = CUBLAS_STATUS_SUCCESS;
-    return status;
-}
-
 /* ---- the product ------------------------------------------------------------------------ */
 
-/* Four floats: gcc makes vectors of these whatever the optimisation. */
+/* Four floats, which GCC keeps in a vector register at any optimisation level. */
 typedef float vec __attribute__((vector_size(16)));
 static constexpr int VECS = 4, TILE
 = 4 * VECS; /* rows of d that are summed together */
@@ -282,19 +270,19 @@ static void dots(float *sums, const float *b, const float *panel, int64_t k)
     memcpy(sums, total, sizeof total);
 }
 
-/* All that a product needs, kept by graphs it was captured into. */
+/* The arguments of a product. */
 struct job {
     const void *a, *b, *c;
     void *d;
     lazy_cublas_layout a_layout, b_layout, d_layout;
     float alpha, beta;
     char *workspace;
-    size_t workspace_bytes; /* 0 where the algorithm needs none */
+    size_t workspace_bytes; /* 0 if the algorithm needs none */
 };
 
 static void multiply(const job &p)
 {
-    if (p.workspace_bytes > 0) p.workspace[0] = p.workspace[p.workspace_bytes - 1] = 1; /* it had better be there */
+    if (p.workspace_bytes > 0) p.workspace[0] = p.workspace[p.workspace_bytes - 1] = 1; /* faults if the workspace is invalid */
     int64_t rows = (int64_t)p.d_layout.rows, n = (int64_t)p.d_layout.cols, k = (int64_t)p.a_layout.rows;
     uint32_t in = p.a_layout.type, out = p.d_layout.type;
     std::vector<float> wide_b((size_t)(n * k)), panel((size_t)(k * TILE));
@@ -326,8 +314,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
                               const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
                               const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
-    cublasStatus_t status = judge(handle, product, a_layout, b_layout, c_layout, d_layout);
-    if (status == CUBLAS_STATUS_SUCCESS) status = judge(algorithm, a_layout, d_layout);
+    cublasStatus_t status = check_support(handle, product, a_layout, b_layout, c_layout, d_layout);
+    if (status == CUBLAS_STATUS_SUCCESS) status = check_support(algorithm, a_layout, d_layout);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     if (!alpha || !a || !b || !beta || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
 

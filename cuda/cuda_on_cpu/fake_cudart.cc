@@ -1,26 +1,27 @@
-/* fake_cudart.cc — the CUDA runtime where kernels run on the CPU: linked in its place, against its real prototypes.
+/* fake_cudart.cc — replaces the CUDA runtime where kernels run on the CPU; implements the real header's prototypes.
  *
- * Everything is done before the call returns. Device memory is the heap's, each allocation of just its size and full of NaNs at first;
- * under ASan, the host that touches it other than through these calls is reported. Streams that are captured keep their work as
- * closures for the graph. The device is an sm_80 of few multiprocessors.
+ * Calls complete their work before they return, with one exception: a cudaMemcpy to the device takes effect when something waits for the
+ * default stream, because on a GPU the last of its transfers may still be under way when it returns, and non-blocking streams do not wait
+ * for it. Device memory is heap memory: each allocation has exactly the requested size and is filled with NaNs; under ASan, host accesses to
+ * it outside these calls are reported. The device is an sm_80 with two multiprocessors.
  *
- *   LAZYLLM_CUDA_FAKE_CAPABILITY   its compute capability; 80
- *   LAZYLLM_CUDA_FAKE_DEVICES   how many devices there are; 1
- *   LAZYLLM_CUDA_FAKE_MEMORY    bytes of memory of each; 8 GiB
+ * Environment variables (with defaults):
+ *   LAZYLLM_CUDA_FAKE_CAPABILITY   compute capability (80)
+ *   LAZYLLM_CUDA_FAKE_DEVICES      number of devices (1)
+ *   LAZYLLM_CUDA_FAKE_MEMORY       bytes of memory of each device (8 GiB)
+ *   LAZYLLM_CUDA_FAKE_DRIVER       the newest CUDA version that the driver supports, as 1000 major + 10 minor (the headers' version)
  *
- * What tests look at and set, while nothing runs: the variables cuda_on_cpu_… below. */
+ * Tests read and set the variables cuda_on_cpu_… below while no work runs. */
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <memory>
+#include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -29,41 +30,27 @@
 
 #include "cuda_on_cpu.h"
 
-#undef gridDim /* a kernel's; here they are members */
+#undef gridDim /* macros for kernels; in this file they are members of structs */
 #undef blockDim
 
 extern "C" {
-unsigned long long cuda_on_cpu_launches; /* kernels and products started by themselves */
-unsigned long long cuda_on_cpu_graphs;   /* graphs started */
-unsigned long long cuda_on_cpu_changes;  /* nodes of executable graphs set anew */
-int cuda_on_cpu_refuse;                  /* the how many-th launch from now on fails, of a graph or not; 0: none */
-int cuda_on_cpu_refuse_graphs;           /* no graph can be made or changed */
+unsigned long long cuda_on_cpu_launches; /* kernels and products launched */
+int cuda_on_cpu_refuse;                  /* n: the n-th launch from now fails; 0: none */
 }
 
 namespace
 {
 
 using work = std::function<void()>;
-using work_clock = std::chrono::steady_clock;
-
-/* In the order of the calls. */
-struct node_list {
-    std::vector<work> steps;
-    std::vector<std::vector<size_t>> behind; /* of each, what must run before it */
-};
-
-/* What the streams that take part in a capture were given to do, in the order of the calls. */
-struct capture {
-    CUstream_st *origin;
-    cudaStreamCaptureMode mode;
-    std::thread::id thread;
-    bool broken;
-    std::vector<work> steps;
-};
-
 struct allocation {
     size_t bytes;
     int device;
+};
+
+/* A cudaMemcpy to the device that has not taken effect yet. */
+struct pending_copy {
+    char *to;
+    std::vector<char> bytes;
 };
 
 } // namespace
@@ -71,40 +58,15 @@ struct allocation {
 struct CUstream_st {
     int device;
     bool waits_for_null_stream;
-    std::shared_ptr<capture> captured;
-};
-
-struct CUevent_st {
-    int device;
-    bool timed, recorded;
-    work_clock::time_point time;
-    std::weak_ptr<capture> captured; /* in which it was recorded last */
-};
-
-struct CUgraphNode_st {
-    CUgraph_st *graph;
-    size_t index;
-};
-
-struct CUgraph_st {
-    node_list list;
-    std::vector<std::unique_ptr<CUgraphNode_st>> nodes; /* those that were added one by one */
-};
-
-struct CUgraphExec_st {
-    node_list list;
-    CUgraph_st *made_from;
 };
 
 namespace
 {
 
-std::mutex device_mutex; /* guards all below, and that one thing runs at a time */
+std::mutex device_mutex; /* guards everything below, and serialises device work */
 std::map<uintptr_t, allocation> device_memory, pinned_memory;
-std::map<uintptr_t, size_t> registered_memory;
 std::vector<CUstream_st *> streams;
-std::vector<std::shared_ptr<capture>> captures;
-std::map<const void *, cuda_on_cpu::call_maker *> kernels;
+std::vector<pending_copy> pending;
 
 thread_local int current_device;
 thread_local cudaError_t last_error;
@@ -134,8 +96,8 @@ size_t free_memory(int device)
     return used < total ? total - used : 0;
 }
 
-/* Lets the host touch device memory, or not. */
-void let_touch([[maybe_unused]] uintptr_t start, [[maybe_unused]] size_t bytes, [[maybe_unused]] bool allowed)
+/* Allows or forbids host access to device memory, under ASan. */
+void allow_host([[maybe_unused]] uintptr_t start, [[maybe_unused]] size_t bytes, [[maybe_unused]] bool allowed)
 {
 #ifdef __SANITIZE_ADDRESS__
     if (allowed) ASAN_UNPOISON_MEMORY_REGION((void *)start, bytes);
@@ -143,16 +105,16 @@ void let_touch([[maybe_unused]] uintptr_t start, [[maybe_unused]] size_t bytes, 
 #endif
 }
 
-void let_touch_all(bool allowed)
+void allow_host_everywhere(bool allowed)
 {
-    for (auto &[start, a] : device_memory) let_touch(start, a.bytes, allowed);
+    for (auto &[start, a] : device_memory) allow_host(start, a.bytes, allowed);
 }
 
 void run_now(const work &step)
 {
-    let_touch_all(true);
+    allow_host_everywhere(true);
     step();
-    let_touch_all(false);
+    allow_host_everywhere(false);
 }
 
 const std::map<uintptr_t, allocation>::value_type *allocation_of(const void *address)
@@ -169,8 +131,8 @@ bool is_device_range(const void *address, size_t bytes)
     return found && bytes <= found->first + found->second.bytes - (uintptr_t)address;
 }
 
-/* Whether all of the range is where a copy says it is. */
-bool is_where(const void *address, size_t bytes, bool on_device)
+/* True if the whole range is in device memory, or `address` in host memory, as the copy claims. */
+bool is_located(const void *address, size_t bytes, bool on_device)
 {
     return on_device ? is_device_range(address, bytes) : address && !allocation_of(address);
 }
@@ -180,33 +142,22 @@ bool may_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kin
     bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if (kind == cudaMemcpyDefault) to_device = allocation_of(to), from_device = allocation_of(from);
-    return bytes == 0 || (is_where(to, bytes, to_device) && is_where(from, bytes, from_device));
+    return bytes == 0 || (is_located(to, bytes, to_device) && is_located(from, bytes, from_device));
 }
 
-/* What waits for the device, or may, is refused while a capture goes on that it could disturb, and spoils that capture. */
-bool disturbs_a_capture()
+/* Completes the copies that the default stream has not finished. */
+void finish_pending()
 {
-    bool disturbs = false;
-    for (auto &c : captures)
-        if (c->mode == cudaStreamCaptureModeGlobal ||
-            (c->mode == cudaStreamCaptureModeThreadLocal && c->thread == std::this_thread::get_id()))
-            disturbs = c->broken = true;
-    return disturbs;
-}
-
-cudaError_t enqueue(cudaStream_t stream, work step)
-{
-    if (!stream) {
-        for (CUstream_st *s : streams)
-            if (s->captured && s->waits_for_null_stream) {
-                s->captured->broken = true;
-                return cudaErrorStreamCaptureImplicit;
-            }
-    } else if (stream->captured) {
-        if (stream->captured->broken) return cudaErrorStreamCaptureInvalidated;
-        stream->captured->steps.push_back(std::move(step));
-        return cudaSuccess;
+    for (const pending_copy &p : pending) {
+        const char *from = p.bytes.data();
+        run_now([&] { memcpy(p.to, from, p.bytes.size()); });
     }
+    pending.clear();
+}
+
+cudaError_t enqueue(cudaStream_t stream, const work &step)
+{
+    if (!stream || stream->waits_for_null_stream) finish_pending();
     run_now(step);
     return cudaSuccess;
 }
@@ -236,29 +187,27 @@ cudaError_t allocate(void **out, size_t bytes, size_t alignment)
 
 } // namespace
 
-/* Whether this is the launch that is to fail. */
+/* True for the launch that cuda_on_cpu_refuse selects. */
 static bool refuses() { return cuda_on_cpu_refuse && --cuda_on_cpu_refuse == 0; }
 
-void cuda_on_cpu::enroll(const void *kernel, call_maker *maker)
-{
-    std::lock_guard hold(device_mutex);
-    kernels[kernel] = maker;
-}
-
-cudaError_t cuda_on_cpu::submit(cudaStream_t stream, std::function<void()> step)
+cudaError_t cuda_on_cpu::submit(cudaStream_t stream, const std::function<void()> &step)
 {
     std::lock_guard hold(device_mutex);
     if (refuses()) return result(cudaErrorLaunchOutOfResources);
     cuda_on_cpu_launches++;
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
     if (stream && stream->device != current_device) return result(cudaErrorInvalidResourceHandle);
-    return result(enqueue(stream, std::move(step)));
+    return result(enqueue(stream, step));
 }
 
 /* ---- devices ---- */
 
+static int driver_version() { return (int)setting("LAZYLLM_CUDA_FAKE_DRIVER", CUDART_VERSION); }
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
+    *count = 0;
+    if (driver_version() / 1000 < CUDART_VERSION / 1000) return result(cudaErrorInsufficientDriver);
     *count = n_devices();
     return result(*count ? cudaSuccess : cudaErrorNoDevice);
 }
@@ -285,21 +234,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     prop->major = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) / 10;
     prop->minor = (int)setting("LAZYLLM_CUDA_FAKE_CAPABILITY", 80) % 10;
     prop->totalGlobalMem = total_memory();
-    prop->sharedMemPerBlock = 48 * 1024;
-    prop->sharedMemPerBlockOptin = cuda_on_cpu::MAX_SHARED_BYTES;
     prop->sharedMemPerMultiprocessor = cuda_on_cpu::MAX_SHARED_BYTES + 1024;
-    prop->reservedSharedMemPerBlock = 1024;
-    prop->regsPerBlock = prop->regsPerMultiprocessor = 64 * 1024;
-    prop->warpSize = cuda_on_cpu::WARP;
-    prop->maxThreadsPerBlock = prop->maxThreadsDim[0] = prop->maxThreadsDim[1] = cuda_on_cpu::MAX_THREADS;
-    prop->maxThreadsDim[2] = 64;
-    prop->maxGridSize[0] = INT32_MAX;
-    prop->maxGridSize[1] = prop->maxGridSize[2] = UINT16_MAX;
-    prop->maxThreadsPerMultiProcessor = 2048;
-    prop->maxBlocksPerMultiProcessor = 32;
     prop->multiProcessorCount = 2;
-    prop->l2CacheSize = 1 << 20;
-    prop->unifiedAddressing = prop->concurrentKernels = prop->asyncEngineCount = 1;
     return cudaSuccess;
 }
 
@@ -311,21 +247,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
     switch (attr) {
     case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
     case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrMultiProcessorCount: *value = prop.multiProcessorCount; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)prop.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)prop.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)prop.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrMaxRegistersPerBlock: *value = prop.regsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = prop.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = prop.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxGridDimX: *value = prop.maxGridSize[0]; break;
-    case cudaDevAttrMaxGridDimY: *value = prop.maxGridSize[1]; break;
-    case cudaDevAttrMaxGridDimZ: *value = prop.maxGridSize[2]; break;
-    case cudaDevAttrWarpSize: *value = prop.warpSize; break;
-    case cudaDevAttrL2CacheSize: *value = prop.l2CacheSize; break;
-    case cudaDevAttrIntegrated: *value = prop.integrated; break;
-    case cudaDevAttrUnifiedAddressing: *value = prop.unifiedAddressing; break;
-    case cudaDevAttrMemoryPoolsSupported: *value = prop.memoryPoolsSupported; break;
+    case cudaDevAttrWarpSize: *value = cuda_on_cpu::WARP; break;
     default: return result(cudaErrorInvalidValue);
     }
     return cudaSuccess;
@@ -334,10 +256,11 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 cudaError_t cudaDeviceSynchronize()
 {
     std::lock_guard hold(device_mutex);
-    return result(disturbs_a_capture() ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+    finish_pending();
+    return cudaSuccess;
 }
 
-cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *version) { return *version = driver_version(), cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value)
@@ -346,13 +269,6 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribu
     bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || (value >= 0 && (size_t)value <= cuda_on_cpu::MAX_SHARED_BYTES);
     return result(fits ? cudaSuccess : cudaErrorInvalidValue);
 }
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n_blocks, const void *, int, size_t, unsigned)
-{
-    return *n_blocks = 1, cudaSuccess;
-}
-
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n_blocks, const void *, int, size_t) { return *n_blocks = 1, cudaSuccess; }
 
 /* ---- errors ---- */
 
@@ -380,17 +296,7 @@ static const struct {
     { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
-    { cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
-      "part or all of the requested memory range is already mapped" },
-    { cudaErrorHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region" },
-    { cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing" },
-    { cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture" },
-    { cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not initiated in this stream" },
-    { cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
-      "operation would make the legacy stream depend on a capturing blocking stream" },
-    { cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
-      "attempt to terminate a thread-local capture sequence from another thread" },
-    { cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state" },
+    { cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version" },
 };
 
 const char *cudaGetErrorName(cudaError_t code)
@@ -423,11 +329,10 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     std::lock_guard hold(device_mutex);
     if (!out) return result(cudaErrorInvalidValue);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    if (disturbs_a_capture()) return result(cudaErrorStreamCaptureUnsupported);
     cudaError_t code = bytes <= free_memory(current_device) ? allocate(out, bytes, 256) : cudaErrorMemoryAllocation;
     if (code != cudaSuccess || !*out) return result(code);
     device_memory[(uintptr_t)*out] = { bytes, current_device };
-    let_touch((uintptr_t)*out, bytes, false);
+    allow_host((uintptr_t)*out, bytes, false);
     return cudaSuccess;
 }
 
@@ -435,10 +340,10 @@ cudaError_t cudaFree(void *memory)
 {
     std::lock_guard hold(device_mutex);
     if (!memory) return cudaSuccess;
-    if (disturbs_a_capture()) return result(cudaErrorStreamCaptureUnsupported);
+    finish_pending();
     auto found = device_memory.find((uintptr_t)memory);
     if (found == device_memory.end()) return result(cudaErrorInvalidValue);
-    let_touch(found->first, found->second.bytes, true);
+    allow_host(found->first, found->second.bytes, true);
     device_memory.erase(found);
     free(memory);
     return cudaSuccess;
@@ -449,7 +354,6 @@ cudaError_t cudaMallocHost(void **out, size_t bytes)
     std::lock_guard hold(device_mutex);
     if (!out) return result(cudaErrorInvalidValue);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    if (disturbs_a_capture()) return result(cudaErrorStreamCaptureUnsupported);
     cudaError_t code = allocate(out, bytes, 4096);
     if (code == cudaSuccess && *out) pinned_memory[(uintptr_t)*out] = { bytes, current_device };
     return result(code);
@@ -459,24 +363,9 @@ cudaError_t cudaFreeHost(void *memory)
 {
     std::lock_guard hold(device_mutex);
     if (!memory) return cudaSuccess;
-    if (disturbs_a_capture()) return result(cudaErrorStreamCaptureUnsupported);
     if (!pinned_memory.erase((uintptr_t)memory)) return result(cudaErrorInvalidValue);
     free(memory);
     return cudaSuccess;
-}
-
-cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned)
-{
-    std::lock_guard hold(device_mutex);
-    if (!memory || !bytes || allocation_of(memory)) return result(cudaErrorInvalidValue);
-    bool is_new = registered_memory.emplace((uintptr_t)memory, bytes).second;
-    return result(is_new ? cudaSuccess : cudaErrorHostMemoryAlreadyRegistered);
-}
-
-cudaError_t cudaHostUnregister(void *memory)
-{
-    std::lock_guard hold(device_mutex);
-    return result(registered_memory.erase((uintptr_t)memory) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
@@ -488,7 +377,11 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     std::lock_guard hold(device_mutex);
-    return result(disturbs_a_capture() ? cudaErrorStreamCaptureUnsupported : copy(to, from, bytes, kind, NULL));
+    if (kind != cudaMemcpyHostToDevice || bytes == 0) return result(copy(to, from, bytes, kind, NULL));
+    if (!may_copy(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
+    const char *first = static_cast<const char *>(from);
+    pending.push_back({ static_cast<char *>(to), std::vector<char>(first, first + bytes) });
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
@@ -500,16 +393,16 @@ cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t 
 cudaError_t cudaMemset(void *memory, int value, size_t bytes)
 {
     std::lock_guard hold(device_mutex);
-    return result(disturbs_a_capture() ? cudaErrorStreamCaptureUnsupported : fill(memory, value, bytes, NULL));
+    return result(fill(memory, value, bytes, NULL));
 }
 
-/* ---- streams and events ---- */
+/* ---- streams ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     std::lock_guard hold(device_mutex);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *out = new CUstream_st{ current_device, !(flags & cudaStreamNonBlocking), NULL };
+    *out = new CUstream_st{ current_device, !(flags & cudaStreamNonBlocking) };
     streams.push_back(*out);
     return cudaSuccess;
 }
@@ -519,231 +412,14 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     std::lock_guard hold(device_mutex);
     auto found = std::find(streams.begin(), streams.end(), stream);
     if (found == streams.end()) return result(cudaErrorInvalidResourceHandle);
-    if (stream->captured) stream->captured->broken = true;
-    if (stream->captured && stream->captured->origin == stream)
-        captures.erase(std::find(captures.begin(), captures.end(), stream->captured));
     streams.erase(found);
     delete stream;
     return cudaSuccess;
 }
 
-static cudaError_t wait_for(cudaStream_t stream)
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     std::lock_guard hold(device_mutex);
-    if (stream && stream->captured) {
-        stream->captured->broken = true;
-        return result(cudaErrorStreamCaptureUnsupported);
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return wait_for(stream); }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return wait_for(stream); }
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned flags)
-{
-    if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *out = new CUevent_st{ current_device, !(flags & cudaEventDisableTiming), false, {}, {} };
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, cudaEventDefault); }
-
-cudaError_t cudaEventDestroy(cudaEvent_t event)
-{
-    if (!event) return result(cudaErrorInvalidResourceHandle);
-    delete event;
-    return cudaSuccess;
-}
-
-/* In a capture, the event only says what another stream that waits for it is to join. */
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
-{
-    std::lock_guard hold(device_mutex);
-    if (!event || (stream && stream->device != event->device)) return result(cudaErrorInvalidResourceHandle);
-    event->captured.reset();
-    if (stream && stream->captured) {
-        event->captured = stream->captured;
-        return result(stream->captured->broken ? cudaErrorStreamCaptureInvalidated : cudaSuccess);
-    }
-    return result(enqueue(stream, [event] {
-        event->time = work_clock::now();
-        event->recorded = true;
-    }));
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
-{
-    std::lock_guard hold(device_mutex);
-    if (!event) return result(cudaErrorInvalidResourceHandle);
-    std::shared_ptr<capture> joined = event->captured.lock();
-    if (!joined) return cudaSuccess;
-    if (!stream || (stream->captured && stream->captured != joined)) {
-        joined->broken = true;
-        return result(cudaErrorStreamCaptureInvalidated);
-    }
-    stream->captured = joined;
-    return cudaSuccess;
-}
-
-cudaError_t cudaEventSynchronize(cudaEvent_t event)
-{
-    std::lock_guard hold(device_mutex);
-    if (!event) return result(cudaErrorInvalidResourceHandle);
-    return result(event->captured.expired() ? cudaSuccess : cudaErrorStreamCaptureUnsupported);
-}
-
-cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end)
-{
-    std::lock_guard hold(device_mutex);
-    for (cudaEvent_t event : { start, end })
-        if (!event || !event->timed || !event->recorded) return result(cudaErrorInvalidResourceHandle);
-    *milliseconds = std::chrono::duration<float, std::milli>(end->time - start->time).count();
-    return cudaSuccess;
-}
-
-/* ---- graphs ---- */
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode)
-{
-    std::lock_guard hold(device_mutex);
-    if (!stream) return result(cudaErrorStreamCaptureUnsupported);
-    if (stream->captured) return result(cudaErrorIllegalState);
-    stream->captured = std::make_shared<capture>(capture{ stream, mode, std::this_thread::get_id(), false, {} });
-    captures.push_back(stream->captured);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-    std::lock_guard hold(device_mutex);
-    *graph = NULL;
-    std::shared_ptr<capture> ended = stream ? stream->captured : NULL;
-    if (!ended) return result(cudaErrorIllegalState);
-    if (ended->origin != stream) return result(cudaErrorStreamCaptureUnmatched);
-    if (ended->mode != cudaStreamCaptureModeRelaxed && ended->thread != std::this_thread::get_id())
-        return result(cudaErrorStreamCaptureWrongThread);
-    for (CUstream_st *s : streams)
-        if (s->captured == ended) s->captured.reset();
-    captures.erase(std::find(captures.begin(), captures.end(), ended));
-    if (ended->broken) return result(cudaErrorStreamCaptureInvalidated);
-    *graph = new CUgraph_st;
-    for (work &step : ended->steps) {
-        size_t index = (*graph)->list.steps.size();
-        (*graph)->list.steps.push_back(std::move(step));
-        (*graph)->list.behind.push_back(index ? std::vector<size_t>{ index - 1 } : std::vector<size_t>());
-    }
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status)
-{
-    std::lock_guard hold(device_mutex);
-    bool captures = stream && stream->captured;
-    *status = !captures                  ? cudaStreamCaptureStatusNone
-              : stream->captured->broken ? cudaStreamCaptureStatusInvalidated
-                                         : cudaStreamCaptureStatusActive;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphCreate(cudaGraph_t *graph, unsigned)
-{
-    *graph = new CUgraph_st;
-    return cudaSuccess;
-}
-
-static cudaError_t launch_of(cuda_on_cpu::launch *out, const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes)
-{
-    std::lock_guard hold(device_mutex);
-    auto found = kernels.find(kernel);
-    if (found == kernels.end()) return cudaErrorInvalidDeviceFunction;
-    *out = { kernel, grid, block, shared_bytes, found->second(kernel, arguments) };
-    return cuda_on_cpu::check(*out);
-}
-
-static cudaError_t launch_of(cuda_on_cpu::launch *out, const cudaKernelNodeParams *node)
-{
-    return launch_of(out, node->func, node->gridDim, node->blockDim, node->kernelParams, node->sharedMemBytes);
-}
-
-cudaError_t cudaLaunchKernel(const void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared_bytes, cudaStream_t stream)
-{
-    cuda_on_cpu::launch l;
-    cudaError_t code = launch_of(&l, kernel, grid, block, arguments, shared_bytes);
-    return code != cudaSuccess ? result(code) : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
-}
-
-cudaError_t cudaGraphAddKernelNode(cudaGraphNode_t *out, cudaGraph_t graph, const cudaGraphNode_t *behind, size_t n_behind,
-                                   const cudaKernelNodeParams *node)
-{
-    cuda_on_cpu::launch l;
-    cudaError_t code = graph ? launch_of(&l, node) : cudaErrorInvalidValue;
-    std::vector<size_t> before;
-    for (size_t i = 0; i < n_behind && code == cudaSuccess; i++) {
-        if (behind[i]->graph != graph) code = cudaErrorInvalidValue;
-        else before.push_back(behind[i]->index);
-    }
-    if (code != cudaSuccess) return result(code);
-    graph->nodes.push_back(std::make_unique<CUgraphNode_st>(CUgraphNode_st{ graph, graph->list.steps.size() }));
-    graph->list.steps.push_back([l] { cuda_on_cpu::run(l); });
-    graph->list.behind.push_back(before);
-    *out = graph->nodes.back().get();
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t graph, cudaGraphNode_t node, const cudaKernelNodeParams *fresh)
-{
-    cuda_on_cpu::launch l;
-    cudaError_t code = graph && node && node->graph == graph->made_from ? launch_of(&l, fresh) : cudaErrorInvalidValue;
-    if (code == cudaSuccess && cuda_on_cpu_refuse_graphs) code = cudaErrorNotSupported;
-    if (code != cudaSuccess) return result(code);
-    std::lock_guard hold(device_mutex);
-    graph->list.steps[node->index] = [l] { cuda_on_cpu::run(l); };
-    cuda_on_cpu_changes++;
-    return cudaSuccess;
-}
-
-/* Of the nodes that nothing keeps back, the one added last: so that a dependency left out shows. */
-static void run_nodes(const node_list &list)
-{
-    std::vector<bool> done(list.steps.size());
-    for (size_t n_done = 0; n_done < done.size(); n_done++) {
-        size_t next = done.size() - 1;
-        while (done[next] || !std::all_of(list.behind[next].begin(), list.behind[next].end(), [&](size_t i) { return done[i]; })) next--;
-        list.steps[next]();
-        done[next] = true;
-    }
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long)
-{
-    if (!graph) return result(cudaErrorInvalidValue);
-    if (cuda_on_cpu_refuse_graphs) return result(cudaErrorNotSupported);
-    *out = new CUgraphExec_st{ graph->list, graph };
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphUpload(cudaGraphExec_t graph, cudaStream_t) { return result(graph ? cudaSuccess : cudaErrorInvalidValue); }
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream)
-{
-    std::lock_guard hold(device_mutex);
-    if (!graph) return result(cudaErrorInvalidValue);
-    if (refuses()) return result(cudaErrorLaunchOutOfResources);
-    cuda_on_cpu_graphs++;
-    return result(enqueue(stream, [list = graph->list] { run_nodes(list); }));
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    if (!graph) return result(cudaErrorInvalidValue);
-    delete graph;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph)
-{
-    if (!graph) return result(cudaErrorInvalidValue);
-    delete graph;
+    if (!stream || stream->waits_for_null_stream) finish_pending();
     return cudaSuccess;
 }

@@ -1,5 +1,5 @@
-# The CUDA core for machines without a GPU: the same files compiled as C++, each CUDA thread a fiber. Included by the Makefile.
-#   build/on_cpu/liblazyllm_cuda.so   what LAZYLLM_CUDA_LIBRARY may name
+# Builds the CUDA core for machines without a GPU: the same files compiled as C++, each CUDA thread a fiber. Included by the Makefile.
+#   build/on_cpu/liblazyllm_cuda.so   the library, for LAZYLLM_CUDA_LIBRARY
 #   build/on_cpu/test_…               the C++ tests
 #   build/on_cpu_asan/                the same under ASan and UBSan
 #   build/on_cpu_tsan/                the same under TSan
@@ -7,14 +7,14 @@
 CUDA_INCLUDE ?= $(firstword $(wildcard $(CUDA_HOME)/include /usr/local/cuda/include $(VENV)/lib/python*/site-packages/nvidia/cu13/include))
 CUDA_HEADERS := $(wildcard cuda/*.h cuda/cuda_on_cpu/*.h csrc/*.h csrc/cpu/*.h)
 ON_CPU_HOST  := $(basename $(notdir $(wildcard cuda/*.cc cuda/cuda_on_cpu/*.cc)))
-ON_CPU_GPU   := $(basename $(notdir $(wildcard cuda/*.cu))) # linked last: sanitizers find the lines of what comes last
+ON_CPU_GPU   := $(basename $(notdir $(wildcard cuda/*.cu))) # linked last, so that sanitizers find the line numbers of kernels
 ON_CPU_FLAGS := -std=c++17 -g -O2 -Wall -Wextra -Wno-unknown-pragmas -Werror -fno-strict-aliasing -fPIC -pthread -DLAZY_CUDA_ON_CPU -isystem $(CUDA_INCLUDE)
 vpath %.cu cuda tests/cuda
 vpath %.cc cuda cuda/cuda_on_cpu tests/cuda
 
-$(if $(CUDA_INCLUDE),,$(eval ON_CPU_FLAGS = $$(error CUDA's headers are not found; set CUDA_INCLUDE to where cuda_runtime.h is)))
+$(if $(CUDA_INCLUDE),,$(eval ON_CPU_FLAGS = $$(error CUDA's headers are not found; set CUDA_INCLUDE to the directory of cuda_runtime.h)))
 
-# $(1) the folder under build, $(2) the sanitizers' flags
+# $(1): directory under build/; $(2): sanitizer flags
 define on_cpu_build
 build/$(1)/%.o: %.cu $(CUDA_HEADERS)
 	@mkdir -p $$(@D)
@@ -37,13 +37,16 @@ build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU_HOST:%=build/$(1)/%.o) build/$(1
 endef
 
 $(eval $(call on_cpu_build,on_cpu,))
-$(eval $(call on_cpu_build,on_cpu_asan,-fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined))
-$(eval $(call on_cpu_build,on_cpu_tsan,-fsanitize=thread))
+$(eval $(call on_cpu_build,on_cpu_asan,$(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined))
+$(eval $(call on_cpu_build,on_cpu_tsan,$(SANITIZER_LEVEL) -fsanitize=thread))
 
-# ---- runs of them, each by itself: `make -j` has as many at a time ----
+# ---- test runs: one target each, so that `make -j` runs them in parallel ----
+#
+# Each build finds what the others cannot: TSan missing barriers, ASan accesses out of bounds, the plain build reads of unwritten shared
+# memory; and the plain build with threads and blocks in reverse, results that depend on the order, which a sanitizer would not change.
 
-ON_CPU_KINDS := on_cpu_tsan on_cpu_asan on_cpu
-ON_CPU_RUNS  := $(foreach run,ops engine engine-reversed gemm,$(ON_CPU_KINDS:%=$(run)/%)) ops-reversed/on_cpu_tsan ops-reversed/on_cpu harness/planted
+SANITIZED_KINDS := on_cpu_tsan on_cpu_asan
+ON_CPU_RUNS     := $(foreach run,ops engine gemm,$(SANITIZED_KINDS:%=$(run)/%)) ops/on_cpu ops-reversed/on_cpu engine-reversed/on_cpu harness/planted
 .PHONY: $(ON_CPU_RUNS)
 runs_of = $(filter $(1)/%,$(ON_CPU_RUNS))
 quickly = $(if $(filter on_cpu,$*),,quick) # sanitizers are slow
@@ -52,7 +55,7 @@ $(call runs_of,ops): ops/%: build/%/test_ops
 	$< $(quickly)
 
 $(call runs_of,ops-reversed): ops-reversed/%: build/%/test_ops
-	LAZYLLM_CUDA_REVERSE=1 $< $(quickly)
+	LAZYLLM_CUDA_REVERSE=1 $< quick
 
 $(call runs_of,engine): engine/%: build/%/test_engine build/%/liblazyllm_cuda.so
 	$<

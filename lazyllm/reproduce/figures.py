@@ -1,4 +1,4 @@
-"""The paper's figures, of runs; all need matplotlib."""
+"""The paper's figures for a run; all need matplotlib."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.longbench.summary import DENSE, Summary
-from lazyllm.picture import new_figure
+from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.pictures.figure import DPI, new_figure, panel_grid
 from lazyllm.reproduce.attention import MASSES, QUANTILES, mean_over
 from lazyllm.reproduce.rivals import BASELINE
 from lazyllm.reproduce.tables import ALL, Labels, score_of, speedup
@@ -17,17 +17,17 @@ from lazyllm.reproduce.tables import ALL, Labels, score_of, speedup
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DPI, ABREAST, PANEL_WIDTH, PANEL_HEIGHT = 150, 4, 4.2, 3.6
-LOWEST_SHARE = 1e-2  # of an even share, the darkest of Figure 2
+COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 4.2, 3.6
+LOWEST_SHARE = 1e-2  # of a uniform share: the lower end of Figure 2's colours
 
 
 def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path:
-    """Figure 2: the last prompt token's attention to the others, sorted, in every layer."""
+    """Figure 2: the last prompt token's attention to the others, sorted, in every layer and in the mean."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(12, 5)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(16, 5)
+    left, right, last = figure.subplots(1, 3)
     quantiles, holds = mean_over(rows, "quantiles"), 100 * mean_over(rows, "holds")
     image = left.imshow(
         np.maximum(quantiles, LOWEST_SHARE),
@@ -38,7 +38,7 @@ def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path
     )
     left.set_xlabel("prompt tokens from the least to the most attended, percent")
     left.set_ylabel("layer")
-    figure.colorbar(image, ax=left, label="attention, multiples of an even share")
+    figure.colorbar(image, ax=left, label="attention, multiples of a uniform share")
     for column, mass in enumerate(MASSES):
         right.plot(range(len(holds)), holds[:, column], marker=".", label=f"{mass:.0%} of the attention")
     right.set_xlabel("layer")
@@ -47,30 +47,31 @@ def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path
     right.set_ylim(0, 103)
     right.grid(alpha=0.3)
     right.legend(fontsize="small")
+    last.plot(QUANTILES, np.maximum(mean_over(rows, "quantiles_of_means"), LOWEST_SHARE))
+    last.set_yscale("log")
+    last.set_xlabel("prompt tokens from the least to the most attended, percent")
+    last.set_ylabel("mean attention over layers, multiples of a uniform share")
+    last.grid(alpha=0.3)
     figure.suptitle(title)
     figure.savefig(file, dpi=DPI)
     return file
 
 
-def pareto(summary: Summary, several: Sequence[Labels], title: str, file: Path) -> Path:
-    """Figure 5: score against the speedup of the first token, a panel a category, a line a method."""
+def pareto(summary: Summary, strengths: Sequence[Labels], title: str, file: Path) -> Path:
+    """Figure 5: score against the speedup of the first token, one panel per category, one line per method."""
     groups = [*summary.categories.items(), (ALL, summary.datasets)]
-    below = -(-len(groups) // ABREAST)
-    figure = new_figure(PANEL_WIDTH * min(ABREAST, len(groups)), PANEL_HEIGHT * below)
-    panels = figure.subplots(below, min(ABREAST, len(groups)), squeeze=False).flat
-    for axes, (category, names) in zip(panels, groups, strict=False):
+    figure, panels = panel_grid(len(groups), COLUMNS, PANEL_WIDTH, PANEL_HEIGHT)
+    for axes, (category, names) in zip(panels, groups, strict=True):
         axes.axhline(score_of(summary, DENSE, category), color="black", linewidth=0.8, linestyle=":")
         axes.plot(1, score_of(summary, DENSE, category), "s", color="black", label=BASELINE)
-        for method in several[0]:
-            draw_method(axes, summary, [labels[method] for labels in several], category, names, method)
+        for method in strengths[0]:
+            draw_method(axes, summary, [one[method] for one in strengths], category, names, method)
         axes.set_title(category)
         axes.set_xlabel("speedup of the first token")
         axes.set_ylabel("score")
         axes.grid(alpha=0.3)
-    for axes in list(panels):
-        axes.set_visible(False)
-    handles, told = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, told, loc="outside lower center", ncols=ABREAST - 1)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
     figure.suptitle(title)
     figure.savefig(file, dpi=DPI)
     return file
@@ -84,18 +85,18 @@ def draw_method(
     names: Sequence[str],
     method: str,
 ) -> None:
-    """A point a strength: means over seeds."""
-    places = []
+    """One point per strength: the means over seeds."""
+    dots = []
     for settings in points:
         speeds = [speed for one in settings if (speed := speedup(summary, one, "ttft", names))]
         if speeds:
-            places.append((np.mean(speeds), np.mean([score_of(summary, one, category) for one in settings])))
-    if places:
-        axes.plot(*zip(*sorted(places), strict=True), marker="o", markersize=4, label=method)
+            dots.append((np.mean(speeds), np.mean([score_of(summary, one, category) for one in settings])))
+    if dots:
+        axes.plot(*zip(*sorted(dots), strict=True), marker="o", markersize=4, label=method)
 
 
 def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str, file: Path) -> Path:
-    """Figure 6: score against the layer that drops tokens, a line for each share that it keeps."""
+    """Figure 6: score against the layer after which tokens are dropped, one line per keep."""
     figure = new_figure(7, 5)
     axes = figure.subplots()
     axes.axhline(summary.mean_score(DENSE), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
@@ -107,7 +108,7 @@ def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str
         axes.plot(
             *zip(*sorted(points), strict=True),
             marker="o",
-            markersize=2 + 2 * (len(keeps) - place),  # a point on another lets it be seen
+            markersize=2 + 2 * (len(keeps) - place),  # points at the same place stay visible
             label=f"keep {keep:.0%} tokens",
         )
     axes.set_xlabel("layer after which tokens are dropped")

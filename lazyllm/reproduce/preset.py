@@ -1,4 +1,4 @@
-"""Presets: what belongs to a model when the paper's comparisons are run on it."""
+"""Presets: prompt length, chat wrapper and speedup for the paper's comparisons on a model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyllm.config import model_name
-from lazyllm.longbench.prompt import Chat
+from lazyllm.checkpoints.config import model_name
+from lazyllm.evaluation.chats import Chat
 
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Preset:
-    """What the paper gives, and what follows from it.
+    """`max_length` in prompt tokens and `chat`, the wrapper, are those of LongBench's authors.
 
-    `max_length`: of prompts, as the benchmark's authors set it; `chat`: how they are wrapped. `speedup`: of
-    the first token, the mean that the paper reports for its method over the six categories; it gives neither
-    layers nor keeps. `paper_model`: what it calls the model.
+    `speedup` of the first token is the paper's mean for LazyLLM over the six categories; the paper gives
+    neither layers nor keeps. `paper_model`: the paper's name of the model. That its Llama 2 is the chat model
+    is our reading: its baseline is near LongBench's own figures for Llama2-7B-chat-4k.
     """
 
     name: str
@@ -40,11 +40,11 @@ PRESETS = {
         Preset("smollm2-135m-instruct", re.compile(r"smollm2[-_ ]135m[-_ ]instruct"), 3500, 2.0),
     )
 }
-OTHER = Preset("of any other model", re.compile(""), 3500, 2.0)
+OTHER = Preset("for other models", re.compile(""), 3500, 2.0)
 
 
 def preset_of(llm: LLM, name: str | None) -> Preset:
-    """The one of that name, or by the name of the checkpoint."""
+    """The preset of that name; None selects by the checkpoint's name."""
     if name is None:
         known = model_name(llm.checkpoint.folder).lower()
         return next((one for one in PRESETS.values() if one.known_by.search(known)), OTHER)

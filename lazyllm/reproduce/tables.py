@@ -1,4 +1,4 @@
-"""The paper's tables, of a run: by category and method, beside the paper's own figures if there are any."""
+"""The paper's tables for a run, with the paper's results for the same model beside them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lazyllm.longbench.datasets import DATA_SETS, ENGLISH
-from lazyllm.longbench.report import Table, figure, with_deviation, with_interval
-from lazyllm.longbench.summary import DENSE, Spread, Summary
-from lazyllm.reproduce.published import Published
+from lazyllm.evaluation.longbench.datasets import CATEGORIES
+from lazyllm.evaluation.report import figure, with_deviation, with_interval
+from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.reproduce.published import FIRST_TOKEN, FirstToken, Published
 from lazyllm.reproduce.rivals import LAZY
+from lazyllm.support.tables import Table
 
 ALL = "All"
+POOLED = "scores are means of data sets, shares and speedups are of all items together"
 Labels = Mapping[str, Sequence[str]]
-"""By method: the labels of its settings."""
+"""By method: labels of its settings."""
 
 
 def accuracy(summary: Summary, labels: Labels, published: Published | None) -> Table:
@@ -24,15 +26,15 @@ def accuracy(summary: Summary, labels: Labels, published: Published | None) -> T
         for method, settings in labels.items():
             scores = [score_of(summary, one, category) for one in settings]
             speeds = [speed for one in settings if (speed := speedup(summary, one, "ttft", names))]
-            row = [told(category, names, published), method, spread(scores)]
-            row += [against_dense(summary, settings, category), spread(speeds, "x")]
+            row = [category_cell(category, names, published), method, spread(scores)]
+            row += [difference_cell(summary, settings, category), spread(speeds, "x")]
             if published:
                 theirs = published.accuracy.get((category, method))
                 row += [figure(theirs.score), f"{theirs.speedup:.2f}x"] if theirs else ["", ""]
             rows.append(row)
     heads = ["category", "method", "score", "paired difference [95 %]", "TTFT speedup"]
     heads += ["paper: score", "paper: TTFT speedup"] if published else []
-    return Table("Table 1: accuracy and speedup of the first token", heads, rows)
+    return Table(f"Table 1: accuracy and speedup of the first token ({POOLED})", heads, rows)
 
 
 def work(summary: Summary, labels: Labels, published: Published | None) -> Table:
@@ -42,7 +44,7 @@ def work(summary: Summary, labels: Labels, published: Published | None) -> Table
     for category, names in [*summary.categories.items(), (ALL, summary.datasets)]:
         speed = speedup(summary, setting, "seconds", names)
         row = [
-            told(category, names, published),
+            category_cell(category, names, published),
             f"{summary.average(setting, 'computed', names):.2%}",
             f"{summary.average(setting, 'reached_top', names):.2%}",
             "" if speed is None else f"{speed:.2f}x",
@@ -53,18 +55,43 @@ def work(summary: Summary, labels: Labels, published: Published | None) -> Table
         rows.append(row)
     heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
     heads += ["paper: prompt computed", "paper: generation speedup"] if published else []
-    return Table("Table 2: prompt tokens computed, and speedup of whole answers", heads, rows)
+    return Table(f"Table 2: prompt tokens computed, and speedup of whole answers ({POOLED})", heads, rows)
 
 
-def told(category: str, names: Sequence[str], published: Published | None) -> str:
-    """With how much of it there is, where the paper's figure beside is of all of it."""
-    whole = sum(DATA_SETS[name].category == category for name in ENGLISH)
-    part = published is not None and len(names) < whole
-    return f"{category} ({len(names)} of {whole} data sets)" if part else category
+def first_token(summary: Summary) -> Table:
+    """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
+    rows = [row for row in summary.rows if row["setting"] == DENSE]
+    first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
+    n_steps = sum(row["new_tokens"] - 1 for row in rows)
+    step = (whole - first) / n_steps if n_steps else np.nan
+    ours = FirstToken(
+        float(np.mean([row["prompt_tokens"] for row in rows])),
+        float(np.mean([row["new_tokens"] for row in rows])),
+        first / len(rows) / step,
+        100 * first / whole,
+    )
+    named = [
+        ("prompt tokens, mean", "{:.0f}"),
+        ("new tokens, mean", "{:.0f}"),
+        ("first token's time, in decode steps", "{:.1f}"),
+        ("first token's share of the time", "{:.0f} %"),
+    ]
+    cells = [
+        [name, form.format(one), form.format(theirs)]
+        for (name, form), one, theirs in zip(named, ours, FIRST_TOKEN, strict=True)
+    ]
+    return Table("Figure 1: the first token's time, dense", ["", "here", "paper: Llama 2 7B"], cells)
 
 
-def against_dense(summary: Summary, settings: Sequence[str], category: str) -> str:
-    """Of a method with one setting."""
+def category_cell(category: str, names: Sequence[str], published: Published | None) -> str:
+    """The category; beside the paper's results, also how many of its data sets were run."""
+    n_all = len(CATEGORIES.get(category, ()))
+    part = published is not None and len(names) < n_all
+    return f"{category} ({len(names)} of {n_all} data sets)" if part else category
+
+
+def difference_cell(summary: Summary, settings: Sequence[str], category: str) -> str:
+    """The paired difference to dense of a method with a single setting."""
     if len(settings) > 1 or settings[0] == DENSE:
         return ""
     return with_interval(summary.difference(settings[0], None if category == ALL else category), signed=True)
@@ -80,7 +107,7 @@ def speedup(summary: Summary, setting: str, timing: str, names: Sequence[str]) -
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
-    """One value, or mean and deviation over seeds."""
+    """A single value, or mean and standard deviation over seeds."""
     if not values or np.isnan(values).any():
         return ""
-    return figure(values[0]) + unit if len(values) == 1 else with_deviation(Spread.of(values)) + unit
+    return figure(values[0]) + unit if len(values) == 1 else with_deviation(values) + unit

@@ -1,17 +1,17 @@
-"""Frames: settings with what was found out about them, as a table that prints well."""
+"""Frame: an ordered collection of points that prints as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from html import escape
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
-from lazyllm.longbench.report import Table, figure, with_interval
-from lazyllm.longbench.summary import Interval
-from lazyllm.methods import Method
+from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.report import figure, with_interval
+from lazyllm.method import Method
 from lazyllm.pruning import Pruning
+from lazyllm.support.tables import Table
 from lazyllm.sweeps.point import Point
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def percent(value: float) -> str:
 
 
 def varied(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """By point, the fields of Pruning in which those that prune differ; a single stage is layer and keep."""
+    """For each point, the fields of Pruning that differ among points; a single stage is layer and keep."""
     tables = [fields_of(one.pruning) for one in points]
     values = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
     return [{name: value for name, value in table.items() if len(values[name]) > 1} for table in tables]
@@ -70,7 +70,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
 
 
 class Frame(Sequence[Point]):
-    """Points in order, found by number or by setting."""
+    """Points in order, indexed by number or by setting."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = tuple(points)
@@ -87,17 +87,17 @@ class Frame(Sequence[Point]):
         for one in self._points:
             if one.setting == key:
                 return one
-        raise KeyError(f"{key!r} is none of the settings {', '.join(one.setting for one in self._points)}")
+        raise KeyError(f"{key!r} is not among the settings {', '.join(one.setting for one in self._points)}")
 
     @property
     def table(self) -> Table:
-        """Without the columns in which nothing was measured."""
+        """The points as rows; columns without a measurement are left out."""
         columns = {name: [cell(one) for one in self] for name, cell in COLUMNS.items()}
         told = {name: cells for name, cells in columns.items() if any(cells)}
         return Table(TITLE, list(told), list(zip(*told.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a setting, numbers unrounded, what varies among them a column each; needs pandas."""
+        """One row per setting, unrounded, with a column for each option that varies; needs pandas."""
         try:
             import pandas
         except ImportError:
@@ -108,15 +108,7 @@ class Frame(Sequence[Point]):
         )
 
     def __repr__(self) -> str:
-        lines = [self.table.heads, *self.table.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines
-        )
+        return self.table.text()
 
     def _repr_html_(self) -> str:
-        def row(tag: str, cells: Sequence[str]) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        body = "".join(row("td", line) for line in self.table.rows)
-        return f"<table><thead>{row('th', self.table.heads)}</thead><tbody>{body}</tbody></table>"
+        return self.table.html()

@@ -1,4 +1,4 @@
-"""Points: what a sweep found out about each setting."""
+"""Point: the measurements of one setting in a sweep."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.longbench.summary import DENSE, Interval, Speed, Summary
-from lazyllm.methods import Method
+from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.summary import Speed, Summary
+from lazyllm.method import Method
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting; an Interval has value, low and high, and nan is what was not measured.
+    """One setting. An Interval has value, low and high; nan stands for a quantity that was not measured.
 
-    `changed_nothing`: on how many prompts. `score`: mean of the categories, 0 to 100. `kl`: from dense's
-    distributions, in nats a token, mean over prompts. `agreement`: share of equal argmaxes. `ttft`: mean
-    seconds. `speedup`: of the first token against dense, measured, ratio of sums, and `speedup_median` of
-    ratios. `counted_speedup`: by counted operations.
+    `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
+    100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
+    argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
+    of summed times; `speedup_median`: median of the ratios; `counted_speedup`: by counted operations.
     """
 
     setting: str
@@ -45,16 +46,16 @@ class Point:
 
     @property
     def quality(self) -> float:
-        """What a Pareto front looks at: the score, or else the KL divergence below zero."""
+        """Quality on the Pareto front, larger is better: the score, or else the negative KL divergence."""
         return self.score.value if self.scored else -self.kl.value
 
     @property
     def share(self) -> float:
-        """Quality from 0 to 1, what `best` looks at: score / 100, or else the share of equal argmaxes."""
+        """Quality for `best`, from 0 to 1: score / 100, or else the share of equal argmaxes."""
         return self.score.value / 100 if self.scored else self.agreement.value
 
     def row(self) -> dict[str, Any]:
-        """Of a table: an interval is three columns; what was not measured is left out."""
+        """A row of a table. An interval takes three columns; unmeasured quantities are left out."""
         flat: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -82,7 +83,7 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             score=summary.mean(setting) if rows and "score" in rows[0] else unknown,
             kl=summary.pooled(setting, "kl") if kl else unknown,
             kl_median=float(np.median(kl)) if kl else nan,
-            agreement=summary.pooled(setting, "agreement") if kl else unknown,
+            agreement=summary.pooled(setting, "agreement", 1.0) if kl else unknown,
             ttft=float(np.mean([row["timing"]["ttft"] for row in rows])) if rows else nan,
             speedup=speed.of_sums,
             speedup_median=speed.median,
@@ -93,21 +94,17 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
 
 
 def counted_speedup(summary: Summary, setting: str) -> float:
-    """Dense's counted operations over the setting's, on the items that both have; nan if not counted."""
-    by_setting: dict[str, dict[tuple[str, str], int]] = {setting: {}, DENSE: {}}
-    for row in summary.rows:
-        if row["setting"] in by_setting and row["flops"] is not None:
-            by_setting[row["setting"]][row["dataset"], row["item"]] = row["flops"]
-    ours, dense = by_setting[setting], by_setting[DENSE]
-    common = ours.keys() & dense.keys()
-    return sum(dense[key] for key in common) / sum(ours[key] for key in common) if common else nan
+    """Dense's counted operations over the setting's, on common items; nan if not counted."""
+    operations = summary.paired(setting, lambda row: row["flops"])
+    return float(operations[0].sum() / operations[1].sum()) if operations else nan
 
 
 def front(several: Sequence[Point]) -> list[Point]:
-    """Those that no other beats in one of quality and speedup and equals or beats in both; slowest first."""
+    """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
+    and better in one of them."""
     known = [one for one in several if not (isnan(one.quality) or isnan(one.speedup))]
 
-    def beaten(one: Point) -> bool:
+    def dominated(one: Point) -> bool:
         return any(
             other.quality >= one.quality
             and other.speedup >= one.speedup
@@ -115,4 +112,4 @@ def front(several: Sequence[Point]) -> list[Point]:
             for other in known
         )
 
-    return sorted((one for one in known if not beaten(one)), key=lambda one: one.speedup)
+    return sorted((one for one in known if not dominated(one)), key=lambda one: one.speedup)

@@ -1,4 +1,4 @@
-"""Spaces: which settings a sweep tries, as a researcher writes them down."""
+"""Space: the settings of a sweep, as a list or as axes whose product is taken."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
-from lazyllm.config import ModelConfig
-from lazyllm.longbench.runner import Setting, checked_settings
-from lazyllm.longbench.summary import DENSE
-from lazyllm.methods import Method
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.evaluation.runner import checked_settings
+from lazyllm.evaluation.summary import DENSE
+from lazyllm.method import Method
+from lazyllm.methods import PruningInput
 from lazyllm.pruning import Pruning
 
-Space = Mapping[str, Iterable[Any]] | Sequence[Setting] | Setting
+Space = Mapping[str, Iterable[Any]] | Sequence[PruningInput] | PruningInput
 ONE_STAGE = ("layers", "keep")
 AXES = (*(field.name for field in fields(Pruning)), *ONE_STAGE)
 
 
 def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
-    """The settings by how they print, dense before all others; what the model cannot run is refused."""
+    """Methods by label, dense first. A setting that the model cannot run is an error."""
     given = combined(space) if isinstance(space, Mapping) else space
     settings = {DENSE: Pruning(), **checked_settings(given)}
     if len(settings) == 1:
@@ -30,14 +31,14 @@ def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
     return settings
 
 
-def combined(axes: Mapping[str, Iterable[Any]]) -> list[Setting]:
-    """The product of the axes: each a field of Pruning, or layers and keep for a single stage."""
+def combined(axes: Mapping[str, Iterable[Any]]) -> list[PruningInput]:
+    """The product of the axes. An axis is a field of Pruning; with `keep`, `layers` is a single stage's."""
     for name in axes:
         if name not in AXES:
             close = get_close_matches(str(name), AXES, n=1)
             hint = f"did you mean {close[0]}?" if close else f"an axis is one of {', '.join(AXES)}"
             raise ValueError(f"the space has no axis {name!r}; {hint}")
-    if ("layers" in axes) != ("keep" in axes) or ("stages" in axes) == ("layers" in axes):
+    if ("stages" in axes) == ("keep" in axes) or ("keep" in axes and "layers" not in axes):
         raise ValueError(
             'the space needs either "stages" or both "layers" and "keep" (one stage, at each layer with each '
             f"keep); it has {', '.join(axes) or 'nothing'}"
@@ -47,7 +48,7 @@ def combined(axes: Mapping[str, Iterable[Any]]) -> list[Setting]:
 
 
 def values_of(name: str, axis: object) -> list[Any]:
-    """An axis lists its values, even a single one."""
+    """The checked values of an axis."""
     if isinstance(axis, str | bytes | Mapping) or not isinstance(axis, Iterable):
         raise TypeError(f"{name} must be a list of values to try, such as [{axis!r}], not {axis!r}")
     values = list(axis)
@@ -59,7 +60,7 @@ def values_of(name: str, axis: object) -> list[Any]:
 
 
 def made(chosen: dict[str, Any]) -> Pruning:
-    if "layers" in chosen:
+    if "keep" in chosen:
         layer, keep = (chosen.pop(name) for name in ONE_STAGE)
         return Pruning({layer: keep}, **chosen)
     return Pruning(chosen.pop("stages"), **chosen)

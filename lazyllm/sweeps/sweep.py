@@ -1,35 +1,38 @@
-"""Sweeps: the settings of a space on the same prompts, and what can be asked of the outcome."""
+"""Sweep: many settings on the same prompts, and the best among them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
-from lazyllm import checked
+from lazyllm.evaluation.divergence import TOKENS, Divergence
+from lazyllm.evaluation.options import DataKeywords, DataOptions
+from lazyllm.evaluation.report import report_text, write_report
+from lazyllm.evaluation.results import read_manifest, read_rows
+from lazyllm.evaluation.run import category_of, tasks_of
+from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
+from lazyllm.evaluation.summary import DENSE, Row, Summary
+from lazyllm.evaluation.tasks import Tasks
 from lazyllm.llm import LLM, load
-from lazyllm.longbench.divergence import TOKENS, Divergence
-from lazyllm.longbench.prompt import MAX_LENGTH, Chat
-from lazyllm.longbench.report import REPORT, write_report
-from lazyllm.longbench.results import read_manifest, read_rows
-from lazyllm.longbench.run import category_of, tasks_of
-from lazyllm.longbench.runner import WARM_UPS, Asked, Manner, Measure, run_items, scored_answer
-from lazyllm.longbench.summary import DENSE, Row, Summary
-from lazyllm.longbench.tasks import Limits, Tasks
 from lazyllm.methods import parse_method
+from lazyllm.pictures.figure import Dot
+from lazyllm.pictures.pareto import plot_pareto
+from lazyllm.support import checked
 from lazyllm.sweeps.frame import Frame
-from lazyllm.sweeps.plot import plot
 from lazyllm.sweeps.point import Point, front, points
 from lazyllm.sweeps.space import Space, settings_of
 
 Quality = Literal["kl", "score", "both"]
 PICTURE, TABLE = "pareto.png", "settings"
+SCORE_AXIS = "score, mean of the categories (95 % interval)"
+KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 
 
 class Sweep(Frame):
-    """Settings with what was measured of them; `folder` is None for a sweep that was given none."""
+    """The measured settings; `folder` is None for a sweep without `out`."""
 
     def __init__(self, rows: Sequence[Row], manifest: Mapping[str, Any], folder: Path | None) -> None:
         self.rows, self.manifest, self.folder = rows, manifest, folder
@@ -39,47 +42,60 @@ class Sweep(Frame):
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Of a sweep that has ended, or of one that was cut short."""
+        """Opens the folder of a sweep that has ended or was interrupted."""
         path = Path(folder)
         manifest = read_manifest(path)
         if "methods" not in manifest:
-            raise ValueError(f"{path} holds a run that is no sweep; lazyllm.longbench.Run opens it")
+            raise ValueError(f"{path} holds a run that is no sweep; open it with lazyllm.longbench.Run")
         return cls(read_rows(path), manifest, path)
 
     def pareto(self) -> Frame:
-        """The settings that no other beats in quality and speedup, slowest first.
+        """The Pareto front in quality and measured speedup, slowest setting first.
 
-        Quality is the score, or in a sweep without scores the KL divergence; the speedup is measured. One
-        setting beats another that is better in neither and worse in one.
+        Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
+        another one is equal or better in both and better in one.
         """
         return Frame(front(self))
 
     def best(self, max_drop: float = 0.01) -> Point:
-        """The fastest setting, by measured speedup, whose quality is at most `max_drop` below dense's.
+        """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
 
-        Quality is here a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes, which for dense is 1.
+        Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
+        scores the share of equal argmaxes, which is 1 for dense.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
-        least = self[DENSE].share - drop
-        fit = [one for one in self if one.share >= least and not isnan(one.speedup)]
+        min_share = self[DENSE].share - drop
+        fit = [one for one in self if one.share >= min_share and not isnan(one.speedup)]
         if not fit:
-            raise ValueError("the sweep has no result of dense yet, which others are held against")
+            raise ValueError("the sweep has no result of dense yet, with which settings are compared")
         return max(fit, key=lambda one: one.speedup)
 
     def plot(self, file: str | Path | None = None) -> Path:
-        """Quality against speedup, the Pareto front joined; needs matplotlib.
+        """Draws quality against speedup with the Pareto front; needs matplotlib.
 
-        `file`: pareto.png in the sweep's folder, or in the working directory if it has none.
+        The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
         """
-        return plot(self, Path(file) if file else (self.folder or Path()) / PICTURE, self._heading)
+        scored = any(one.scored for one in self)
+        return plot_pareto(
+            dots_of(self, scored),
+            dots_of(front(self), scored),
+            DENSE,
+            SCORE_AXIS if scored else KL_AXIS,
+            not scored,
+            self._heading,
+            Path(file) if file else (self.folder or Path()) / PICTURE,
+        )
 
     @property
     def _heading(self) -> str:
         prompts = len({(row["dataset"], row["item"]) for row in self.rows})
         return f"{self.manifest['model']}: {len(self)} settings on {prompts} prompts"
+
+    def text(self) -> str:
+        """The table of the report, aligned for a terminal."""
+        return report_text(self._heading, {TABLE: self.table}, self.summary.failed)
 
     def report(self) -> Path:
         """Writes report.md, the table as .csv and .tex and, with matplotlib, the picture, to the folder."""
@@ -89,9 +105,13 @@ class Sweep(Frame):
             pictures = [self.plot().name]
         except ImportError:
             pictures = []
-        tables = {TABLE: self.table}
-        write_report(self.folder, self._heading, tables, pictures, self.summary.failed, self.manifest)
-        return self.folder / REPORT
+        tables, failed = {TABLE: self.table}, self.summary.failed
+        return write_report(self.folder, self._heading, tables, pictures, failed, self.manifest)
+
+
+def dots_of(several: Iterable[Point], scored: bool) -> list[Dot]:
+    qualities = [(one, one.score if scored else one.kl) for one in several]
+    return [Dot(one.setting, one.speedup, made.value, made.low, made.high) for one, made in qualities]
 
 
 def sweep(
@@ -100,38 +120,27 @@ def sweep(
     *,
     measure: Quality = "kl",
     tokens: int = TOKENS,
-    data: str | Path | None = None,
-    datasets: Sequence[str] | None = None,
     out: str | Path | None = None,
-    limit: int | None = None,
-    sample: int | None = None,
-    min_item_length: int | None = None,
-    max_item_length: int | None = None,
-    max_length: int = MAX_LENGTH,
-    max_new_tokens: int | None = None,
-    chat: Chat = "auto",
-    prompts: str | Path | None = None,
-    warm_ups: int = WARM_UPS,
-    retry_failed: bool = False,
-    progress: bool = True,
+    **options: Unpack[DataKeywords],
 ) -> Sweep:
-    """Tries every setting of a space, and dense, on the same prompts: quality, and time to the first token.
+    """Runs dense and every setting of a space on the same prompts and measures quality and speed.
 
     `space`: settings or their texts; or axes whose product is taken, each a field of Pruning with a list of
-    values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}, with "layers" and "keep" in place
-    of "stages" for a single stage. `measure`: "kl" teacher-forces dense's own greedy answer, of at most
-    `tokens` tokens; "score" generates answers and scores them; "both" does both, and its times are those of
-    the answers. The rest is as in `lazyllm.longbench.run`: without `data`, tasks are generated. With `out`
-    the sweep is a folder with a report; run again, it goes on where it stopped.
+    values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}. For single stages, the axes
+    "layers", which then are those of the stages, and "keep" replace "stages".
+
+    `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
+    and scores them; "both" does both and takes its times from the generated answers.
+
+    The other options are those of `lazyllm.longbench.run`. With `out` the sweep is a folder with a report,
+    and an interrupted sweep continues.
     """
     if measure not in get_args(Quality):
         raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
-    taken = chosen_measure(measure, tokens)
-    limits = Limits(limit, sample, min_item_length, max_item_length, max_length, max_new_tokens, chat)
-    manner = Manner(warm_ups, retry_failed, progress)
+    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
-    tasks = tasks_of(model, data, datasets, limits, prompts)
+    tasks = tasks_of(model, given)
     measured: dict[str, Any] = {
         "measure": measure,
         "methods": {label: one.to_json() for label, one in settings.items()},
@@ -139,13 +148,14 @@ def sweep(
     if measure != "score":
         measured["forced tokens"] = tokens
     if out is not None:
-        run_items(model, settings, tasks, Path(out), manner, taken, measured)
+        run_items(model, settings, tasks, Path(out), given, chosen, measured)
         made = Sweep.read(out)
         made.report()
         return made
-    with TemporaryDirectory(prefix="lazyllm-sweep-") as folder:
-        run_items(model, settings, tasks, Path(folder), manner, taken, measured)
-        return Sweep(read_rows(Path(folder)), read_manifest(Path(folder)), None)
+    with TemporaryDirectory(prefix="lazyllm-sweep-") as name:
+        folder = Path(name)
+        run_items(model, settings, tasks, folder, given, chosen, measured)
+        return Sweep(read_rows(folder), read_manifest(folder), None)
 
 
 def chosen_measure(measure: Quality, tokens: int) -> Measure:
@@ -155,7 +165,7 @@ def chosen_measure(measure: Quality, tokens: int) -> Measure:
     if measure == "kl":
         return divergence
 
-    def both(llm: LLM, tasks: Tasks, one: Asked) -> dict[str, Any]:
+    def both(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
         return {**divergence(llm, tasks, one), **scored_answer(llm, tasks, one)}
 
     return both

@@ -1,7 +1,7 @@
 /* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
- * then "N passed, N failed". */
+ * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set alone. */
 #include <math.h>
 #include <stdarg.h>
 #include <pthread.h>
@@ -86,7 +86,7 @@ static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
-enum { MOST_ROWS = 512, MOST_TOKENS = 20000 };
+enum { MAX_ROWS = 512, MAX_TOKENS = 20000 };
 
 typedef struct side {
     lazy_backend *backend;
@@ -99,7 +99,7 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     lazy_error err = { 0 };
     setenv("LAZYLLM_CPU", variant, 1);
     if (lazy_cpu_open(&s.backend, threads, &err) || s.backend->ops->stream_open(s.backend, config, &s.stream, &err) ||
-        s.backend->ops->reserve(s.stream, MOST_ROWS, MOST_TOKENS, &err)) {
+        s.backend->ops->reserve(s.stream, MAX_ROWS, MAX_TOKENS, &err)) {
         printf("%s: %s\n", variant, err.message);
         exit(1);
     }
@@ -176,11 +176,11 @@ static void test_products(side fast, side plain)
     test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
     /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by columns */
     for (int i = 0; i < 20; i++)
-        test_matmul(fast, plain, FEW_PRODUCT_ROWS + random_int(1, 80), random_int(1, 3), random_int(1, 130), random_int(1, 130),
+        test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), random_int(1, 3), random_int(1, 130), random_int(1, 130),
                     (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
-    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 1, 1, 37, 1024, LAZY_F16, false, false, true);
-    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 5, 1, 33, 2048, LAZY_F32, false, true, false);
-    test_matmul(fast, plain, FEW_PRODUCT_ROWS + 40, 2, 30, 2100, LAZY_BF16, true, true, true);
+    test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 1, 1, 37, 1024, LAZY_F16, false, false, true);
+    test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 5, 1, 33, 2048, LAZY_F32, false, true, false);
+    test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 40, 2, 30, 2100, LAZY_BF16, true, true, true);
     test_matmul(fast, plain, 500, 3, 70, 96, LAZY_F16, false, true, false);
 }
 
@@ -190,6 +190,7 @@ static void test_gated(side fast, side plain, int n, int cols)
     lazy_matrix w = random_matrix(1, 2 * c->ffn, cols, LAZY_BF16, false, false);
     size_t size = (size_t)n * (size_t)c->ffn;
     float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size);
+    for (size_t i = 0; i < (size_t)n * (size_t)cols; i += 17) x[i] *= 20; /* gates far from 0, too */
     fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
     plain.backend->ops->gated(plain.stream, want, x, n, &w, NULL);
     double error = error_of(got, want, size);
@@ -204,8 +205,10 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
 {
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
-    fast.backend->ops->rmsnorm(fast.stream, got, x, n, d, weight, 1e-5f, NULL);
-    plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, NULL);
+    bool accumulate = random_int(0, 1);
+    for (size_t i = 0; i < size && accumulate; i++) got[i] = want[i] = random_float();
+    fast.backend->ops->rmsnorm(fast.stream, got, x, n, d, weight, 1e-5f, accumulate, NULL);
+    plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, accumulate, NULL);
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s rmsnorm n %d, d %d: error %.2g", fast.backend->variant, n, d, error);
     check(freed(got, size), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
@@ -223,14 +226,14 @@ static void test_large_norm(side fast, side plain)
         x[i] = random_float() * 1e25f;
         weight[i] = random_float();
     }
-    fast.backend->ops->rmsnorm(fast.stream, got, x, 1, D, weight, 1e-5f, NULL);
-    plain.backend->ops->rmsnorm(plain.stream, want, x, 1, D, weight, 1e-5f, NULL);
+    fast.backend->ops->rmsnorm(fast.stream, got, x, 1, D, weight, 1e-5f, false, NULL);
+    plain.backend->ops->rmsnorm(plain.stream, want, x, 1, D, weight, 1e-5f, false, NULL);
     double error = error_of(got, want, D);
     check(error < TOLERANCE, "%s rmsnorm of values near 1e25: error %.2g", fast.backend->variant, error);
 }
 
-/* soften's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
-static void test_soften(const char *variant)
+/* online_softmax's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
+static void test_online_softmax(const char *variant)
 {
     enum { N = 1003 };
     const lazy_kernels *kernels = lazy_kernels_find(variant);
@@ -241,7 +244,7 @@ static void test_soften(const char *variant)
         given[5] = s[5] = -1000.0f;
         float largest = -INFINITY;
         for (int i = 0; i < N; i++) largest = fmaxf(largest, given[i]);
-        kernels->soften(s, N, &max, &sum);
+        kernels->online_softmax(s, N, &max, &sum);
         for (int i = 0; i < N; i++) {
             double want = exp2((double)(given[i] - largest));
             total += want;
@@ -250,13 +253,42 @@ static void test_soften(const char *variant)
         }
         worst = fmax(worst, max == largest && s[5] == 0.0f && fabs(sum / total - 1) < TOLERANCE ? 0 : 1);
     }
-    check(worst < 1.5e-7, "%s soften: error %.2g", variant, worst);
+    check(worst < 1.5e-7, "%s online_softmax: error %.2g", variant, worst);
     given[0] = NAN;
     given[1] = 1.0f;
     max = -INFINITY;
     sum = 0.0f;
-    kernels->soften(given, 2, &max, &sum);
-    check(isnan(given[0]) && isnan(sum), "%s soften: a NaN was lost", variant);
+    kernels->online_softmax(given, 2, &max, &sum);
+    check(isnan(given[0]) && isnan(sum), "%s online_softmax: a NaN was lost", variant);
+}
+
+/* Every 16-bit pattern, in vectors and one by one: subnormals, both infinities and NaN among them. */
+static void test_widening(const char *variant)
+{
+    enum { ALL = 1 << 16 };
+    static uint16_t halves[ALL];
+    static float vectors[ALL];
+    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant)->widen_row;
+    for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
+    for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
+        lazy_dtype dtype = is_bf16 ? LAZY_BF16 : LAZY_F16;
+        int fraction_bits = is_bf16 ? 7 : 10, exponent_mask = is_bf16 ? 0xff : 0x1f, bias = is_bf16 ? 127 : 15, n_wrong = 0,
+            first_wrong = 0;
+        widen(vectors, halves, dtype, ALL);
+        for (int i = 0; i < ALL; i++) {
+            int exponent = i >> fraction_bits & exponent_mask, fraction = i & ((1 << fraction_bits) - 1);
+            double size = exponent == exponent_mask ? (fraction ? NAN : INFINITY)
+                          : exponent                ? ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)
+                                                    : ldexp(fraction, 1 - bias - fraction_bits);
+            float want = (float)(i & 0x8000 ? -size : size), single;
+            widen(&single, &halves[i], dtype, 1);
+            bool right = isnan(want) ? isnan(single) && isnan(vectors[i])
+                                     : memcmp(&single, &want, sizeof want) == 0 && memcmp(&vectors[i], &want, sizeof want) == 0;
+            if (!right && n_wrong++ == 0) first_wrong = i;
+        }
+        check(n_wrong == 0, "%s widening of %s: %d patterns are wrong, 0x%04x the first", variant, is_bf16 ? "bf16" : "f16", n_wrong,
+              first_wrong);
+    }
 }
 
 static void test_surprisal(side fast, side plain, int n, int vocab)
@@ -335,6 +367,7 @@ static int32_t *random_rows(int n, const int32_t *in_play, int m)
 
 static void test_attention(side fast, side plain, int n, int m, int length)
 {
+    int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
     const lazy_config *c = fast.stream->config;
     size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
     size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
@@ -343,21 +376,23 @@ static void test_attention(side fast, side plain, int n, int m, int length)
           *want = guarded(size);
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 4; /* peaked rows */
     lazy_kv kv = { k, v, length };
-    fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, NULL);
-    plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, NULL);
+    fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, window, NULL);
+    plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, window, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s attention n %d, m %d, length %d, head %zu: error %.2g", fast.backend->variant, n, m, length, d, error);
+    check(error < TOLERANCE, "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length,
+          window, d, error);
     check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(want, size);
 
     int queries = random_int(1, 20), first_new = rows[random_int(0, n - 1)];
     float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
-    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, first_new, kv, in_play, m, NULL);
-    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, first_new, kv, in_play, m, NULL);
+    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, first_new, kv, in_play, m, window, NULL);
+    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, first_new, kv, in_play, m, window, NULL);
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
     for (int j = 0; j < m; j++) sum += scores[j];
-    check(error < TOLERANCE, "%s scores n %d, m %d, queries %d: error %.2g", fast.backend->variant, n, m, queries, error);
+    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d: error %.2g", fast.backend->variant, n, m, window, queries,
+          error);
     check(fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant, n, m, queries, sum);
     check(freed(scores, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(expected, (size_t)m);
@@ -456,24 +491,31 @@ static void test_select(side fast, int m)
     free(scores);
 }
 
-static void test_smooth(side fast, int m, int width)
+/* Attention-like scores: some are equal, some are tiny beside their neighbours. */
+static void test_smooth(side fast, side plain, int m, int width)
 {
-    float *scores = random_floats((size_t)m), *got = guarded((size_t)m), *want = malloc((size_t)m * sizeof *want);
-    for (int j = 0; j < m; j++) {
-        double sum = 0;
-        int n = 0;
-        for (int i = j - width / 2; i <= j + width / 2; i++)
-            if (i >= 0 && i < m) {
-                sum += scores[i];
-                n++;
-            }
-        want[j] = (float)(sum / n);
-    }
+    float *scores = malloc((size_t)m * sizeof *scores), *got = guarded((size_t)m), *want = guarded((size_t)m);
+    for (int j = 0; j < m; j++) scores[j] = random_int(0, 3) ? exp2f(-(float)random_int(0, 120)) * fabsf(random_float()) : 1.0f;
+    for (int j = 0; j < m / 2 && width % 4 == 1; j++) scores[j] = 0; /* behind the window */
     fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
-    check(error_of(got, want, (size_t)m) < TOLERANCE, "smooth m %d, width %d", m, width);
+    plain.backend->ops->smooth(plain.stream, want, scores, m, width, NULL);
+    double error = 0;
+    for (int j = 0; j < m; j++) error = fmax(error, want[j] > 0 ? fabs(got[j] / (double)want[j] - 1) : got[j] != 0);
+    check(error < 1.2e-7, "smooth m %d, width %d: relative error %.2g", m, width, error);
+
+    for (int j = 0; j < m; j++) scores[j] = 0x1.fffffep-20f;
+    fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
+    check(memcmp(got, scores, (size_t)m * sizeof *got) == 0, "smooth m %d, width %d: equal scores do not stay equal", m, width);
+
+    int bad = random_int(0, m - 1);
+    scores[bad] = NAN;
+    fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
+    bool spread = true;
+    for (int j = 0; j < m; j++) spread = spread && isnan(got[j]) == (abs(j - bad) <= width / 2);
+    check(spread, "smooth m %d, width %d: a NaN is in the windows around it and nowhere else", m, width);
     check(freed(got, (size_t)m), "smooth m %d: wrote outside its output", m);
+    freed(want, (size_t)m);
     free(scores);
-    free(want);
 }
 
 static void test_average(side fast, int m, int n)
@@ -551,7 +593,7 @@ static void test_regroup(side fast, int length, int d)
 enum { TASKS = 1000, ROUNDS = 50 };
 
 typedef struct counting {
-    lazy_backend *backend;
+    lazy_pool *pool;
     int done[TASKS];
 } counting;
 
@@ -564,8 +606,21 @@ static void count_task(void *job, int task, int worker)
 static void *run_jobs(void *argument)
 {
     counting *c = argument;
-    for (int round = 0; round < ROUNDS; round++) lazy_pool_run(((lazy_cpu *)c->backend)->pool, count_task, c, TASKS, (lazy_poll){ 0 });
+    lazy_pool_client *client;
+    if (lazy_pool_client_open(&client, c->pool, NULL)) return NULL;
+    for (int round = 0; round < ROUNDS; round++) lazy_pool_run(client, count_task, c, TASKS, (lazy_poll){ 0 });
+    lazy_pool_client_close(client);
     return NULL;
+}
+
+/* A poll that waits for another thread, which runs a job of its own. */
+static int run_beside(void *context, int layers_done, int n_layers)
+{
+    (void)layers_done, (void)n_layers;
+    pthread_t other;
+    pthread_create(&other, NULL, run_jobs, context);
+    pthread_join(other, NULL);
+    return 0;
 }
 
 static int stop_at_once(void *context, int layers_done, int n_layers)
@@ -574,6 +629,7 @@ static int stop_at_once(void *context, int layers_done, int n_layers)
     return 1;
 }
 
+/* Takes 2 ms and counts itself in *job. */
 static void slow_task(void *job, int task, int worker)
 {
     (void)task, (void)worker;
@@ -582,22 +638,73 @@ static void slow_task(void *job, int task, int worker)
     __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
 }
 
+typedef struct long_job {
+    lazy_pool *pool;
+    int started, done; /* tasks */
+} long_job;
+
+static void long_task(void *job, int task, int worker)
+{
+    (void)task, (void)worker;
+    __atomic_fetch_add(&((long_job *)job)->started, 1, __ATOMIC_RELAXED);
+    slow_task(&((long_job *)job)->done, task, worker);
+}
+
+static void *run_long_job(void *argument)
+{
+    long_job *job = argument;
+    lazy_pool_client *client;
+    if (lazy_pool_client_open(&client, job->pool, NULL)) return NULL;
+    lazy_pool_run(client, long_task, job, TASKS, (lazy_poll){ 0 });
+    lazy_pool_client_close(client);
+    return NULL;
+}
+
+/* Short jobs, one after another, do not wait for another client's long job. */
+static void test_short_jobs_beside_a_long_one(const lazy_config *config)
+{
+    side s = open_side("generic", config, 2);
+    long_job job = { .pool = ((lazy_cpu *)s.backend)->pool };
+    pthread_t other;
+    pthread_create(&other, NULL, run_long_job, &job);
+    while (!__atomic_load_n(&job.started, __ATOMIC_RELAXED)) nanosleep(&(struct timespec){ 0, 1000 * 1000 }, NULL);
+    counting counts = { 0 };
+    for (int i = 0; i < ROUNDS; i++) lazy_pool_run(((lazy_cpu_stream *)s.stream)->client, count_task, &counts, 4, (lazy_poll){ 0 });
+    int done = __atomic_load_n(&job.done, __ATOMIC_RELAXED);
+    pthread_join(other, NULL);
+    check(counts.done[3] == ROUNDS && done < TASKS / 2, "%d short jobs beside a long one: %d of its %d tasks were done first", ROUNDS, done,
+          TASKS);
+    check(job.done == TASKS, "a long job beside short ones: %d of %d tasks were done", job.done, TASKS);
+    close_side(s);
+}
+
 static void test_pool(const lazy_config *config)
 {
+    enum { CALLERS = 3 };
     for (int threads = 1; threads <= 4; threads++) {
         side s = open_side("generic", config, threads);
-        counting jobs[2] = { { .backend = s.backend }, { .backend = s.backend } };
-        pthread_t callers[2];
-        for (int i = 0; i < 2; i++) pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
-        for (int i = 0; i < 2; i++) pthread_join(callers[i], NULL);
+        lazy_pool *pool = ((lazy_cpu *)s.backend)->pool;
+        lazy_pool_client *client = ((lazy_cpu_stream *)s.stream)->client;
+        counting jobs[CALLERS] = { { .pool = pool }, { .pool = pool }, { .pool = pool } };
+        pthread_t callers[CALLERS];
+        for (int i = 0; i < CALLERS; i++) pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
+        for (int i = 0; i < CALLERS; i++) pthread_join(callers[i], NULL);
         bool once = true;
-        for (int i = 0; i < 2 * TASKS; i++) once = once && jobs[i / TASKS].done[i % TASKS] == ROUNDS;
-        check(once, "pool of %d: two callers, each task once a round", threads);
+        for (int i = 0; i < CALLERS * TASKS; i++) once = once && jobs[i / TASKS].done[i % TASKS] == ROUNDS;
+        check(once, "pool of %d: three callers, each task once a round", threads);
 
         int done = 0;
-        lazy_watch watch = { stop_at_once, NULL };
-        int code = lazy_pool_run(((lazy_cpu *)s.backend)->pool, slow_task, &done, TASKS, (lazy_poll){ &watch, 0, 1 });
+        counting beside = { .pool = pool };
+        lazy_watch waits = { run_beside, &beside }, stops = { stop_at_once, NULL };
+        int code = lazy_pool_run(client, slow_task, &done, 20, (lazy_poll){ &waits, 0, 1 });
+        check(code == LAZY_OK && done == 20 && beside.done[0] > 0, "pool of %d: a poll that waits for another caller", threads);
+
+        done = 0;
+        code = lazy_pool_run(client, slow_task, &done, TASKS, (lazy_poll){ &stops, 0, 1 });
         check(code == LAZY_CANCELLED && done < TASKS, "pool of %d: stopped after %d of %d tasks", threads, done, TASKS);
+        done = 0;
+        code = lazy_pool_run(client, slow_task, &done, 2, (lazy_poll){ 0 });
+        check(code == LAZY_OK && done == 2, "pool of %d: a job after one that was stopped", threads);
         close_side(s);
     }
 }
@@ -617,11 +724,11 @@ static void test_shapes(const char *variant, lazy_config config)
         test_attention(fast, plain, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
     }
     for (int i = 0; i < 6; i++)
-        test_gated(fast, plain, FEW_PRODUCT_ROWS + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
+        test_gated(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
     test_attention(fast, plain, 3, 2500, 2600);
     test_attention(fast, plain, 1, 2501, 2600);
-    test_attention(fast, plain, FEW_ROWS, 1100, 1200);
-    test_attention(fast, plain, FEW_ROWS + 1, 1100, 1200);
+    test_attention(fast, plain, SPLIT_KEYS_ROWS, 1100, 1200);
+    test_attention(fast, plain, SPLIT_KEYS_ROWS + 1, 1100, 1200);
     test_attention(fast, plain, 250, 600, 600);
     close_side(plain);
     close_side(fast);
@@ -657,7 +764,7 @@ static void test_short_gates(const char *variant)
     bool wide = lazy_kernels_find(variant)->tile_rows > 6;
     lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
     side fast = open_side(variant, &config, 1), plain = open_side("reference", &config, 1);
-    test_gated(fast, plain, wide ? FEW_PRODUCT_ROWS + 1 : 33, wide ? 16 : 8);
+    test_gated(fast, plain, wide ? UNPACKED_ROWS_LIMIT + 1 : 33, wide ? 16 : 8);
     close_side(plain);
     close_side(fast);
 }
@@ -671,8 +778,8 @@ static void test_extremes(const char *variant)
     } cases[] = {
         { { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 512, .ffn = 8 }, 90, 300 },
         { { .n_layers = 1, .hidden = 8, .n_heads = 400, .n_kv_heads = 1, .head_dim = 6, .ffn = 8 }, 70, 300 },
-        { { .n_layers = 1, .hidden = 8, .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MOST_TOKENS - 7 },
-        { { .n_layers = 1, .hidden = 8, .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MOST_TOKENS - 7 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 3, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 5, MAX_TOKENS - 7 },
+        { { .n_layers = 1, .hidden = 8, .n_heads = 30, .n_kv_heads = 3, .head_dim = 4, .ffn = 8 }, 1, MAX_TOKENS - 7 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         side fast = open_side(variant, &cases[i].config, 2), plain = open_side("reference", &cases[i].config, 1);
@@ -696,7 +803,7 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     if (spoilt == 'k') k[(size_t)middle * d] = NAN;
     if (spoilt == 'v') v[(size_t)middle * d] = NAN;
     side s = open_side(variant, c, threads);
-    s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, NULL);
+    s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, INT32_MAX, NULL);
     close_side(s);
     free(in_play);
     free(qkv);
@@ -706,7 +813,7 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     return y;
 }
 
-/* Whether some output of a row's first head is NaN. */
+/* True if an output of the row's first head is NaN. */
 static bool lost(const float *y, int row, const lazy_config *c)
 {
     bool nan = false;
@@ -732,8 +839,8 @@ static void test_spoilt_attention(const char *variant, int n, int length)
     }
 }
 
-/* As many columns of rows x heads as make parts of a vector, whole ones, and panels; tokens that lie one after the other and that
- * do not; heads that are not whole vectors. */
+/* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads that are not a
+ * multiple of a vector. */
 static void test_columns(const char *variant)
 {
     const struct {
@@ -752,16 +859,21 @@ static void test_columns(const char *variant)
     }
     test_spoilt_attention(variant, 2, 700);
     test_spoilt_attention(variant, 20, 700);
-    test_spoilt_attention(variant, FEW_ROWS + 20, 700);
+    test_spoilt_attention(variant, SPLIT_KEYS_ROWS + 20, 700);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    bool fastest = argc == 2 && strcmp(argv[1], "fastest") == 0;
+    if (argc > 1 && !fastest) {
+        fprintf(stderr, "usage: %s [fastest]\n", argv[0]);
+        return 2;
+    }
     const lazy_config shapes[] = {
         { .n_layers = 1, .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
-        { .n_layers = 1, .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33 },
+        { .n_layers = 1, .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33, .gelu = true },
         { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
-        { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64 },
+        { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64, .query_scalar = 100, .gelu = true },
     };
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
@@ -772,23 +884,30 @@ int main(void)
         test_argmax(fast);
         close_side(plain);
         close_side(fast);
-        test_soften(*variant);
+        test_online_softmax(*variant);
+        test_widening(*variant);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
         test_extremes(*variant);
         test_columns(*variant);
         test_any_threads(*variant);
         test_short_gates(*variant);
+        if (fastest) break;
     }
-    side any = open_side("generic", &shapes[0], 1);
+    side any = open_side("generic", &shapes[0], 1), plain = open_side("reference", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {
         test_select(any, m);
-        test_smooth(any, m, 2 * random_int(0, 20) + 1);
+        test_smooth(any, plain, m, 2 * random_int(0, 20) + 1);
         test_regroup(any, m, random_int(1, 9));
         test_regroup_for_good(any, m);
         test_average(any, m, random_int(1, 40));
     }
+    test_smooth(any, plain, MAX_TOKENS, 4095);
+    test_smooth(any, plain, MAX_TOKENS, 2 * MAX_TOKENS + 1);
+    test_smooth(any, plain, 10, INT32_MAX);
+    close_side(plain);
     close_side(any);
     test_pool(&shapes[0]);
+    test_short_jobs_beside_a_long_one(&shapes[0]);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
 }

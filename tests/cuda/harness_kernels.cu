@@ -1,6 +1,7 @@
-/* harness_kernels.cu — small kernels that use all of kernel.h, for test_harness.cc. Valid on a GPU, too.
+/* harness_kernels.cu — small kernels that use everything in kernel.h, for test_harness.cc. They also run on a GPU.
  *
- * Compiled with -DPLANTS, each can have a defect that the CPU harness must find; test_harness.sh knows by what. */
+ * Compiled with -DPLANTS, a kernel can contain a defect, selected by `planted`, that the CPU harness must report; test_harness.sh lists the
+ * expected reports. */
 #include "../../cuda/kernel.h"
 
 /* clang-format off */
@@ -54,7 +55,7 @@ cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, 
     return lazy_launch(block_sums<128>, dim3(n_blocks), dim3(128), 0, stream, x, sums, n, rounds);
 }
 
-/* The last block to finish adds up what all left: memory ordered by fences and an atomic. */
+/* The last block to finish adds the blocks' partial sums; fences and an atomic order memory between blocks. */
 static __global__ void sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total)
 {
     float sum = __reduce_add_sync(ALL, (int)x[blockIdx.x * 32 + threadIdx.x]);
@@ -80,8 +81,9 @@ cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finis
 
 /* ---- matrix products ---- */
 
-/* c = a b with one warp for each (16, 8) of it; a: (m, k), b: (k, n), all by rows, multiples of 16. While one step is multiplied the
- * next one is copied: two stages of a's (16, 16) and of b's (16, 8), whose rows lie apart so that ldmatrix finds them in other banks. */
+/* c = a b, one warp per (16, 8) tile of c; a: (m, k), b: (k, n), row-major; m, n, k are multiples of 16. Two stages of shared memory:
+ * the next (16, 16) of a and (16, 8) of b are copied while the current ones are multiplied. A_ROW is padded so that the rows of an
+ * ldmatrix lie in different banks. */
 template <class T> static __global__ void __launch_bounds__(32) product(const T *a, const T *b, float *c, int n, int k)
 {
     constexpr int A_ROW = 24, B_ROW = 8, STAGE = 16 * A_ROW + 16 * B_ROW;
@@ -107,7 +109,7 @@ template <class T> static __global__ void __launch_bounds__(32) product(const T 
         const T *at = shared + step % 2 * STAGE;
         uint32_t fa[4], fb[4];
         ldmatrix_x4(fa, at + lane % 16 * A_ROW + lane / 16 * 8 + (planted == MISALIGNED ? 1 : 0));
-        ldmatrix_x4_trans(fb, at + 16 * A_ROW + lane % 16 * B_ROW); /* lanes 16 to 31 name rows whose values go unused */
+        ldmatrix_x4_trans(fb, at + 16 * A_ROW + lane % 16 * B_ROW); /* the rows of lanes 16 to 31 are loaded but not used */
         const uint32_t two[2] = { fb[0], fb[1] };
         mma_m16n8k16(d, fa, two, T());
         if (planted != NO_SYNCWARP_AFTER_LDMATRIX) __syncwarp();
@@ -123,8 +125,8 @@ template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, 
 template cudaError_t launch_product(const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, int, int, cudaStream_t);
 template cudaError_t launch_product(const __half *, const __half *, float *, int, int, int, cudaStream_t);
 
-/* d[block] = the (16, 8) product of a 1 at position block of a: (16, 16) with b[k][n] = 8 k + n + 1, which needs no more than bf16 has.
- * Fragments are filled as kernel.h says, so this settles whether it is right. */
+/* d[block] = a b, (16, 8), where a: (16, 16) is zero except a 1 at flat index `block`, and b[k][n] = 8 k + n + 1, exact in bf16.
+ * Registers are filled according to kernel.h's layout, so this tests that layout. */
 template <class T> static __global__ void one_hot(float *d)
 {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4, hot = blockIdx.x;
@@ -154,9 +156,9 @@ cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
                 : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
 }
 
-/* For each block's a: (64, 16), with b: (16, 128) and its transpose, both ways in which wgmma takes them, and a by registers:
- * out: (blocks, 3, 64, 128) = a b by columns | 2 a b by rows | the left half of that, by products 64 wide. Matrices begin 16 (block % 4)
- * values into their rows where those run along k. This settles whether kernel.h is right about wgmma. */
+/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the column-major operand.
+ * out: (blocks, 3, 64, 128) = a b with b column-major and a in shared memory | 2 a b with b row-major and a in registers | the left half of
+ * that, with products 64 columns wide. Operands whose rows run along k start 16 (block % 4) values into their rows. */
 template <class T> struct wgmma_operands {
     T a[64 * WGMMA_ROW], b_columns[128 * WGMMA_ROW], b_rows[2][16 * WGMMA_ROW];
 };
@@ -197,16 +199,16 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     wgmma_commit();
     if (planted == WRITE_UNDER_WGMMA && self == 0) shared->a[place(0, first / 8)] = T(3.0f);
     float *to = out + (size_t)blockIdx.x * 3 * 64 * 128;
-    auto tell = [&](const auto &d, int width) {
+    auto write = [&](const auto &d, int width) {
         for (int i = 0; i < width / 8; i++)
             for (int e = 0; e < 4; e++) to[(row + e / 2 * 8) * 128 + 8 * i + col + e % 2] = d[i][e];
         to += 64 * 128;
     };
     wgmma_wait<1>(columns);
-    tell(columns, 128);
+    write(columns, 128);
     if (planted != READ_BEFORE_WGMMA_WAIT && planted != NO_WGMMA_WAIT) wgmma_wait<0>(rows, half_rows, own_a);
-    tell(rows, 128);
-    tell(half_rows, 64);
+    write(rows, 128);
+    write(half_rows, 64);
     if (planted == READ_BEFORE_WGMMA_WAIT) wgmma_wait<0>(rows, half_rows, own_a);
 #endif
 }
@@ -218,7 +220,7 @@ template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, con
 template cudaError_t launch_wgmma_products(const __nv_bfloat16 *, const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, cudaStream_t);
 template cudaError_t launch_wgmma_products(const __half *, const __half *, const __half *, float *, int, cudaStream_t);
 
-/* matrix: (32, 8) 16-bit values, four (8, 8); plain and trans: (32 lanes, 4) */
+/* matrix: (32, 8) 16-bit values, four (8, 8) matrices; plain, trans: (32 lanes, 4), the registers after ldmatrix and ldmatrix.trans */
 static __global__ void load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans)
 {
     __shared__ __align__(16) uint16_t rows[32][8];
@@ -239,7 +241,8 @@ cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32
 
 /* ---- copies, early returns, dimensions ---- */
 
-/* y = x reversed in each block of the launch, whose threads past n return early; zeros past n. Shared: one float4 per thread. */
+/* y = x reversed within each block; inputs at n and beyond count as zeros. Half of the threads beyond n return early. Shared: one float4
+ * per thread. */
 static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
 {
     LAZY_DYNAMIC_SHARED(float4, quads);
@@ -249,7 +252,7 @@ static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
-    if (i >= n && self % 2) return; /* some of a warp: the barrier below does without them */
+    if (i >= n && self % 2) return; /* part of a warp returns; the barrier below must not wait for it */
     if (planted == DIVERGENT_BARRIER && self < 32) __syncthreads();
     else __syncthreads();
     const bool unwritten = planted == UNWRITTEN_DYNAMIC && i == 5;
@@ -262,7 +265,7 @@ cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, 
     return lazy_launch(reverse_quads, dim3(n_blocks), block, n_threads * sizeof(float4), stream, x, y, n);
 }
 
-/* Takes more shared memory than a kernel has without asking. */
+/* Uses more dynamic shared memory than the default limit of 48 KiB. */
 static __global__ void fill_shared(int *sum, int n)
 {
     LAZY_DYNAMIC_SHARED(int, values);
@@ -278,43 +281,46 @@ cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream)
     return lazy_launch(fill_shared, dim3(2), dim3(96), n * sizeof(int), stream, sum, n);
 }
 
-/* ---- what lanes tell each other, and atomics ---- */
+/* ---- warp-level operations, and atomics ---- */
 
-/* out: (N_ANSWERS, 32) of one warp whose lane l holds 3 l */
-static __global__ void ask_lanes(int *out)
+/* out: (N_ANSWERS, 32), the results of each operation in one warp whose lane l passes 3 l */
+static __global__ void lane_operations(int *out)
 {
     const int lane = threadIdx.x, value = 3 * lane;
     int answer = 0;
-    auto tell = [&](int v) { out[answer++ * 32 + lane] = v; };
-    tell(__shfl_sync(ALL, value, 5));
-    tell(__shfl_sync(ALL, value, lane + 1, 8));
-    tell(__shfl_up_sync(ALL, value, 2));
-    tell(__shfl_up_sync(ALL, value, 3, 16));
-    tell(__shfl_down_sync(ALL, value, 2));
-    tell(__shfl_down_sync(ALL, value, 1, 4));
-    tell(__shfl_xor_sync(ALL, value, 17));
-    tell(__shfl_xor_sync(ALL, value, 4, 4));
-    tell((int)__ballot_sync(ALL, lane % 3 == 0));
-    tell(__any_sync(ALL, lane == 9));
-    tell(__all_sync(ALL, lane != 9));
-    tell((int)__reduce_add_sync(ALL, (unsigned)value));
-    tell(__reduce_min_sync(ALL, 5 - value));
-    tell(__reduce_max_sync(ALL, value - 100));
-    /* both halves of the warp by themselves, one of them oftener */
+    auto write = [&](int v) { out[answer++ * 32 + lane] = v; };
+    write(__shfl_sync(ALL, value, 5));
+    write(__shfl_sync(ALL, value, lane + 1, 8));
+    write(__shfl_up_sync(ALL, value, 2));
+    write(__shfl_up_sync(ALL, value, 3, 16));
+    write(__shfl_down_sync(ALL, value, 2));
+    write(__shfl_down_sync(ALL, value, 1, 4));
+    write(__shfl_xor_sync(ALL, value, 17));
+    write(__shfl_xor_sync(ALL, value, 4, 4));
+    write((int)__ballot_sync(ALL, lane % 3 == 0));
+    write(__any_sync(ALL, lane == 9));
+    write(__all_sync(ALL, lane != 9));
+    write((int)__reduce_add_sync(ALL, (unsigned)value));
+    write(__reduce_min_sync(ALL, 5 - value));
+    write(__reduce_max_sync(ALL, value - 100));
+    /* each half of the warp separately, one of them more often than the other */
     const unsigned mine = lane < 16 ? 0x0000ffff : 0xffff0000;
     int sum = value;
     for (int i = 0; i < (lane < 16 ? 4 : 1); i++) sum += __shfl_xor_sync(mine, sum, 1 << i);
-    tell(sum);
+    write(sum);
     if (planted == WRONG_MASK) __syncwarp(lane == 3 ? 0xfffffff7 : ALL);
-    if (planted == MIXED_MASKS) tell(__shfl_sync(lane < 20 ? mine : ALL, value, 0));
+    if (planted == MIXED_MASKS) write(__shfl_sync(lane < 20 ? mine : ALL, value, 0));
     if (planted == MISSING_LANE && lane == 2) __syncthreads();
-    tell(__any_sync(ALL, lane == 8));
+    write(__any_sync(ALL, lane == 8));
 }
 
-cudaError_t launch_ask_lanes(int *out, cudaStream_t stream) { return lazy_launch(ask_lanes, dim3(1), dim3(32), 0, stream, out); }
+cudaError_t launch_lane_operations(int *out, cudaStream_t stream)
+{
+    return lazy_launch(lane_operations, dim3(1), dim3(32), 0, stream, out);
+}
 
 struct counts {
-    int sum, least, most, bits, taken;
+    int sum, minimum, maximum, bits, taken;
     unsigned n;
     unsigned long long long_sum;
     float float_sum;
@@ -324,8 +330,8 @@ static __global__ void count(counts *c)
 {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&c->sum, i);
-    atomicMin(&c->least, 50 - i);
-    atomicMax(&c->most, i);
+    atomicMin(&c->minimum, 50 - i);
+    atomicMax(&c->maximum, i);
     atomicOr(&c->bits, 1 << i % 20);
     atomicAdd(&c->n, 1);
     atomicAdd(&c->long_sum, 1ull << 33);
@@ -340,27 +346,27 @@ cudaError_t launch_count(counts *c, int n_blocks, int n_threads, cudaStream_t st
 
 /* ---- arithmetic ---- */
 
-/* out: (32, n); every lane computes the same functions of another x */
+/* out: (32, n); each lane applies the same functions to its own x[lane] */
 static __global__ void compute(const float *x, float *out, int n)
 {
     const int lane = threadIdx.x;
     const float v = x[lane];
     int i = 0;
-    auto tell = [&](float y) {
+    auto write = [&](float y) {
         if (i < n) out[lane * n + i++] = y;
     };
-    tell(fast_exp2f(v));
-    tell(__expf(v));
-    tell(rsqrtf(v * v + 1));
-    tell(__fdividef(v, 3));
-    tell(__frcp_rn(v * v + 2));
-    tell(max(min(v, 1.5f), -1.5f));
-    tell(__uint_as_float(__float_as_uint(v) ^ 0x80000000u));
-    tell(__int_as_float(__float_as_int(v) & 0x7fffffff));
-    tell((float)(__popc(lane) + __clz(lane) + __ffs(lane)));
+    write(fast_exp2f(v));
+    write(__expf(v));
+    write(rsqrtf(v * v + 1));
+    write(__fdividef(v, 3));
+    write(__frcp_rn(v * v + 2));
+    write(max(min(v, 1.5f), -1.5f));
+    write(__uint_as_float(__float_as_uint(v) ^ 0x80000000u));
+    write(__int_as_float(__float_as_int(v) & 0x7fffffff));
+    write((float)(__popc(lane) + __clz(lane) + __ffs(lane)));
     const float2 b = __bfloat1622float2(__floats2bfloat162_rn(v, -v)), h = __half22float2(__floats2half2_rn(v, -v));
-    tell(b.x + b.y + h.x + h.y);
-    tell(__bfloat162float(__float2bfloat16(v)) - __half2float(__float2half(v)));
+    write(b.x + b.y + h.x + h.y);
+    write(__bfloat162float(__float2bfloat16(v)) - __half2float(__float2half(v)));
 }
 
 cudaError_t launch_compute(const float *x, float *out, int n, cudaStream_t stream)
@@ -368,7 +374,7 @@ cudaError_t launch_compute(const float *x, float *out, int n, cudaStream_t strea
     return lazy_launch(compute, dim3(1), dim3(32), 0, stream, x, out, n);
 }
 
-/* ---- one thing after the other, for graphs: x[i] = 2 x[i] + add ---- */
+/* ---- x[i] = 2 x[i] + add: repeated results depend on the order ---- */
 
 static __global__ void twice_and(int *x, int n, int add)
 {

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Whether the harness that runs kernels on the CPU is right (test_harness.cc), and finds every defect that harness_kernels.cu can plant:
+# Tests the harness that runs kernels on the CPU (test_harness.cc), and that it reports every defect that harness_kernels.cu can contain:
 #   tests/cuda/test_harness.sh
-# Looks for CUDA's headers in $CUDA_INCLUDE, then where nvcc is from. Compiles for a GPU, too, where there is an nvcc.
+# Takes CUDA's headers from $CUDA_INCLUDE, else from nvcc's installation. Also compiles the kernels with nvcc if there is one.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -10,13 +10,13 @@ if [ -z "${CUDA_INCLUDE:-}" ]; then
     home=$(nvcc --dryrun -c any.cu 2>&1 | sed -n 's/^#\$ TOP=//p') || true
     CUDA_INCLUDE=${home:-${CUDA_HOME:-/usr/local/cuda}}/include
 fi
-[ -e "$CUDA_INCLUDE/cuda_runtime.h" ] || { echo "no cuda_runtime.h in $CUDA_INCLUDE; set CUDA_INCLUDE to where CUDA's headers are"; exit 1; }
+[ -e "$CUDA_INCLUDE/cuda_runtime.h" ] || { echo "no cuda_runtime.h in $CUDA_INCLUDE; set CUDA_INCLUDE to the directory of CUDA's headers"; exit 1; }
 
 build=$(mktemp -d)
 trap 'rm -rf "$build"' EXIT
 export CUDA_INCLUDE CXX build
 
-# kind, defect of harness_kernels.cu, test of test_harness.cc, what its output must have
+# build, defect in harness_kernels.cu, test in test_harness.cc, text that its output must contain
 PLANTED='
 tsan  NO_SYNCTHREADS                  sums          data race
 tsan  NO_SYNCTHREADS_BEFORE_REUSE     sums          data race
@@ -56,7 +56,7 @@ esac
 exec $CXX -std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
 END
 for kind in plain asan tsan; do
-    # kernels come last: else libbacktrace, which sanitizers ask for lines, does not find theirs
+    # harness_kernels.cu is linked last; otherwise libbacktrace does not find its line numbers for the sanitizers' reports
     for source in cuda/cuda_on_cpu/fake_cudart.cc tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu; do
         echo "$kind $source $build/$kind.$(basename $source).o"
     done

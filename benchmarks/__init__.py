@@ -1,0 +1,1 @@
+"""Speed of the engine beside other engines and the machine's limits. Run with `python -m benchmarks`."""

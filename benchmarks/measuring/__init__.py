@@ -1,0 +1,1 @@
+"""Timing, devices, goals and reports, shared by all suites."""

@@ -1,0 +1,152 @@
+"""Suite `decode`: a decode step after a long context, against peers and the read ceiling; revived tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from benchmarks.measuring.ceilings import GIGA, Ceilings
+from benchmarks.measuring.goals import Goals
+from benchmarks.measuring.place import Place
+from benchmarks.measuring.report import Figure, Row, Section
+from benchmarks.measuring.rounds import Contestant, in_turn, timed
+from benchmarks.options import Options
+from benchmarks.peers.engines import OURS, Engines, start_engines
+from lazyllm.llm import LLM
+from lazyllm.pruning import Pruning
+from lazyllm.session import Session
+
+SUITE = "decode"
+STEPS = 8  # decode steps of one turn
+REVIVED = (0, 4, 16, 64)
+KEPT_SHARE = 8  # one context token in eight is kept by the prefill
+MIN_CONTEXT = 2 * REVIVED[-1]
+SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
+OVER_NONE = "time / none revived"
+
+
+def decode(options: Options) -> Iterator[Section]:
+    length = options.context + STEPS * (options.rounds + 1)
+    if length > options.config.context:
+        raise ValueError(
+            f"{options.context} tokens and {options.rounds + 1} rounds of {STEPS} steps make {length}; the "
+            f"model's context is {options.config.context}: give a smaller --context"
+        )
+    if options.context < MIN_CONTEXT:
+        raise ValueError(f"context is {options.context}; the suite needs at least {MIN_CONTEXT}")
+    for place in options.places:
+        ceilings = Ceilings(place)
+        with start_engines(options, place, length) as engines:
+            title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
+            rows = against_peers(options, engines, ceilings, place)
+            yield Section(SUITE, title, rows, tuple(engines.notes))
+        yield revived(options, engines.llm, ceilings, place)
+
+
+def step_bytes(place: Place, llm: LLM, last_pass: np.ndarray) -> int:
+    """Bytes that a decode step reads: all weights but an untied embedding, and the KV cache in play."""
+    embedding = next(tensor for tensor in llm.checkpoint.tensors if tensor[0].endswith("embed_tokens.weight"))
+    weights = llm.core.bytes - (0 if llm.config.tied else embedding[5])
+    row = 2 * llm.config.n_kv_heads * llm.config.head_dim * place.activation_bytes(llm)
+    return weights + row * int(last_pass[:, 0].sum())
+
+
+def steps(session: Session, ids: list[int]) -> Contestant:
+    """Mean seconds of a decode step, one step per token."""
+
+    def run() -> None:
+        for token in ids:
+            session.forward([token], generated=True, progress=False)
+
+    seconds = timed(run)
+    return lambda: seconds() / len(ids)
+
+
+def peer_steps(seconds: Callable[[], float]) -> Contestant:
+    return lambda: seconds() / STEPS
+
+
+def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place: Place) -> list[Row]:
+    llm, ids, new = engines.llm, options.prompt(options.context), options.prompt(STEPS)
+    session = llm.session()
+    session.forward(ids)
+    for peer in engines.peers.values():
+        peer.call("prefill", ids)
+    contestants = {
+        **ceilings.both,
+        OURS: steps(session, new),
+        **{name: peer_steps(peer.seconds("decode", new)) for name, peer in engines.peers.items()},
+    }
+    times = in_turn(contestants, options.rounds, f"decode, {place}")
+    ours, n_bytes = times[OURS].median, step_bytes(place, llm, session.last_pass)
+    work = Pruning().pass_flops(llm.config, session.last_pass, generated=True)
+    figures: dict[str, Figure] = {
+        "time of a token": times[OURS],
+        "GB/s": n_bytes / ours / GIGA,
+        SHARE: n_bytes / ours / ceilings.bandwidth(times),
+        BOUND: ours / ceilings.bound(times, work, n_bytes),
+    }
+    keys: dict[str, str | int] = {"tokens": options.context, **place.keys}
+    goals = decode_goals(options, place)
+    rows = [Row(OURS, figures, {SHARE: goals.decode_bandwidth}, {"engine": OURS, **keys})]
+    for name in engines.peers:
+        theirs: dict[str, Figure] = {"time of a token": times[name], RATIO: times[name].median / ours}
+        rows.append(Row(name, theirs, {RATIO: goals.decode_peers.get(name)}, {"engine": name, **keys}))
+    return rows
+
+
+def decode_goals(options: Options, place: Place) -> Goals:
+    goals = options.goals(place)
+    return goals if options.context >= goals.decode_context else Goals()
+
+
+# ---- revived tokens ------------------------------------------------------------------------------
+
+
+def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Section:
+    """The first decode step after a prefill that keeps protected tokens only: every other one is revived."""
+    ids = options.prompt(options.context)
+    sessions: dict[str, Session] = {}
+    prunings = {f"{r} revived": reviving(len(ids), r) for r in REVIVED}
+
+    def one_step(name: str, pruning: Pruning) -> Contestant:
+        def run() -> float:
+            sessions[name] = session = llm.session(pruning)
+            session.forward(ids, progress=False)
+            return steps(session, ids[:1])()
+
+        return run
+
+    contestants = {name: one_step(name, pruning) for name, pruning in prunings.items()}
+    times = in_turn({**ceilings.both, **contestants}, options.rounds, f"revival, {place}")
+    rows, goals = [], decode_goals(options, place)
+    for name, pruning in prunings.items():
+        last = sessions[name].last_pass
+        n_bytes, work = step_bytes(place, llm, last), pruning.pass_flops(llm.config, last, generated=True)
+        figures: dict[str, Figure] = {
+            "revived, counted": float(last[:, 2].sum()),
+            "computed in the last layer": float(last[-1, 1]),
+            "in play there": float(last[-1, 0]),
+            "time of the step": times[name],
+            BOUND: times[name].median / ceilings.bound(times, work, n_bytes),
+        }
+        if not place.on_cpu:
+            figures[OVER_NONE] = times[name].median / times[next(iter(prunings))].median
+        judged = {BOUND: goals.revival, OVER_NONE: goals.revival_over_none}
+        rows.append(Row(name, figures, judged, {"tokens": len(ids), **place.keys}))
+    note = (
+        f"The prefill keeps one token in {KEPT_SHARE} after layer 0. The first step of a new session then "
+        "revives this many more, which are computed in every later layer."
+    )
+    return Section(SUITE, f"A decode step that revives, {place}", rows, (note,))
+
+
+def reviving(n: int, r: int) -> Pruning:
+    """The prefill keeps protected tokens only, the first ones and the last; decode adds the best r others."""
+    first = max(1, n // KEPT_SHARE)
+
+    def keep(count: int) -> float:
+        return (count - 0.5) / n  # the engine rounds up to count
+
+    return Pruning({0: keep(first + 1)}, decode={0: keep(first + 1 + r)}, protect=[(0, first), (n - 1, n)])

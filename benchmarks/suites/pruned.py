@@ -1,0 +1,76 @@
+"""Suite `pruned`: the speedup of the first token by pruning, measured against counted operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.measuring.place import Place
+from benchmarks.measuring.report import Figure, Row, Section
+from benchmarks.measuring.rounds import in_turn, timed
+from benchmarks.options import Options
+from lazyllm.llm import LLM
+from lazyllm.pruning import Mass, Pruning
+from lazyllm.session import Session
+
+SUITE = "pruned"
+SPEEDUPS = (1.5, 2.0, 3.0)
+DENSE = "dense"
+EFFICIENCY = "measured / counted"
+
+
+def pruned(options: Options) -> Iterator[Section]:
+    for place in options.places:
+        llm = place.load(options.folder)
+        for n in options.fitting_tokens:
+            schedules, notes = schedules_for(llm, n)
+            title = f"Pruned prefill of {n} tokens, {options.config.name}, {place}"
+            rows = rows_of(options, llm, schedules, n, place)
+            yield Section(SUITE, title, rows, (*notes, *options.too_long))
+
+
+def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
+    """Schedules by name, and a note on each speedup that this model cannot reach."""
+    layers = llm.config.n_layers
+    made: dict[str, Pruning] = {}
+    notes = []
+    for speedup in SPEEDUPS:
+        try:
+            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm.config, n)
+        except ValueError as error:
+            notes.append(f"Left out: {error}.")
+    made["one stage"] = Pruning({layers // 2: 0.5})
+    made["by mass"] = Pruning({layers // 4: Mass(0.95, keep_min=0.3), layers // 2: Mass(0.9, keep_min=0.1)})
+    return made, notes
+
+
+def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, place: Place) -> list[Row]:
+    ids = options.prompt(n)
+    ran: dict[str, Session] = {}
+
+    def work(name: str, pruning: Pruning) -> Callable[[], object]:
+        def run() -> None:
+            ran[name] = llm.session(pruning)
+            ran[name].forward(ids, progress=False)
+
+        return run
+
+    contestants = {
+        name: timed(work(name, pruning)) for name, pruning in {DENSE: Pruning(), **schedules}.items()
+    }
+    times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {place}")
+    dense, goals = Pruning().flops(llm.config, n), options.goals(place)
+    goal = goals.pruned if n >= goals.pruned_tokens else None
+    rows = [Row(DENSE, {"time": times[DENSE]})]
+    for name, pruning in schedules.items():
+        measured = times[DENSE].median / times[name].median
+        counted = dense / pruning.pass_flops(llm.config, ran[name].last_pass)
+        figures: dict[str, Figure] = {
+            "time": times[name],
+            "measured": measured,
+            "counted": counted,
+            EFFICIENCY: measured / counted,
+            "schedule": str(pruning),
+        }
+        keys: dict[str, str | int] = {"schedule": name, "tokens": n, **place.keys}
+        rows.append(Row(name, figures, {EFFICIENCY: goal}, keys))
+    return rows

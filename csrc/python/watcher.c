@@ -1,0 +1,33 @@
+/* watcher.c — lets signal handlers and a progress callback run while the core works without the GIL. */
+#include "core.h"
+
+#include "../numeric.h"
+
+static int poll_python(void *context, int layers_done, int n_layers)
+{
+    enum { EVERY_NS = 20 * 1000 * 1000 }; /* taking the GIL may cost milliseconds when other threads hold it */
+    watcher *w = context;
+    int64_t now = now_ns();
+    bool ends = w->callback && layers_done == n_layers && w->reported != n_layers;
+    if (now - w->polled_ns < EVERY_NS && !ends) return 0;
+
+    PyEval_RestoreThread(w->thread);
+    int stop = PyErr_CheckSignals();
+    if (!stop && w->callback && layers_done != w->reported) {
+        PyObject *result = PyObject_CallFunction(w->callback, "ii", layers_done, n_layers);
+        stop = result ? 0 : -1;
+        Py_XDECREF(result);
+        w->reported = layers_done;
+    }
+    w->thread = PyEval_SaveThread();
+    w->polled_ns = now_ns();
+    return stop;
+}
+
+void watcher_begin(watcher *w, PyObject *callback)
+{
+    *w = (watcher){ .watch = { poll_python, w }, .callback = callback, .polled_ns = now_ns() };
+    w->thread = PyEval_SaveThread();
+}
+
+void watcher_end(watcher *w) { PyEval_RestoreThread(w->thread); }

@@ -1,0 +1,192 @@
+"""A model folder in Hugging Face layout: its config, and the place of each tensor in its files."""
+
+from __future__ import annotations
+
+import operator
+import re
+from pathlib import Path
+
+from lazyllm.checkpoints.config import MULTIMODAL, ModelConfig
+from lazyllm.checkpoints.fields import Fields, json_object, read_json
+from lazyllm.errors import CheckpointError
+from lazyllm.support import hub
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+HEADER_LIMIT = 100_000_000
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+TEXT_MODEL = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "lm_head.": "lm_head.",
+}
+"""Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
+
+Tensor = tuple[str, str, tuple[int, ...], int, int, int]
+
+
+def resolve(path_or_id: str | Path) -> Path:
+    """The folder of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
+    path = Path(path_or_id)
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf":
+        raise CheckpointError(
+            f"{path} is a GGUF file; write it as a folder first: lazyllm convert {path} FOLDER"
+        )
+    if path.exists():
+        raise CheckpointError(
+            f"{path} is a file; expected the folder that holds config.json and model.safetensors"
+        )
+    if not HUB_ID.fullmatch(str(path_or_id)):
+        raise FileNotFoundError(f"{path} is no folder here, nor the form of a hub id (owner/name)")
+    try:
+        return hub.fetch(
+            f"{path_or_id}, which is no folder here,",
+            lambda client: client.snapshot_download(str(path_or_id), allow_patterns=HUB_FILES),
+        )
+    except ImportError as error:
+        raise FileNotFoundError(str(error)) from None
+
+
+class Checkpoint:
+    """A checkpoint on disk: `config`, the paths of its `shards`, and the `tensors` table that the core takes.
+
+    Each tensor is (name, dtype, shape, index of its shard, byte offset from the start of that file, bytes).
+    The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} is not a folder")
+        self.config = ModelConfig.from_folder(self.folder)
+        names, placed = list_shards(self.folder)
+        self.shards = [str(self.folder / name) for name in names]
+        self.tensors: list[Tensor] = []
+        home: dict[str, str] = {}
+        for index, name in enumerate(names):
+            for tensor in read_shard(self.folder / name, index):
+                if tensor[0] in home:
+                    raise CheckpointError(
+                        f"{self.folder}: tensor {tensor[0]!r} is in {home[tensor[0]]} and in {name}; "
+                        "expected one place"
+                    )
+                home[tensor[0]] = name
+                self.tensors.append(tensor)
+        if self.config.architecture == MULTIMODAL:
+            self.tensors = text_model(self.tensors, self.folder)
+        for tensor_name, name in placed.items():
+            if home.get(tensor_name) != name:
+                found = home.get(tensor_name, "no shard")
+                raise CheckpointError(
+                    f"{self.folder / INDEX_FILE}: tensor {tensor_name!r} is said to be in {name}; "
+                    f"it is in {found}"
+                )
+
+
+def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The safetensors files of a folder, and the file of each tensor according to its index."""
+    if (folder / SINGLE_FILE).exists():
+        return [SINGLE_FILE], {}
+    if (folder / INDEX_FILE).exists():
+        index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE, strict=True))
+        placed = index.object("weight_map")
+        if not placed:
+            index.refuse("weight_map", "an object naming the file of each tensor")
+        for tensor, name in placed.items():
+            if (
+                not isinstance(name, str)
+                or Path(name).name != name
+                or "\\" in name
+                or not name.endswith(".safetensors")
+            ):
+                raise CheckpointError(
+                    f"{index.source}: tensor {tensor!r} is said to be in {name!r}; "
+                    "expected the plain name of a .safetensors file"
+                )
+        names = sorted(set(placed.values()))
+        for name in names:
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{folder / name} is missing; {INDEX_FILE} names it")
+        return names, placed
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")) or any(folder.glob("*.pt")):
+        raise CheckpointError(
+            f"{folder} holds its weights as pickles, which can run code and are never opened; if you trust "
+            "it, convert it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
+    if ggufs := sorted(folder.glob("*.gguf")):
+        raise CheckpointError(
+            f"{folder} holds a GGUF file; write it as a folder: lazyllm convert {ggufs[0]} NEW_FOLDER"
+        )
+    raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def read_shard(path: Path, index: int) -> list[Tensor]:
+    """The tensors of one file, validated by the safetensors package, with offsets read from the header."""
+    from safetensors import SafetensorError, safe_open
+
+    size = path.stat().st_size
+    header, start = read_header(path, size)
+    tensors: list[Tensor] = []
+    expected = 0
+    try:
+        with safe_open(path, framework="np") as file:
+            if set(file.keys()) != set(header):
+                raise CheckpointError(f"{path} was read twice and had other tensors each time")
+            for name, (begin, end) in sorted(header.items(), key=operator.itemgetter(1)):
+                if begin != expected or end < begin:
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is at {begin} to {end}; expected it to begin at {expected}"
+                    )
+                view = file.get_slice(name)
+                shape = tuple(view.get_shape())
+                tensors.append((name, view.get_dtype(), shape, index, start + begin, end - begin))
+                expected = end
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from error
+    if start + expected != size:
+        raise CheckpointError(
+            f"{path} has {size} bytes; its {len(tensors)} tensors end at {start + expected}"
+        )
+    return tensors
+
+
+def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
+    """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        name = tensor[0]
+        prefix = next((prefix for prefix in TEXT_MODEL if name.startswith(prefix)), None)
+        if prefix is None:
+            continue
+        text_name = TEXT_MODEL[prefix] + name.removeprefix(prefix)
+        if text_name in found:
+            raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
+        found[text_name] = (text_name, *tensor[1:])
+    return list(found.values())
+
+
+def read_header(path: Path, size: int) -> tuple[dict[str, tuple[int, int]], int]:
+    """The begin and end of each tensor from the header of a safetensors file, and the offset of the data."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > HEADER_LIMIT or 8 + length > size:
+            raise CheckpointError(
+                f"{path} has {size} bytes and a header said to have {length}; "
+                f"expected a whole file with a header of at most {HEADER_LIMIT}"
+            )
+        entries = json_object(path, file.read(length), strict=True)
+    entries.pop("__metadata__", None)
+    places = {}
+    for name, entry in entries.items():
+        place = entry.get("data_offsets") if isinstance(entry, dict) else None
+        if not isinstance(place, list) or [type(offset) for offset in place] != [int, int]:
+            raise CheckpointError(
+                f"{path}: tensor {name!r} is {entry!r:.80}; expected data_offsets of two numbers"
+            )
+        places[name] = (place[0], place[1])
+    return places, 8 + length

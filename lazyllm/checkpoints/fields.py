@@ -1,0 +1,84 @@
+"""Fields of a checkpoint's JSON files, each checked against its bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lazyllm.errors import CheckpointError
+from lazyllm.support.json_text import parse_object
+
+JSON_LIMIT = 256 << 20
+
+
+def read_json(path: Path, strict: bool = False) -> dict[str, Any]:
+    """The object in the file `path`; `strict` refuses repeated keys."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; a Hugging Face model folder has it")
+    if path.stat().st_size > JSON_LIMIT:
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; expected at most {JSON_LIMIT}")
+    return json_object(path, path.read_bytes(), strict)
+
+
+def json_object(path: Path, text: bytes, strict: bool) -> dict[str, Any]:
+    """The JSON object in `text`, which was read from `path`."""
+    try:
+        return parse_object(text, path, strict)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def shortened(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # repr() refuses integers of more than a few thousand digits
+        return "a number of thousands of digits"
+
+
+class Fields:
+    """Typed look-ups in an object from a file; a missing or null field takes the default, or is an error."""
+
+    def __init__(self, source: str | Path, values: dict[str, Any], prefix: str = ""):
+        self.source = source
+        self.values = values
+        self.prefix = prefix
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        value = self.values.get(self.prefix + name)
+        shown = "missing" if value is None else shortened(value)
+        raise CheckpointError(f"{self.source}: {self.prefix}{name} is {shown}; expected {expected}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.values.get(self.prefix + name)
+        return default if value is None else value
+
+    def whole(self, name: str, high: int, default: int | None = None, low: int = 1) -> int:
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.refuse(name, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        """A number above `low`, at most `high`."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+            self.refuse(name, f"a number above {low:g} and at most {high:g}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            self.refuse(name, "a string")
+        return value
+
+    def object(self, name: str) -> dict[str, Any] | None:
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return value

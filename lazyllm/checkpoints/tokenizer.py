@@ -1,0 +1,216 @@
+"""The tokenizer of a checkpoint: text to ids and back, chats to prompts."""
+
+from __future__ import annotations
+
+import codecs
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from lazyllm.checkpoints.chat import ChatTemplate, find_template
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.fields import Fields, read_json
+from lazyllm.checkpoints.vocabulary import JsonVocabulary, SentencePieceVocabulary, Vocabulary, XgenVocabulary
+from lazyllm.errors import CheckpointError
+
+TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
+MAX_TOKENS = 1 << 24
+
+
+class Tokenizer:
+    """Converts text to token ids and back, with the checkpoint's special tokens."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        rows: int,
+        source: Path,
+        tokens: Mapping[str, str] | None = None,
+        template: ChatTemplate | None = None,
+        eos_token_ids: Iterable[int] = (),
+    ):
+        self.vocabulary = vocabulary
+        self.rows = rows
+        self.source = source
+        self.template = template
+        if vocabulary.size > rows:
+            raise CheckpointError(
+                f"{source}: the tokenizer has ids up to {vocabulary.size - 1}; "
+                f"expected all below the {rows} embedding rows"
+            )
+        ids = {name: vocabulary.token_id(content) for name, content in (tokens or {}).items()}
+        self.bos_token_id = ids.get("bos_token")
+        self.eos_token_id = ids.get("eos_token")
+        ends = [token for token in (self.eos_token_id, *eos_token_ids) if token is not None]
+        self.eos_token_ids = tuple(dict.fromkeys(ends))
+        self.special = vocabulary.special | {token for token in ids.values() if token is not None}
+
+    @classmethod
+    def from_folder(cls, path: str | Path, config: ModelConfig) -> Tokenizer:
+        """From the tokenizer files in `path`, for a model of `config`."""
+        folder = Path(path)
+        settings_path = folder / "tokenizer_config.json"
+        settings = Fields(settings_path, read_json(settings_path) if settings_path.exists() else {})
+        tokens = read_token_names(folder, settings)
+        template = find_template(folder, settings.values)
+        vocabulary, source = open_vocabulary(folder, settings, tokens)
+        return cls(
+            vocabulary,
+            config.vocab,
+            source,
+            tokens,
+            ChatTemplate(template, settings_path, tokens) if template is not None else None,
+            config.eos_token_ids,
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.template is not None
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids of `text`; `add_special` adds BOS or EOS where the checkpoint asks for them."""
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, not {type(text).__name__}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the text has a lone surrogate, {text[error.start]!r} at index {error.start}; "
+                "expected valid Unicode"
+            ) from None
+        return self.vocabulary.encode(text, add_special)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        stream = self.stream(skip_special_tokens)
+        return "".join([*map(stream.push, ids), stream.finish()])
+
+    def stream(self, skip_special_tokens: bool = True) -> TextStream:
+        """A decoder for ids that come one by one."""
+        return TextStream(self, skip_special_tokens)
+
+    def offsets(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token, special ones included; joined, they equal `decode` without skipping.
+
+        A character made of several tokens belongs to the last of them.
+        """
+        stream = self.stream(skip_special_tokens=False)
+        pieces = [stream.push(token) for token in ids]
+        if pieces:
+            pieces[-1] += stream.finish()
+        return pieces
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tokenize: Literal[True] = True,
+    ) -> list[int]: ...
+
+    @overload
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tokenize: Literal[False],
+    ) -> str: ...
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, tokenize: bool = True
+    ) -> list[int] | str:
+        """The prompt of a chat such as [{"role": "user", "content": "Hi"}]: ids, or text if not `tokenize`.
+
+        The text has its special tokens already: encode it with add_special=False.
+        """
+        if self.template is None:
+            raise ValueError(
+                f"{self.source.parent} has no chat template; give the prompt as plain text or token ids"
+            )
+        text = self.template.render(messages, add_generation_prompt)
+        return self.encode(text, add_special=False) if tokenize else text
+
+
+class TextStream:
+    """Decodes ids that come one by one; the bytes of an unfinished character wait for the rest."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
+        self.tokenizer = tokenizer
+        self.skipped = tokenizer.special if skip_special_tokens else frozenset()
+        self.characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.strip = tokenizer.vocabulary.strips_space
+
+    def push(self, token: int) -> str:
+        token = operator.index(token)
+        if not 0 <= token < self.tokenizer.rows:
+            raise ValueError(f"token id is {token}; expected 0 to {self.tokenizer.rows - 1}")
+        if token in self.skipped:
+            return ""
+        text = self.characters.decode(self.tokenizer.vocabulary.token_bytes(token))
+        if self.strip and text:
+            self.strip = False
+            return text.removeprefix(" ")
+        return text
+
+    def finish(self) -> str:
+        return self.characters.decode(b"", final=True)
+
+
+def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> tuple[Vocabulary, Path]:
+    """The vocabulary that the folder's files describe, and the file that describes it."""
+    if (path := folder / "tokenizer.json").is_file():
+        return JsonVocabulary(path, tokens.get("bos_token"), settings.flag("add_bos_token", False)), path
+    if (path := folder / "tokenizer.model").is_file():
+        if str(settings.get("tokenizer_class")).startswith("Gemma"):
+            settings.refuse(
+                "tokenizer_class", "a tokenizer.json beside it: Gemma's text has no leading space"
+            )
+        added, special = read_added_tokens(folder, settings)
+        options = {
+            "add_bos": settings.flag("add_bos_token", True),
+            "add_eos": settings.flag("add_eos_token", False),
+            "legacy": settings.flag("legacy", True),
+        }
+        return SentencePieceVocabulary(path, added, [*special, *tokens.values()], options), path
+    if settings.get("tokenizer_class") == "XgenTokenizer":
+        return XgenVocabulary(Path(settings.source)), Path(settings.source)
+    if settings.get("auto_map") is not None:
+        settings.refuse(
+            "auto_map", "no code: this tokenizer is Python code, which is never run; add a tokenizer.json"
+        )
+    raise CheckpointError(f"{folder} has neither tokenizer.json nor tokenizer.model")
+
+
+def read_token_names(folder: Path, settings: Fields) -> dict[str, str]:
+    """The special tokens by name (bos_token, …), each a string or an object with `content` in its file."""
+    found: dict[str, str] = {}
+    extra = folder / "special_tokens_map.json"
+    for fields in (settings, Fields(extra, read_json(extra) if extra.exists() else {})):
+        for name in TOKEN_NAMES:
+            value = fields.get(name)
+            content: object = value.get("content") if isinstance(value, dict) else value
+            if content is not None and not isinstance(content, str):
+                fields.refuse(name, "a string, or an object with its content")
+            if content:
+                found.setdefault(name, content)
+    return found
+
+
+def read_added_tokens(folder: Path, settings: Fields) -> tuple[dict[str, int], list[str]]:
+    """Tokens that JSON files add to a SentencePiece model, and the special ones among them."""
+    added: dict[str, int] = {}
+    special: list[str] = []
+    extra = folder / "added_tokens.json"
+    for token, index in (read_json(extra) if extra.exists() else {}).items():
+        if not isinstance(index, int) or not 0 <= index < MAX_TOKENS or not token:
+            raise CheckpointError(f"{extra}: {token!r} is {index!r}; expected a token with its id")
+        added[token] = index
+    for key, entry in (settings.object("added_tokens_decoder") or {}).items():
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not key.isdecimal() or int(key) >= MAX_TOKENS or not isinstance(content, str) or not content:
+            settings.refuse("added_tokens_decoder", "an object from ids to tokens with their content")
+        added[content] = int(key)
+        if entry.get("special"):
+            special.append(content)
+    return added, special

@@ -1,0 +1,229 @@
+"""Vocabularies: text to token ids and back to bytes, with the library that a checkpoint's files need."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+from lazyllm.errors import CheckpointError
+
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+WORD_MARK = "▁"
+
+
+class Vocabulary(Protocol):
+    size: int  # one more than the largest id
+    special: frozenset[int]
+    strips_space: bool  # decoded text loses one space at its start
+
+    def encode(self, text: str, add_special: bool) -> list[int]: ...
+
+    def token_bytes(self, token: int) -> bytes: ...
+
+    def token_id(self, content: str) -> int | None: ...
+
+
+def byte_letters() -> dict[str, int]:
+    """The character of each byte in byte-level BPE: itself if printable, else the next from 256 on."""
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {
+        chr(256 + rank): byte for rank, byte in enumerate(others)
+    }
+
+
+class JsonVocabulary:
+    """The vocabulary of a tokenizer.json, through the tokenizers package."""
+
+    def __init__(self, path: Path, bos: str | None, add_bos: bool):
+        try:
+            import tokenizers
+        except ImportError:
+            raise ImportError(f"{path} needs the package tokenizers: pip install tokenizers") from None
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as error:  # plain Exception, or a panic of its Rust code
+            raise CheckpointError(f"{path} is not a tokenizer.json: {error}") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(token for token, entry in added.items() if entry.special)
+        self.bos_id = self.token_id(bos) if bos is not None and add_bos else None
+        self.style, self.strips_space = read_decoder(path, self.tokenizer.decoder)
+        self.letters = byte_letters()
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special).ids
+        if add_special and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            return [self.bos_id, *ids]
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        content = self.tokenizer.id_to_token(token)
+        if content is None:
+            return b""
+        if self.style == "bytes":
+            mapped = [self.letters.get(letter) for letter in content]
+            return content.encode() if None in mapped else bytes(byte for byte in mapped if byte is not None)
+        if self.style == "words":
+            return f" {content}".encode()
+        return piece_bytes(content)
+
+    def token_id(self, content: str) -> int | None:
+        found: int | None = self.tokenizer.token_to_id(content)
+        return found
+
+
+def read_decoder(path: Path, decoder: Any) -> tuple[str, bool]:
+    """The form of the tokens, "bytes", "pieces" or whole "words"; and whether a leading space is stripped."""
+    if decoder is None:
+        return "words", True
+    spec = json.loads(decoder.__getstate__())
+    steps = spec.get("decoders", [spec])
+    kinds = {step["type"] for step in steps}
+    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
+        return "bytes", False
+    strips = False
+    for step in steps:
+        if step["type"] == "Metaspace" and step["replacement"] == WORD_MARK:
+            strips = step.get("prepend_scheme", "always") != "never"
+        elif step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0):
+            strips = True
+        elif step["type"] == "Replace" and (step["pattern"], step["content"]) == ({"String": WORD_MARK}, " "):
+            continue
+        elif step["type"] not in ("ByteFallback", "Fuse"):
+            raise CheckpointError(
+                f"{path}: decoder {step['type']} is not supported; expected ByteLevel or SentencePiece's"
+            )
+    return "pieces", strips
+
+
+def piece_bytes(piece: str) -> bytes:
+    if byte := BYTE_PIECE.fullmatch(piece):
+        return bytes([int(byte[1], 16)])
+    return piece.replace(WORD_MARK, " ").encode()
+
+
+class SentencePieceVocabulary:
+    """The vocabulary of a tokenizer.model, through the sentencepiece package, with the tokens of other files.
+
+    As transformers' Llama tokenizer does, text is cut at special tokens and each part encoded by itself; in
+    the `legacy` form each part is encoded as if a text began with it.
+    """
+
+    strips_space = True
+
+    def __init__(self, path: Path, added: dict[str, int], special: list[str], options: dict[str, Any]):
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ImportError:
+            raise ImportError(f"{path} needs the package sentencepiece: pip install sentencepiece") from None
+        try:
+            self.pieces = SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path} is not a SentencePiece model: {error}") from error
+        count = self.pieces.get_piece_size()
+        own = [
+            token for token in range(count) if self.pieces.is_control(token) or self.pieces.is_unknown(token)
+        ]
+        self.added = {self.pieces.id_to_piece(token): token for token in own} | added
+        self.contents = {token: content for content, token in self.added.items()}
+        self.special = frozenset(
+            [*own, *(self.added[content] for content in special if content in self.added)]
+        )
+        self.size = max(count, 1 + max(self.added.values(), default=0))
+        self.cuts = re.compile(
+            "|".join(re.escape(token) for token in sorted(self.added, key=len, reverse=True))
+        )
+        self.before = [self.pieces.bos_id()] if options["add_bos"] and self.pieces.bos_id() >= 0 else []
+        self.after = [self.pieces.eos_id()] if options["add_eos"] and self.pieces.eos_id() >= 0 else []
+        self.legacy: bool = options["legacy"]
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        ids: list[int] = []
+        end = 0
+        for cut in self.cuts.finditer(text):
+            ids += self.encode_part(text[end : cut.start()], end == 0)
+            ids.append(self.added[cut.group()])
+            end = cut.end()
+        ids += self.encode_part(text[end:], end == 0)
+        return [*self.before, *ids, *self.after] if add_special else ids
+
+    def encode_part(self, text: str, first: bool) -> list[int]:
+        if not text:
+            return []
+        if self.legacy or first:
+            return list(self.pieces.encode(text))
+        guard = self.pieces.id_to_piece(self.pieces.unk_id())
+        return list(self.pieces.encode(guard + text)[len(self.pieces.encode(guard)) :])
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self.contents:
+            return self.contents[token].encode()
+        return piece_bytes(self.pieces.id_to_piece(token)) if token < self.pieces.get_piece_size() else b""
+
+    def token_id(self, content: str) -> int | None:
+        if content in self.added:
+            return self.added[content]
+        token: int = self.pieces.piece_to_id(content)
+        return token if token != self.pieces.unk_id() else None
+
+
+class XgenVocabulary:
+    """XGen-7B's vocabulary: GPT-2's through the tiktoken package, then runs of blanks, then special marks.
+
+    The checkpoint carries it only as Python code, which is never run; these are the same tokens in order.
+    """
+
+    strips_space = False
+    marks = (
+        *("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "filename", "gh_stars"),
+        *("issue_start", "issue_comment", "issue_closed"),
+        *("jupyter_start", "jupyter_text", "jupyter_code", "jupyter_output", "empty_output"),
+        *("commit_before", "commit_msg", "commit_after", "reponame"),
+        *("dummy_0", "dummy_1", "dummy_2", "dummy_3", "sep", "eom"),
+    )
+    masks = 881
+
+    def __init__(self, path: Path):
+        try:
+            import tiktoken
+        except ImportError:
+            raise ImportError(f"{path} asks for XGen's tokenizer: pip install tiktoken") from None
+        try:
+            base = tiktoken.get_encoding("gpt2")
+        except (OSError, ValueError) as error:  # requests' errors are OSError
+            raise OSError(
+                f"{path} asks for XGen's tokenizer, made of GPT-2's vocabulary; tiktoken fetches that once "
+                f"from the network or finds it in TIKTOKEN_CACHE_DIR, and could not: {error}"
+            ) from error
+        blanks = [b" " * n for n in range(31, 1, -1)] + [b"\t" * n for n in range(9, 1, -1)]
+        ranks = base._mergeable_ranks | {blank: base.n_vocab + rank for rank, blank in enumerate(blanks)}
+        names = [*self.marks, *(f"mask_{number}" for number in range(self.masks, 0, -1))]
+        first = base.n_vocab + len(blanks)
+        marks = {f"<{name}>": first + rank for rank, name in enumerate(names)}
+        self.encoding = tiktoken.Encoding(
+            "xgen", pat_str=base._pat_str, mergeable_ranks=ranks, special_tokens=base._special_tokens | marks
+        )
+        self.size = first + len(names)
+        self.special = frozenset([base.eot_token])
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        return self.encoding.encode(text, allowed_special="all")
+
+    def token_bytes(self, token: int) -> bytes:
+        try:
+            return self.encoding.decode_single_token_bytes(token)
+        except KeyError:  # XGen gave new ids to the blanks that GPT-2 has
+            return b""
+
+    def token_id(self, content: str) -> int | None:
+        try:
+            return self.encoding.encode_single_token(content)
+        except KeyError:
+            return None

@@ -1,0 +1,60 @@
+"""Entry point of the command `lazyllm`: the list of commands, exit codes and the error line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from lazyllm.commands import (
+    convert,
+    demo,
+    generate,
+    info,
+    lm_eval,
+    longbench,
+    model,
+    niah,
+    reproduce,
+    ruler,
+    sweep,
+)
+
+COMMANDS = (info, generate, convert, model, demo, longbench, ruler, niah, reproduce, sweep, lm_eval)
+"""In the order that --help lists them."""
+USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code.
+
+    0 is success, 1 means that some items failed, 2 is an error (one line on stderr), 130 is Ctrl-C, and 141
+    means that the reader of stdout is gone.
+    """
+    args = parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        print("lazyllm: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
+        return BROKEN_PIPE
+    except (ValueError, TypeError, OSError, MemoryError, ImportError, RuntimeError) as error:
+        print(f"lazyllm: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="lazyllm",
+        description="Llama-family models and Gemma 3 with dynamic token pruning (LazyLLM).",
+        epilog="example:\n  lazyllm demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    return top

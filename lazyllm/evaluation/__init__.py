@@ -1,0 +1,1 @@
+"""Evaluation: one runner over tasks and settings, its results, scores and reports."""

@@ -1,0 +1,59 @@
+"""Chat wrappers: the text around a prompt that a chat model expects, as the benchmark's authors wrote it."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from lazyllm.checkpoints.config import model_name
+from lazyllm.checkpoints.tokenizer import Tokenizer
+
+Wrapper = Literal["none", "llama-2", "xgen", "template"]
+Chat = Wrapper | Literal["auto"]
+CHATS = ("auto", "none", "llama-2", "xgen", "template")
+LLAMA_2_CHAT = re.compile(r"llama[-_ ]?2(?!\d).*chat")
+XGEN_CHAT = re.compile(r"xgen(?!.*base)")
+XGEN_HEADER = (
+    "A chat between a curious human and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the human's questions.\n\n"
+)
+XGEN_ASSISTANT = " Assistant:"  # written by the model itself, unless its answer is begun for it
+
+
+def chat_wrapper(tokenizer: Tokenizer, chat: Chat = "auto") -> Wrapper:
+    """The wrapper that `chat` selects; "auto" selects it by the model.
+
+    "auto" recognises Llama-2-chat and XGen by the checkpoint's folder name or hub id; any other model gets
+    its own chat template, or no wrapper if it has none.
+    """
+    if chat not in CHATS:
+        raise ValueError(f"chat must be one of {', '.join(CHATS)}, not {chat!r}")
+    if chat == "template" and not tokenizer.has_chat_template:
+        raise ValueError(f"chat is 'template', and {tokenizer.source.parent} has no chat template")
+    if chat != "auto":
+        return chat
+    name = model_name(tokenizer.source.parent).lower()
+    if LLAMA_2_CHAT.search(name):
+        return "llama-2"
+    if XGEN_CHAT.search(name):
+        return "xgen"
+    return "template" if tokenizer.has_chat_template else "none"
+
+
+def wrapped_ids(tokenizer: Tokenizer, text: str, wrapper: Wrapper, answer_prefix: str = "") -> list[int]:
+    """Token ids of the text inside its wrapper, and of the beginning of the model's answer after it."""
+    if wrapper == "template":
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+        return tokenizer.encode(rendered + answer_prefix, add_special=False)
+    if wrapper == "xgen":
+        text = f"{XGEN_HEADER} ### Human: {text}\n###"
+        if answer_prefix:
+            text += XGEN_ASSISTANT
+    elif wrapper == "llama-2":
+        text = f"[INST]{text}[/INST]"
+    return tokenizer.encode(text + answer_prefix)
+
+
+def post_process(wrapper: Wrapper, text: str) -> str:
+    """The text that is scored; `wrapper` is the model's, even if the data set's prompts are not wrapped."""
+    return text.strip().replace(XGEN_ASSISTANT.strip(), "") if wrapper == "xgen" else text

@@ -1,0 +1,106 @@
+"""The conditions of a run: everything its results depend on, stored in its manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lazyllm
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.llm import DTYPES, LLM
+from lazyllm.machine.info import processor, version
+from lazyllm.method import Method
+from lazyllm.methods import PromptCompression
+from lazyllm.support.progress import bar
+
+FORMAT = 1
+TOKENIZER_PARTS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",  # names end tokens
+)
+PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
+"""Packages, if installed, on which samples, tokens and scores depend."""
+BLOCK, MIB = 1 << 22, 20  # bytes; the shift from bytes to MiB
+
+
+_known: dict[tuple[tuple[Path, int, int], ...], str] = {}
+
+
+def digest(paths: Iterable[Path], progress: bool) -> str:
+    """SHA-256 of the concatenated files; cached in the process until a size or modification time changes."""
+    files = list(paths)
+    stats = [path.stat() for path in files]
+    state = tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in zip(files, stats, strict=True))
+    if state not in _known:
+        _known[state] = read_digest(files, sum(stat.st_size for stat in stats), progress)
+    return _known[state]
+
+
+def read_digest(files: Sequence[Path], n_bytes: int, progress: bool) -> str:
+    hasher = hashlib.sha256()
+    n_hashed = 0
+    with bar(n_bytes >> MIB, "hashing the model", "MiB", progress) as line:
+        for path in files:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    hasher.update(block)
+                    n_hashed += len(block)
+                    line.update((n_hashed >> MIB) - line.n)  # whole MiB only
+    return hasher.hexdigest()
+
+
+def items_digest(items: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """SHA-256 of all items, in order."""
+    hasher = hashlib.sha256()
+    for name, rows in items.items():
+        for row in rows:
+            hasher.update(json.dumps([name, row], sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
+    return digest([checkpoint.folder / "config.json", *map(Path, checkpoint.shards)], progress)
+
+
+def conditions(
+    llm: LLM,
+    settings: Mapping[str, Method],
+    items: Mapping[str, Sequence[Mapping[str, Any]]],
+    rest: Mapping[str, Any],
+    progress: bool,
+) -> dict[str, Any]:
+    """The manifest; `rest` holds the conditions of the tasks: limits, prompts, metrics."""
+    folder = llm.checkpoint.folder
+    tokenizer = [path for name in TOKENIZER_PARTS if (path := folder / name).exists()]
+    return {
+        "format": FORMAT,
+        "lazyllm": lazyllm.__version__,
+        "model": llm.config.name or folder.name,
+        "model sha256": weights_digest(llm.checkpoint, progress),
+        "tokenizer sha256": digest(tokenizer, progress=False),
+        "dtype": sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in llm.checkpoint.tensors}),
+        "device": llm.device,
+        "kernels": llm.core.isa,
+        "threads": llm.threads,
+        "machine": processor(),
+        "packages": {name: found for name in PACKAGES if (found := version(name))},
+        "settings": list(settings),
+        **{
+            f"sha256 of the model that compresses in {label}": weights_digest(
+                method.reader(llm).checkpoint, progress
+            )
+            for label, method in settings.items()
+            if isinstance(method, PromptCompression) and method.model is not None
+        },
+        "items": {name: len(rows) for name, rows in items.items()},
+        "items sha256": items_digest(items),
+        **rest,
+    }

@@ -1,0 +1,1 @@
+"""Generated tasks: RULER's kinds and needles at chosen depths; they need no data."""

@@ -1,0 +1,80 @@
+"""Random choices seeded by a label, and the names, numbers and codes made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import islice
+from random import Random
+from string import ascii_lowercase
+from typing import TypeVar
+from uuid import UUID
+
+from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
+
+Drawn = TypeVar("Drawn")
+DEPTHS = tuple(round(100 * place / 39) for place in range(40))  # percent, as in RULER
+
+
+class Draws:
+    """Random choices seeded by a label, made from random() only, which is stable across Python versions."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._random = Random(int.from_bytes(sha256(label.encode()).digest(), "big")).random
+
+    def fork(self, name: str) -> Draws:
+        """Independent choices, which do not depend on how many were made here before."""
+        return Draws(f"{self._label}/{name}")
+
+    def below(self, count: int) -> int:
+        return int(self._random() * count)
+
+    def chosen(self, values: Sequence[Drawn]) -> Drawn:
+        return values[self.below(len(values))]
+
+    def depths(self, count: int) -> list[int]:
+        """Distinct places in percent."""
+        return [DEPTHS[place] for place in islice(self.order(len(DEPTHS)), count)]
+
+    def order(self, count: int) -> Iterator[int]:
+        """A lazy shuffle of 0 to count - 1."""
+        moved: dict[int, int] = {}
+        for place in range(count):
+            taken = place + self.below(count - place)
+            displaced = moved.pop(place, place)
+            if taken == place:
+                yield displaced
+            else:
+                yield moved.get(taken, taken)
+                moved[taken] = displaced
+
+    def shuffled(self, values: Sequence[Drawn]) -> list[Drawn]:
+        return [values[place] for place in self.order(len(values))]
+
+
+def names(draws: Draws) -> Iterator[str]:
+    """Distinct names such as calm-harbor."""
+    for pair in draws.order(len(ADJECTIVES) * len(NOUNS)):
+        first, second = divmod(pair, len(NOUNS))
+        yield f"{ADJECTIVES[first]}-{NOUNS[second]}"
+    raise ValueError(
+        f"the item needs more than the {len(ADJECTIVES) * len(NOUNS)} names there are; use a smaller length"
+    )
+
+
+def numbers(draws: Draws, digits: int = 7) -> Iterator[str]:
+    first = 10 ** (digits - 1)
+    while True:
+        yield str(first + draws.below(9 * first))
+
+
+def uuids(draws: Draws) -> Iterator[str]:
+    while True:
+        parts = [draws.below(1 << 32) for _ in range(4)]
+        yield str(UUID(int=sum(part << 32 * place for place, part in enumerate(parts)), version=4))
+
+
+def codewords(draws: Draws, letters: int) -> Iterator[str]:
+    while True:
+        yield "".join(ascii_lowercase[draws.below(26)] for _ in range(letters))

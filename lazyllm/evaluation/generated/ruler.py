@@ -1,0 +1,443 @@
+"""Generated long-context tasks of RULER's kinds: needles, variables to follow, words to count, questions.
+
+An item has LongBench's fields, and fills with its chat template and its answer a given length in the model's
+own tokens. The same seed gives the same item on every machine. `string_match` scores the answers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain, cycle, islice
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+from lazyllm.evaluation.generated.draws import Draws, codewords, names, numbers, uuids
+from lazyllm.evaluation.generated.haystack import NOISE, Haystack, distinct, made_prose
+from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions
+from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
+from lazyllm.support import checked
+
+Item = dict[str, Any]
+Encode = Callable[[str, str], Sequence[int]]
+"""The token ids of a whole prompt, from the user's text and the beginning of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One kind of item; `template.format(**item)` is the user's text. `any_answer`: one of the item's answers
+    is enough."""
+
+    name: str
+    category: str
+    template: str
+    max_new_tokens: int
+    any_answer: bool = False
+
+
+# ---- the tasks -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the functions that make a Draft."""
+
+    draws: Draws
+    depth: float
+    prose: Haystack
+    questions: Questions
+    length: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An item before it is fitted to a length: `context(size)` grows with its size, from `min_size` on.
+
+    `answer_prefix` is the beginning of the answer, `example` a worked example before the task. `whole`: the
+    context consists of whole documents, so its length may be well below the one asked for.
+    """
+
+    input: str
+    answer_prefix: str
+    answers: list[str]
+    context: Callable[[int], str]
+    min_size: int
+    example: str = ""
+    whole: bool = False
+
+
+Source = Callable[[Draws], Iterator[str]]
+
+NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
+MIN_WORDS = 30
+NUMBER_FILLER, UUID_FILLER = 48, 160  # this many words of noise have more tokens than one needle
+HOPS = 4
+EXAMPLE_WORDS = 300  # of noise in the example of variable tracking, which RULER fits to 500 tokens
+COMMON = 10
+LONG = 4096  # tokens; longer items repeat their words more often
+TIMES, LONG_TIMES = (6, 1), (30, 3)  # repetitions of a common word, and of any other word
+EXAMPLE_TIMES, LONG_EXAMPLE_TIMES = (3, 1), (10, 3)
+EXAMPLE_OTHERS, LONG_EXAMPLE_OTHERS = 10, 30  # words of the example that are not common
+FREQUENT = 3
+DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds
+MIN_FREQUENCY = 32  # with at least this size the FREQUENT words are more frequent than any other
+
+
+def hidden_needles(
+    request: Request,
+    *,
+    noise: bool = False,
+    values: Source = numbers,
+    keys: int = 1,
+    each: int = 1,
+    asked: int = 1,
+) -> Draft:
+    """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys."""
+    draws, text = request.draws, NOISE if noise else request.prose
+    named = list(islice(distinct(names(draws.fork("keys")), text), keys))
+    codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
+    needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
+    needles = [needle.format(named[place // each], code) for place, code in enumerate(codes)]
+    others = [depth for depth in draws.depths(len(needles)) if depth != request.depth]
+    percents = [request.depth, *others[: len(needles) - 1]]
+    start = draws.below(len(text.sentences))
+    return Draft(
+        *question(named[:asked], each),
+        codes[: asked * each],
+        lambda words: text.around(zip(percents, needles, strict=True), words, start),
+        MIN_WORDS,
+    )
+
+
+def only_needles(request: Request, *, keys: Source, values: Source, filler: int) -> Draft:
+    """A text of needles only; the question is for one of them. A needle adds `filler` to the size."""
+    draws = request.draws
+
+    def pairs() -> Iterator[tuple[str, str]]:
+        named, codes = distinct(keys(draws.fork("keys"))), distinct(values(draws.fork("values")))
+        return zip(named, codes, strict=False)
+
+    def context(size: int) -> str:
+        others, words = divmod(size, filler)
+        asked, *text = (NEEDLE.format(key, code) for key, code in islice(pairs(), 1 + others))
+        text.insert(round(others * request.depth / 100), asked)
+        return " ".join([*text, *NOISE.first(words)])
+
+    key, code = next(pairs())
+    return Draft(*question([key], 1), [code], context, filler)
+
+
+def question(keys: Sequence[str], each: int) -> tuple[str, str]:
+    """The question for the codes of some keys, and the beginning of its answer."""
+    listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
+    if each * len(keys) == 1:
+        return f"What is the secret code of {listed}?", f" The secret code of {listed} is"
+    codes = f"{each} secret codes" if each > 1 else "secret codes"
+    return f"What are the {codes} of {listed}?", f" The {codes} of {listed} are"
+
+
+def chained_variables(request: Request) -> Draft:
+    """Variables assigned from one another, one step after the other, spread over the text."""
+    shown = chain_of(request.draws.fork("example"), letters=3)
+    example = TRACKING.format(example="", input=shown.input, context=shown.context(EXAMPLE_WORDS))
+    answered = f"{example}{shown.answer_prefix} {' '.join(shown.answers)}\n\n"
+    return replace(chain_of(request.draws, letters=5), example=answered)
+
+
+def chain_of(draws: Draws, letters: int) -> Draft:
+    """One chain of HOPS assignments, of variables of so many letters; its size is the words of noise."""
+    variables = [
+        name.upper() for name in islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
+    ]
+    value = next(numbers(draws, digits=5))
+    steps = [f"Let {new} be {old}." for new, old in zip(variables, [value, *variables], strict=False)]
+    percents = sorted(draws.depths(len(steps)))
+    start = draws.below(len(NOISE.sentences))
+    return Draft(
+        f"Which {len(variables)} variables have the value {value}?",
+        f" The {len(variables)} variables with the value {value} are:",
+        variables,
+        lambda words: NOISE.around(zip(percents, steps, strict=True), words, start),
+        MIN_WORDS,
+    )
+
+
+def common_words(request: Request) -> Draft:
+    """A numbered list of words; its size is the number of entries besides the common words."""
+    draws, long = request.draws, request.length >= LONG
+    often, seldom = LONG_TIMES if long else TIMES
+    words = draws.fork("words").shuffled([*ADJECTIVES, *NOUNS])
+    common, others = words[:COMMON], words[COMMON:]
+
+    def uncommon(count: int) -> list[str]:
+        further = (name for name in names(draws.fork("names")) if not {*name.split("-")} & {*common})
+        return list(islice(chain(others, further), count))
+
+    def context(size: int) -> str:
+        entries = [*common * often, *(uncommon(math.ceil(size / seldom)) * seldom)[:size]]
+        return listed(draws.fork("order").shuffled(entries))
+
+    asked = f"Which {COMMON} words come most often in the list?"
+    prefix = f" The {COMMON} words that come most often in the list are:"
+    often_there, seldom_there = LONG_EXAMPLE_TIMES if long else EXAMPLE_TIMES
+    n_others = LONG_EXAMPLE_OTHERS if long else EXAMPLE_OTHERS
+    shown = draws.fork("example words").shuffled(others)
+    entries = [*shown[:COMMON] * often_there, *shown[COMMON : COMMON + n_others] * seldom_there]
+    there = listed(draws.fork("example order").shuffled(entries))
+    example = COMMON_WORDS.format(example="", input=asked, context=there)
+    return Draft(
+        asked,
+        prefix,
+        common,
+        context,
+        COMMON,
+        example=f"{example}{prefix} {listed(shown[:COMMON])}\n\n",
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
+
+
+def frequent_words(request: Request) -> Draft:
+    """Code words, the one of rank r about 1 / r**2 times as often as dots. Between sizes that add words, each
+    step of the size adds a dot."""
+    draws = request.draws
+
+    def words(count: int) -> list[str]:
+        return list(islice(distinct(codewords(draws.fork("words"), 6)), count))
+
+    def context(size: int) -> str:
+        n_most, dots = divmod(size, DOTS_FILLER)
+        text = ["..."] * (n_most + dots)
+        for rank, word in enumerate(words(math.isqrt(n_most) - 1), 2):
+            text += [word] * (n_most // rank**2)
+        return " ".join(draws.fork("order").shuffled(text))
+
+    return Draft(
+        f"Which {FREQUENT} words come most often in the text?",
+        f" The {FREQUENT} words that come most often in the text are:",
+        words(FREQUENT),
+        context,
+        MIN_FREQUENCY * DOTS_FILLER,
+    )
+
+
+def questions_on_documents(request: Request) -> Draft:
+    """A question whose documents stand among others; its size is the number of documents."""
+    draws, given = request.draws, request.questions
+    asked = given.questions[request.number % len(given.questions)]
+    near = {*asked.documents, *asked.related}
+    rest = [place for place in range(len(given.documents)) if place not in near]
+    others = [*draws.fork("related").shuffled(asked.related), *draws.fork("others").shuffled(rest)]
+
+    def context(size: int) -> str:
+        added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))
+        placed = draws.fork("order").shuffled([*asked.documents, *added])
+        return "\n\n".join(
+            f"Document {number}:\n{given.documents[place]}" for number, place in enumerate(placed, 1)
+        )
+
+    least = len(asked.documents)
+    return Draft(f"Question: {asked.text}", " Answer:", asked.answers, context, least, whole=True)
+
+
+DRAFTS: Mapping[str, Callable[[Request], Draft]] = {
+    "niah_single_1": partial(hidden_needles, noise=True),
+    "niah_single_2": hidden_needles,
+    "niah_single_3": partial(hidden_needles, values=uuids),
+    "niah_multikey_1": partial(hidden_needles, keys=4),
+    "niah_multikey_2": partial(only_needles, keys=names, values=numbers, filler=NUMBER_FILLER),
+    "niah_multikey_3": partial(only_needles, keys=uuids, values=uuids, filler=UUID_FILLER),
+    "niah_multivalue": partial(hidden_needles, each=4),
+    "niah_multiquery": partial(hidden_needles, keys=4, asked=4),
+    "vt": chained_variables,
+    "cwe": common_words,
+    "fwe": frequent_words,
+    "qa_1": questions_on_documents,
+    "qa_2": questions_on_documents,
+}
+ONE_NEEDLE = tuple(name for name in DRAFTS if name.startswith(("niah_single", "niah_multikey")))
+
+RETRIEVAL = """\
+Read the text and keep its secret codes in mind.
+
+{context}
+
+{input}"""
+TRACKING = """\
+{example}Read the text and keep in mind which value each variable has. One may take the value of another.
+
+{context}
+
+{input}"""
+COMMON_WORDS = """\
+{example}Read the list of words and keep count of them. Some come often, the others seldom.
+
+{context}
+
+{input}"""
+FREQUENT_WORDS = """\
+Read the text of code words and keep count of each of them. The dots between them do not count.
+
+{context}
+
+{input}"""
+QUESTIONS = """\
+Read the documents and answer the question from them, with the answer alone.
+
+{context}
+
+Answer the question from the documents, with the answer alone.
+
+{input}"""
+
+
+def _tasks() -> Iterator[Task]:
+    for name in DRAFTS:
+        if name.startswith("niah"):
+            yield Task(name, "Retrieval", RETRIEVAL, 128)
+    yield Task("vt", "Multi-hop Tracing", TRACKING, 30)
+    yield Task("cwe", "Aggregation", COMMON_WORDS, 120)
+    yield Task("fwe", "Aggregation", FREQUENT_WORDS, 50)
+    for name in QA:
+        yield Task(name, "Question Answering", QUESTIONS, 32, any_answer=True)
+
+
+TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _tasks()})
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+class TooShort(ValueError):
+    """The length is less than the tokens `needed` for a task's shortest item."""
+
+    def __init__(self, message: str, needed: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+
+
+def generate(
+    task: str,
+    encode: Encode,
+    length: int,
+    count: int,
+    seed: int,
+    depth: float | None = None,
+    prose: Haystack | None = None,
+    questions: Questions | None = None,
+) -> list[Item]:
+    """`count` items of a task, each of `length` tokens or up to 3 percent fewer.
+
+    The length is that of the prompt, its chat template and the longest answer. `depth` is the needle's place
+    in percent, for the tasks with one needle; None draws it. `prose` is the text around the needles, by
+    default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
+    The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
+    """
+    chosen = find_task(task)
+    length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
+    seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
+    at = percentage(chosen, depth)
+    if task in QA and questions is None:
+        raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
+    text, asked = prose or made_prose(), questions or Questions()
+
+    def item(number: int) -> Item:
+        draws = Draws(f"{chosen.name}/{length}/{seed}/{number}")
+        (drawn,) = draws.depths(1)
+        request = Request(draws, drawn if at is None else at, text, asked, length, number)
+        return make_item(chosen, encode, request, f"{chosen.name}-{length}", f"seed{seed}-{number}")
+
+    return [item(number) for number in range(count)]
+
+
+def find_task(name: str) -> Task:
+    """The task of that name; a ValueError suggests similar names."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a task must be a string, not {name!r}")
+    if name in TASKS:
+        return TASKS[name]
+    close = get_close_matches(name.lower(), TASKS, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(TASKS)}"
+    raise ValueError(f"there is no task {name!r}; {hint}")
+
+
+def percentage(task: Task, depth: float | None) -> float | None:
+    """The checked depth; 50.0 becomes 50, so that both make the same item."""
+    if depth is None:
+        return None
+    if isinstance(depth, bool) or not isinstance(depth, Real):
+        raise TypeError(f"depth must be a percentage or None, not {depth!r}")
+    if not 0 <= depth <= 100:
+        raise ValueError(f"depth must be from 0 to 100 percent, not {depth}")
+    if task.name not in ONE_NEEDLE:
+        raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task.name} takes None")
+    return int(depth) if depth == int(depth) else float(depth)
+
+
+def make_item(task: Task, encode: Encode, request: Request, first: str, last: str) -> Item:
+    """The item fitted to its length; its id is made of `first`, the depth and `last`."""
+    draft, length = DRAFTS[task.name](request), request.length
+    fields = {
+        "input": draft.input,
+        "answer_prefix": draft.answer_prefix,
+        "example": draft.example,
+        "answers": draft.answers,
+        "length": length,
+        "dataset": task.name,
+        "language": "en",
+        "all_classes": None,
+    }
+
+    def tokens(size: int) -> int:
+        text = task.template.format(**fields, context=draft.context(size))
+        return len(encode(text, draft.answer_prefix)) + task.max_new_tokens
+
+    size, fitted = fit(tokens, length, draft.min_size)
+    where = f"length is {length}; item {request.number} of {task.name}"
+    if fitted > length:
+        raise TooShort(f"{where} needs at least {fitted} tokens", fitted)
+    if not (draft.whole or nearly(fitted, length, percent=97)):
+        raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
+    one_needle = task.name in ONE_NEEDLE
+    place = f"-depth{request.depth}" if one_needle else ""
+    return {
+        **fields,
+        "context": draft.context(size),
+        "_id": f"{first}{place}-{last}",
+        "depth": request.depth if one_needle else None,
+    }
+
+
+def nearly(tokens: int, length: int, percent: int) -> bool:
+    return 100 * tokens >= percent * length
+
+
+def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, int]:
+    """A size and its number of tokens: at most `length`, and within 1 percent of it or the largest that fits.
+
+    If even `min_size` is too large, `min_size` is returned.
+    """
+    low, low_tokens = min_size, tokens(min_size)
+    high, high_tokens = low, low_tokens
+    while high_tokens <= length:
+        low, low_tokens = high, high_tokens
+        high *= 2
+        high_tokens = tokens(high)
+    halve = False
+    while high - low > 1 and not nearly(low_tokens, length, percent=99):
+        share = 0.5 if halve else (length - low_tokens) / (high_tokens - low_tokens)
+        size = min(max(low + int((high - low) * share), low + 1), high - 1)
+        size_tokens = tokens(size)
+        if size_tokens <= length:
+            low, low_tokens = size, size_tokens
+        else:
+            high, high_tokens = size, size_tokens
+        halve = not halve
+    return low, low_tokens

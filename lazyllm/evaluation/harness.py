@@ -1,0 +1,288 @@
+"""HarnessModel: the model type `lazyllm` of EleutherAI's lm-evaluation-harness.
+
+The harness has a registry of model types but no plugins: importing this module registers the type. The
+command `lazyllm lm-eval` imports it and then runs the harness' own command.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lazyllm.evaluation.teacher_forcing import forced_logits, log_softmax
+from lazyllm.llm import LLM, load
+from lazyllm.method import Method
+from lazyllm.methods import PruningInput, as_method
+from lazyllm.pruning import Pruning
+from lazyllm.sampling import SamplingParams
+from lazyllm.support import checked
+from lazyllm.support.progress import bar
+
+try:
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.utils import get_rolling_token_windows, simple_parse_args_string
+except ImportError as error:
+    raise ImportError(
+        "lazyllm.evaluation.harness needs the lm-evaluation-harness: pip install 'lazyllm-engine[lm-eval]' "
+        f"({error})"
+    ) from None
+
+logger = logging.getLogger(__name__)
+
+MAX_NEW_TOKENS = 256  # of a task without a limit, as in the harness' own models
+SAMPLING = ("temperature", "top_p", "top_k")
+Scored = tuple[float, bool]  # ln p of a text, and whether greedy decoding generates it
+
+
+class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does not look into the harness
+    """One model under one setting, as the harness calls it.
+
+    `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
+    its parsed JSON; `device`, `dtype` and `threads` are those of `load`. Texts of more than `max_length`
+    tokens, by default the model's context, lose their beginning. `seed` is that of sampled answers. Requests
+    run one by one at any batch size.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | LLM,
+        pruning: Method | str | Mapping[str, Any] | Sequence[Any] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,
+        max_length: int | None = None,
+        seed: int = 0,
+        batch_size: int | str = 1,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.pruning = method(pruning)
+        self.seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
+        self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, device, dtype, threads)
+        self.pruning.check(self.llm.config)
+        context = self.llm.config.context
+        self.max_length = (
+            context if max_length is None else checked.whole(max_length, "max_length", 2, context + 1)
+        )
+        if str(batch_size) != "1":
+            logger.warning("batch_size %s changes nothing: requests are run one by one", batch_size)
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> HarnessModel:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> HarnessModel:
+        """Called by the harness. A model argument such as device overrides the command's option."""
+        merged = {**(additional_config or {}), **arg_dict}
+        return cls(**{name: value for name, value in merged.items() if value is not None})
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Facts that the harness stores with its results."""
+        from lazyllm import __version__
+
+        return {
+            "pruning": self.pruning.to_json(),
+            "lazyllm_version": __version__,
+            "model_device": self.llm.device,
+            "model_max_length": self.max_length,
+        }
+
+    # ---- text and tokens -------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        tokenizer = self.llm.tokenizer
+        if not tokenizer.eos_token_ids:
+            raise ValueError(f"{tokenizer.source.parent} names no end token, and this task needs one")
+        return tokenizer.eos_token_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a text without context: BOS, or else an end token."""
+        begin = self.llm.tokenizer.bos_token_id
+        return self.eot_token_id if begin is None else begin
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_options: Any) -> list[int]:
+        """Token ids. A text that begins with BOS, as rendered chats do, gets no second one."""
+        tokenizer = self.llm.tokenizer
+        if add_special_tokens is None:
+            begin = tokenizer.bos_token_id
+            add_special_tokens = begin is None or not string.startswith(
+                tokenizer.decode([begin], skip_special_tokens=False)
+            )
+        return tokenizer.encode(string, add_special=add_special_tokens)
+
+    def cut(self, ids: list[int], room: int) -> list[int]:
+        """The last `room` tokens."""
+        if len(ids) > room:
+            logger.warning("a text of %d tokens loses its first %d", len(ids), len(ids) - room)
+        return ids[-room:]
+
+    # ---- chats -----------------------------------------------------------------------------------
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.llm.tokenizer.source.parent).replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The text of the template that chats are rendered with."""
+        if isinstance(chat_template, str):
+            raise ValueError(f"apply_chat_template is {chat_template!r}; only the default template is known")
+        template = self.llm.tokenizer.template
+        return template.text if chat_template and template else None
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> str:
+        """A chat as text. Without `add_generation_prompt` its end is open: the last message is continued."""
+        text = self.llm.tokenizer.apply_chat_template(chat_history, add_generation_prompt, tokenize=False)
+        if add_generation_prompt:
+            return text
+        last = str(chat_history[-1]["content"])
+        said = last.strip()
+        before, found, after = text.rpartition(said)
+        if not found:
+            raise ValueError("the chat template does not show the last message, so it cannot be continued")
+        blanks = last[len(last.rstrip()) :]
+        return before + said + (blanks if after.startswith(blanks) else "")
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Answers, each cut before its first stop string."""
+        answers = []
+        with bar(len(requests), "generate_until", "request", not disable_tqdm) as line:
+            for index, request in enumerate(requests):
+                context, options = request.args
+                answers.append(self._answer(context, options, self.seed + index))
+                self.cache_hook.add_partial("generate_until", (context, options), answers[-1])
+                line.update()
+        return answers
+
+    def _answer(self, context: str, options: dict[str, Any], seed: int) -> str:
+        wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
+        stop, n_new = wanted.pop("until"), wanted.pop("max_gen_toks")
+        wanted.pop("do_sample")  # implied by temperature
+        sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
+        if wanted and wanted != {"num_beams": 1}:
+            raise ValueError(
+                f"generation options {wanted} are not supported; use until, max_gen_toks, do_sample, "
+                f"{', '.join(SAMPLING)}"
+            )
+        room = self.max_length - n_new
+        if room < 1:
+            raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
+        made = self.llm.generate(
+            self.cut(self.tok_encode(context), room),
+            pruning=self.pruning,
+            max_new_tokens=n_new,
+            sampling=SamplingParams(seed=seed, **sampling),
+            stop=[text for text in stop if text],
+        )
+        return made.text
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_options: Any,
+    ) -> list[Scored]:
+        """Scores continuations: the context is the prompt and is pruned, the continuation is teacher-forced.
+
+        Requests that differ only in the last token of the continuation share one run.
+        """
+        shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            if not 0 < len(continuation) <= self.max_length:
+                raise ValueError(
+                    f"a continuation has {len(continuation)} tokens; it must have 1 to {self.max_length}, "
+                    "which is max_length"
+                )
+            # the last token of the continuation is scored but not run
+            prompt = self.cut(context, self.max_length + 1 - len(continuation))
+            shared.setdefault((tuple(prompt), tuple(continuation[:-1])), []).append(index)
+        answers: list[Scored] = [(0.0, True)] * len(requests)
+        with bar(len(requests), "loglikelihood", "request", not disable_tqdm) as line:
+            for (prompt_ids, said), members in shared.items():
+                steps = forced_logits(self.llm, prompt_ids, requests[members[0]][2], self.pruning)
+                before = [scored(next(steps), token) for token in said]
+                last = next(steps)
+                for index in members:
+                    texts, _, continuation = requests[index]
+                    parts = [*before, scored(last, continuation[-1])]
+                    answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
+                    self.cache_hook.add_partial("loglikelihood", texts, answers[index])
+                    line.update()
+        return answers
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """ln p of whole texts, in windows if they are long; for dense only."""
+        if not (isinstance(self.pruning, Pruning) and not self.pruning.stages):
+            raise ValueError(
+                "loglikelihood_rolling scores every token of a text, so there is no prompt to prune: "
+                f"pruning must be dense, not {self.pruning}"
+            )
+        window = min(self.max_length, self.llm.config.context - 1)  # surprisal runs one token more
+        answers = []
+        with bar(len(requests), "loglikelihood_rolling", "request", not disable_tqdm) as line:
+            for request in requests:
+                (text,) = request.args
+                ids = self.tok_encode(text)
+                total = 0.0
+                for given, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
+                    surprisal = self.llm.session().surprisal([*given, wanted[-1]])
+                    total -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
+                answers.append(total)
+                self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+                line.update()
+        return answers
+
+
+def method(given: PruningInput) -> Method:
+    """The setting in model_args, whose JSON the harness may have parsed already."""
+    made = as_method(given)
+    if made.compresses:
+        raise ValueError(
+            "prompt compression needs to know which part of a prompt is the document, and the harness passes "
+            "whole prompts; lazyllm longbench runs it"
+        )
+    return made
+
+
+def scored(logits: np.ndarray, token: int) -> Scored:
+    return float(log_softmax(logits)[token]), int(logits.argmax()) == token
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the harness' command with these arguments."""
+    before = sys.argv
+    sys.argv = ["lm-eval", *arguments, *default_device(arguments)]
+    try:
+        cli_evaluate()
+    finally:
+        sys.argv = before
+
+
+def default_device(arguments: Sequence[str]) -> list[str]:
+    """Options that replace the harness' default device, cuda:0, by lazyllm's own default.
+
+    They are empty if a device or a config file is given, or the model is of another type.
+    """
+    ours = "lazyllm" in arguments or "--model=lazyllm" in arguments
+    given = any(argument.startswith(("--dev", "--config", "-C")) for argument in arguments)
+    return ["--device", "auto"] if ours and not given else []
+
+
+register_model("lazyllm")(HarnessModel)

@@ -1,0 +1,1 @@
+"""LongBench: its items, prompts and metrics."""

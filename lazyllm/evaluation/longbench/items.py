@@ -1,0 +1,314 @@
+"""LongBench's items: read from a folder, a zip, parquet files or the hub, each field of each item checked."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from lazyllm.checkpoints.checkpoint import HUB_ID
+from lazyllm.checkpoints.fields import shortened
+from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
+from lazyllm.support import checked, hub
+from lazyllm.support.json_text import parse_object
+
+HUB = "hub:"
+HUB_FILE = "data.zip"
+SPLITS = ("*.parquet", "*/*.parquet")  # below a folder named after a data set
+LINE_LIMIT = 64 << 20
+SAMPLE_SEED = 0
+EXPECTED = f"a folder of NAME.jsonl or parquet files, a {HUB_FILE}, a parquet file, or {HUB}OWNER/NAME"
+
+Item = dict[str, Any]
+
+
+# ---- files on disk and in zips ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file at `path`, or `member` of the zip at `path`. `mixed`: it has rows of several data sets."""
+
+    path: Path
+    member: str = ""
+    mixed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.path}/{self.member}" if self.member else str(self.path)
+
+    def beside(self, name: str) -> Source:
+        """Another file in the same folder."""
+        if not self.member:
+            return Source(self.path.with_name(name))
+        inner, slash, _ = self.member.rpartition("/")
+        return Source(self.path, f"{inner}{slash}{name}")
+
+    def exists(self) -> bool:
+        if not self.member:
+            return self.path.is_file()
+        with open_zip(self.path) as archive:
+            return self.member in archive.namelist()
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        if self.member:
+            with open_zip(self.path) as archive, archive.open(self.member) as file:
+                yield file
+        else:
+            with self.path.open("rb") as file:
+                yield file
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged, encrypted or no zip file: {error}") from error
+
+
+def in_zip(path: Path, name: str) -> Source | None:
+    """The file of that name in any folder of the zip; None if there is none."""
+    with open_zip(path) as archive:
+        found = [
+            member
+            for member in archive.namelist()
+            if member.rpartition("/")[2] == name and not member.startswith("__MACOSX/")
+        ]
+    if len(found) > 1:
+        raise ValueError(f"{path} holds {name} more than once: {', '.join(found)}; expected one")
+    return Source(path, found[0]) if found else None
+
+
+# ---- finding data sets -----------------------------------------------------------------------------
+
+
+def resolve_data(data: str | Path) -> Path:
+    """The folder or file that `data` names; for hub:OWNER/NAME, data.zip in the hub's cache."""
+    if not isinstance(data, str | Path):
+        raise TypeError(f"data must be {EXPECTED}, not {data!r}")
+    if str(data).startswith(HUB):
+        repository = str(data).removeprefix(HUB)
+        if not HUB_ID.fullmatch(repository):
+            raise ValueError(f"data: {data} is not of the form {HUB}OWNER/NAME")
+        return hub.fetch(
+            f"{HUB_FILE} of {data}",
+            lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset"),
+        )
+    path = Path(os.path.abspath(data))
+    if not path.exists():
+        raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}")
+    return path
+
+
+def locate(path: Path) -> dict[str, list[Source]]:
+    """The files of each data set in the folder or file `path`."""
+    if path.suffix == ".zip":
+        found = {name: in_zip(path, f"{name}.jsonl") for name in DATA_SETS}
+        return {name: [source] for name, source in found.items() if source is not None}
+    if path.suffix == ".parquet":
+        return locate_parquet(path.parent, [path])
+    if not path.is_dir():
+        raise ValueError(f"data: {path} is a file of an unknown kind; expected {EXPECTED}")
+    for folder in (path, path / "data"):
+        lines = {name: folder / f"{name}.jsonl" for name in DATA_SETS}
+        if any(file.is_file() for file in lines.values()):
+            return {name: [Source(file)] for name, file in lines.items() if file.is_file()}
+        if tables := parquet_files(folder):
+            return locate_parquet(folder, tables)
+    return {}
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The parquet files in `folder` and in its subfolders NAME and NAME/SPLIT, NAME being a data set."""
+    patterns = ["*.parquet", *(f"{name}/{below}" for name in DATA_SETS for below in SPLITS)]
+    return sorted(file for pattern in patterns for file in folder.glob(pattern))
+
+
+def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[Source]]:
+    """By data set: the files that are named after it or lie in a folder named so, else by their rows."""
+    found: dict[str, list[Source]] = {}
+    for file in files:
+        named = name_of(root, file)
+        for name in [named] if named else names_in(file):
+            found.setdefault(name, []).append(Source(file, mixed=not named))
+    return found
+
+
+def names_in(file: Path) -> set[str]:
+    column = read_parquet(file, ["dataset"]).column("dataset").unique().to_pylist()
+    return {name for name in column if name in DATA_SETS}
+
+
+def name_of(root: Path, file: Path) -> str | None:
+    """The data set named by NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet or
+    NAME/test/0000.parquet, the forms on the hub."""
+    parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
+    named = (name for part in parts for name in DATA_SETS if part == name or part.startswith(f"{name}-"))
+    return next(named, None)
+
+
+def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
+    """The pyarrow table in `file`; with `columns`, only these."""
+    try:
+        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ImportError(f"{file} needs the package pyarrow: pip install pyarrow") from None
+    try:
+        with parquet.ParquetFile(file) as opened:
+            missing = sorted({*(columns or ())} - {*opened.schema_arrow.names})
+            if missing:
+                raise ValueError(f"{file}: column {missing[0]} is missing; expected LongBench's fields")
+            return opened.read(columns)
+    except (arrow.ArrowException, OSError) as error:
+        raise ValueError(f"{file} could not be read as parquet: {error}") from error
+
+
+# ---- reading data sets ----------------------------------------------------------------------------
+
+
+def available(data: str | Path) -> tuple[str, ...]:
+    """The data sets that `data` holds, in the benchmark's order."""
+    found = locate(resolve_data(data))
+    return tuple(name for name in DATA_SETS if name in found)
+
+
+def require(data: str | Path, names: Iterable[str]) -> None:
+    """Raises FileNotFoundError if `data` lacks one of the data sets."""
+    find(data, names)
+
+
+def find(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
+    wanted = [dataset(name).name for name in names]
+    found = locate(resolve_data(data))
+    if missing := [name for name in wanted if name not in found]:
+        held = [name for name in DATA_SETS if name in found]
+        raise FileNotFoundError(
+            f"data: {data} lacks {', '.join(missing)}; it holds "
+            + (", ".join(held) or f"no data set: expected {EXPECTED}")
+        )
+    return {name: found[name] for name in wanted}
+
+
+def read(data: str | Path, name: str) -> list[Item]:
+    """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
+    sources = find(data, [name])[name]
+    items: dict[str, Item] = {}
+    for where, row in (found for source in sources for found in rows(source, name)):
+        item = checked_item(where, row, name)
+        if item["_id"] in items:
+            refuse(where, item, "_id", "an _id that no earlier item has")
+        items[item["_id"]] = item
+    if not items:
+        raise ValueError(f"{sources[0]} is empty; expected items of {name}")
+    return list(items.values())
+
+
+def subset(
+    items: Sequence[Item],
+    limit: int | None = None,
+    sample: int | None = None,
+    min_length: int | None = None,
+    max_length: int | None = None,
+) -> list[Item]:
+    """The items of `min_length` to `max_length`: the first `limit` of them, or a random `sample`, in order.
+
+    A sample depends only on its size and the number of items; a larger sample contains every smaller one.
+    """
+    for option, value, low in (
+        ("limit", limit, 1),
+        ("sample", sample, 1),
+        ("min_length", min_length, 0),
+        ("max_length", max_length, 0),
+    ):
+        if value is not None:
+            checked.whole(value, option, low)
+    if limit is not None and sample is not None:
+        raise ValueError(f"limit is {limit} and sample is {sample}; expected one of them")
+    low, high = min_length or 0, max_length
+    chosen = [item for item in items if low <= item["length"] and (high is None or item["length"] <= high)]
+    return drawn(chosen, sample) if sample is not None else chosen[:limit]
+
+
+def drawn(items: Sequence[Item], count: int) -> list[Item]:
+    """A random sample in order, by one random() per item, which is stable across Python versions."""
+    generator = random.Random(SAMPLE_SEED)
+    draws = sorted((generator.random(), index) for index in range(len(items)))
+    return [items[index] for index in sorted(index for _, index in draws[:count])]
+
+
+# ---- one item ------------------------------------------------------------------------------------
+
+
+def rows(source: Source, name: str) -> Iterator[tuple[str, Item]]:
+    """Each row of a file, with the file and line for error messages."""
+    if source.path.suffix == ".parquet":
+        yield from parquet_rows(source, name)
+        return
+    with source.open() as file:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
+            where = f"{source}, line {number}"
+            if len(line) > LINE_LIMIT:
+                raise ValueError(f"{where} has more than {LINE_LIMIT} bytes; expected one item")
+            if line.strip():
+                yield where, parse_object(line, where)
+
+
+def parquet_rows(source: Source, name: str) -> Iterator[tuple[str, Item]]:
+    for number, row in enumerate(read_parquet(source.path).to_pylist(), 1):
+        if not source.mixed or row["dataset"] == name:
+            yield f"{source}, row {number}", row
+
+
+def is_text(value: object) -> bool:
+    """True for a string without lone surrogates, which UTF-8 cannot encode."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_name(value: object) -> bool:
+    return is_text(value) and value != ""
+
+
+def is_list(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(map(is_text, value))
+
+
+CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "input": (is_text, "a string"),
+    "context": (is_text, "a string"),
+    "answers": (is_list, "a list of at least one string"),
+    "length": (lambda value: type(value) is int and value >= 0, "a whole number from 0"),
+    "dataset": (is_name, "the data set's name"),
+    "language": (is_name, "a string that is not empty"),
+    "all_classes": (lambda value: value is None or is_list(value), "a list of at least one string, or null"),
+    "_id": (is_name, "a string that is not empty"),
+}
+
+
+def checked_item(where: str, row: Item, name: str) -> Item:
+    """The row itself, if its fields are those of an item of `name`."""
+    for field, (accepts, expected) in CHECKS.items():
+        if field not in row or not accepts(row[field]):
+            refuse(where, row, field, expected)
+    if row["dataset"] not in (name, name.removesuffix("_e")):
+        refuse(where, row, "dataset", repr(name))
+    return row
+
+
+def refuse(where: str, row: Item, field: str, expected: str) -> None:
+    shown = shortened(row[field]) if field in row else "missing"
+    raise ValueError(f"{where}: {field} is {shown}; expected {expected}")

@@ -1,0 +1,206 @@
+"""LongBench's metrics: one prediction against one answer, from 0 to 1, equal to the official code's."""
+
+from __future__ import annotations
+
+import logging
+import re
+import string
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from difflib import SequenceMatcher
+from functools import cache
+from importlib import import_module, metadata
+from itertools import chain
+from threading import Thread
+from types import ModuleType
+from typing import Any
+
+INSTALL = "pip install 'lazyllm-engine[longbench]'"
+ROUGE_VERSION = "1.0.1"
+OFFICIAL_RECURSION_LIMIT = 1000
+CODE_MARKS = ("`", "#", "//")
+PUNCTUATION = frozenset(string.punctuation)
+# the official code's set: no fullwidth full stop, no opening double angle bracket, no middle dot
+_CHINESE_PUNCTUATION_SPANS = (
+    (0x2013, 0x2014),
+    (0x2018, 0x2019),
+    (0x201B, 0x201F),
+    (0x2026, 0x2027),
+    (0x3001, 0x3003),
+    (0x300B, 0x3011),
+    (0x3014, 0x301F),
+    (0x3030, 0x3030),
+    (0x303E, 0x303F),
+    (0xFE4F, 0xFE4F),
+    (0xFF01, 0xFF0D),
+    (0xFF0F, 0xFF0F),
+    (0xFF1A, 0xFF20),
+    (0xFF3B, 0xFF40),
+    (0xFF5B, 0xFF64),
+)
+CHINESE_PUNCTUATION = PUNCTUATION.union(
+    chr(point)
+    for point in chain.from_iterable(range(first, last + 1) for first, last in _CHINESE_PUNCTUATION_SPANS)
+)
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_NUMBER = re.compile(r"\d+")
+
+
+def _needed(package: str) -> ModuleType:
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ImportError(f"this metric of LongBench needs the package {package}: {INSTALL}") from None
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def _without(text: str, marks: frozenset[str]) -> str:
+    return "".join(sign for sign in text.lower() if sign not in marks)
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLE.sub(" ", _without(text, PUNCTUATION)).split()
+
+
+@cache
+def _segmenter() -> Any:
+    jieba = _needed("jieba")
+    jieba.setLogLevel(logging.WARNING)
+    return jieba.Tokenizer()
+
+
+def _segments(text: str) -> list[str]:
+    return list(_segmenter().cut(text))
+
+
+def _chinese_words(text: str) -> list[str]:
+    bare = ("".join(_without(segment, CHINESE_PUNCTUATION).split()) for segment in _segments(text))
+    return [word for word in bare if word]
+
+
+def _overlap(prediction: list[str], answer: list[str]) -> float:
+    shared = (Counter(prediction) & Counter(answer)).total()
+    if shared == 0:
+        return 0.0
+    precision, recall = shared / len(prediction), shared / len(answer)
+    return 2 * precision * recall / (precision + recall)
+
+
+def f1(prediction: str, answer: str) -> float:
+    """F1 of the common words. ASCII punctuation is deleted without leaving a space, then articles."""
+    return _overlap(_words(prediction), _words(answer))
+
+
+def f1_zh(prediction: str, answer: str) -> float:
+    """F1 of the common segments by jieba, without punctuation and white space."""
+    return _overlap(_chinese_words(prediction), _chinese_words(answer))
+
+
+# ---- ROUGE -------------------------------------------------------------------------------------
+
+
+@cache
+def _rouge() -> Any:
+    package = _needed("rouge")
+    version = metadata.version("rouge")
+    if version != ROUGE_VERSION:
+        raise ImportError(f"LongBench's ROUGE is that of rouge {ROUGE_VERSION}, not {version}: {INSTALL}")
+    return package.Rouge(metrics=["rouge-l"])
+
+
+def _deeper(frames: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    if frames > 0:
+        return _deeper(frames - 1, function, *arguments)
+    return function(*arguments)
+
+
+def _with_official_stack(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls the function with the stack depth that a script has under Python's default recursion limit.
+
+    `rouge` recurses once per step through a pair of sentences, and its RecursionError is a score of 0.
+    """
+    outcome: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            spare = sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
+            outcome.set_result(_deeper(spare, function, *arguments))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    Thread(target=work, daemon=True).start()
+    return outcome.result()
+
+
+def rouge(prediction: str, answer: str) -> float:
+    """F of ROUGE-L by the package rouge 1.0.1; 0 for texts without a sentence or with too long ones."""
+    try:
+        scores = _with_official_stack(_rouge().get_scores, [prediction], [answer], True)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(scores["rouge-l"]["f"])
+
+
+def rouge_zh(prediction: str, answer: str) -> float:
+    """`rouge` of jieba's segments joined by spaces; a sentence ends at an ASCII full stop only."""
+    return rouge(" ".join(_segments(prediction)), " ".join(_segments(answer)))
+
+
+# ---- labels and numbers ------------------------------------------------------------------------
+
+
+def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
+    """1 / number of classes that occur in the prediction, if the answer is among them; else 0."""
+    named = [name for name in all_classes if name in prediction]
+    for name in named:  # removal during iteration skips the next name, as in the official code
+        if name != answer and name in answer:
+            named.remove(name)
+    return 1.0 / len(named) if answer in named else 0.0
+
+
+def count(prediction: str, answer: str) -> float:
+    """The share of the numbers in the prediction that equal the answer."""
+    numbers = _NUMBER.findall(prediction)
+    return numbers.count(answer) / len(numbers) if numbers else 0.0
+
+
+def _retrieval(prediction: str, answer: str, label: str) -> float:
+    number = re.search(rf"{label}(\d+)", answer)
+    if number is None:
+        raise ValueError(f"an answer must contain {label!r} and a number, not {answer!r}")
+    return count(prediction, number[1])
+
+
+def retrieval(prediction: str, answer: str) -> float:
+    """The share of the numbers in the prediction that equal the answer's paragraph number."""
+    return _retrieval(prediction, answer, "Paragraph ")
+
+
+def retrieval_zh(prediction: str, answer: str) -> float:
+    """The share of the numbers in the prediction that equal the answer's paragraph number."""
+    return _retrieval(prediction, answer, "段落")
+
+
+# ---- code --------------------------------------------------------------------------------------
+
+
+def _levenshtein(prediction: str, answer: str) -> float:
+    return float(_needed("rapidfuzz").distance.Indel.normalized_similarity(prediction, answer))
+
+
+def _difflib(prediction: str, answer: str) -> float:
+    return SequenceMatcher(None, prediction, answer).ratio()
+
+
+EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {"difflib": _difflib, "levenshtein": _levenshtein}
+
+
+def code_similarity(prediction: str, answer: str, edit_sim: str) -> float:
+    """Edit similarity, rounded to 0.01, of the answer and the first line without CODE_MARKS."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((line for line in lines if not any(mark in line for mark in CODE_MARKS)), "")
+    return round(100 * EDIT_SIMS[edit_sim](line, answer)) / 100

@@ -1,0 +1,81 @@
+"""LongBench as the runner sees it: the data sets in the user's files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lazyllm.evaluation.chats import chat_wrapper, post_process
+from lazyllm.evaluation.longbench import items
+from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
+from lazyllm.evaluation.longbench.prompt import make_prompt, stops
+from lazyllm.evaluation.longbench.scoring import check_scorer, score_item
+from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.options import DataOptions
+from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
+from lazyllm.llm import LLM
+
+
+class LongBench:
+    """Implements `Tasks` for the files in `options.data`."""
+
+    def __init__(self, options: DataOptions) -> None:
+        data = options.data or ""
+        available = items.available(data)
+        names = tuple(options.datasets or (name for name in ENGLISH if name in available))
+        items.require(data, names)
+        if not names:
+            raise FileNotFoundError(
+                f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
+                "Name the data sets to run in datasets"
+            )
+        for name in names:
+            check_scorer(name, options.edit_sim)
+        self._templates, self._options = find_templates(data, options.prompts), options
+        self.items: Mapping[str, Sequence[Mapping[str, Any]]] = {
+            name: items.subset(
+                items.read(data, name),
+                options.limit,
+                options.sample,
+                options.min_item_length,
+                options.max_item_length,
+            )
+            for name in names
+        }
+        if empty := [name for name, rows in self.items.items() if not rows]:
+            raise ValueError(f"no item of {', '.join(empty)} is within the limits")
+        selection = {
+            "first items": options.limit,
+            "sampled items": options.sample,
+            "min item length": options.min_item_length,
+            "max item length": options.max_item_length,
+        }
+        self.conditions: Mapping[str, Any] = {
+            "prompts": self._templates.verdict(names),
+            "prompts sha256": self._templates.digest(names),
+            **{name: value for name, value in selection.items() if value is not None},
+            "max length": options.max_length,
+            "cap on new tokens": options.max_new_tokens,
+            "chat": options.chat,
+            "edit similarity": options.edit_sim,
+        }
+
+    def check(self, llm: LLM) -> None:
+        chat_wrapper(llm.tokenizer, self._options.chat)
+
+    def task(self, name: str) -> Task:
+        limit = self._templates.max_new_tokens(name)
+        return Task(name, dataset(name).category, min(limit, self._options.max_new_tokens or limit))
+
+    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+        options = self._options
+        return make_prompt(llm.tokenizer, item, options.max_length, options.chat, self._templates, shorten)
+
+    def stops(self, llm: LLM, task: Task) -> Stops:
+        return stops(task.name, llm.tokenizer)
+
+    def prediction(self, llm: LLM, text: str) -> str:
+        return post_process(chat_wrapper(llm.tokenizer, self._options.chat), text)
+
+    def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
+        return score_item(task.name, prediction, item["answers"], item["all_classes"], self._options.edit_sim)

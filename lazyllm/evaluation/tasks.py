@@ -1,0 +1,59 @@
+"""The interface between the runner and a benchmark: data sets with items, prompts, limits and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lazyllm.evaluation.chats import Wrapper
+from lazyllm.llm import LLM
+
+Shorten = Callable[[str], str]
+"""Compresses a text."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of an item. `n_tokens_unwrapped` is the length before the prompt was `cut` and wrapped."""
+
+    ids: list[int]
+    n_tokens_unwrapped: int
+    cut: bool
+    wrapper: Wrapper
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Any of `ids` ends the answer, beside the model's end tokens; none of `never_first` is drawn as its
+    first token."""
+
+    ids: tuple[int, ...] = ()
+    never_first: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data set, as the runner needs it."""
+
+    name: str
+    category: str
+    max_new_tokens: int
+
+
+class Tasks(Protocol):
+    """A benchmark. `items` is by data set, in running order; `conditions` go into the manifest."""
+
+    items: Mapping[str, Sequence[Mapping[str, Any]]]
+    conditions: Mapping[str, Any]
+
+    def check(self, llm: LLM) -> None:
+        """Raises an error that would otherwise fail every item."""
+
+    def task(self, name: str) -> Task: ...
+    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+        """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""
+
+    def stops(self, llm: LLM, task: Task) -> Stops: ...
+    def prediction(self, llm: LLM, text: str) -> str: ...
+    def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float: ...

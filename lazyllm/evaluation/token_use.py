@@ -1,0 +1,58 @@
+"""Token use: how much of the prompt each layer has computed, by new token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lazyllm.generation import Generation
+from lazyllm.method import Method
+from lazyllm.pruning import Pruning
+
+Rows = Sequence[Mapping[str, Any]]
+Used = dict[str, list[int]]
+
+
+def used(method: Method, out: Generation, n_layers: int) -> Used | None:
+    """By layer: how many prompt tokens it has computed by each new token. Layers equal to the layer below are
+    left out. None if generated tokens are pruned: revived tokens may then be generated ones."""
+    if isinstance(method, Pruning) and method.prune_generated:
+        return None
+    computed = out.passes["computed"].reshape(-1, n_layers).copy()
+    computed[1:] -= 1  # a decode step computes its own token in every layer
+    total = computed.cumsum(axis=0)
+    return {
+        str(layer): [int(n) for n in total[:, layer]]
+        for layer in range(n_layers)
+        if layer == 0 or (total[:, layer] != total[:, layer - 1]).any()
+    }
+
+
+def token_use(rows: Rows) -> dict[int, np.ndarray]:
+    """By layer: the mean share of the prompt computed at each step. An ended answer keeps its last share."""
+    layers = sorted({int(layer) for row in rows for layer in row["used"]})
+    steps = max((row["new_tokens"] for row in rows), default=0)
+    return {
+        layer: np.mean(
+            [extended(series_at(row, layer), steps) / row["prompt_tokens"] for row in rows], axis=0
+        )
+        for layer in layers
+    }
+
+
+def series_at(row: Mapping[str, Any], layer: int) -> Sequence[int]:
+    """The series of a layer: its own, or that of the nearest layer below that has one."""
+    series: Sequence[int] = row["used"][str(max(int(one) for one in row["used"] if int(one) <= layer))]
+    return series
+
+
+def extended(series: Sequence[int], steps: int) -> np.ndarray:
+    return np.pad(np.asarray(series, float), (0, steps - len(series)), mode="edge")
+
+
+def token_use_by_setting(rows: Rows) -> dict[str, dict[int, np.ndarray]]:
+    """`token_use` of each setting that pruned a token of any prompt, where rows recorded it."""
+    pruned = dict.fromkeys(row["setting"] for row in rows if row["used"] and len(row["used"]) > 1)
+    return {setting: token_use([row for row in rows if row["setting"] == setting]) for setting in pruned}

@@ -1,0 +1,1 @@
+"""The machine: where a model is placed, how much memory there is, what is installed."""

@@ -1,0 +1,66 @@
+"""Devices: choosing one for a model, and finding CUDA's libraries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from pathlib import Path
+
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.errors import DeviceError
+
+CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
+WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")  # of the wheels for CUDA 13 and 12
+log = logging.getLogger("lazyllm")
+
+
+def check_device(device: str) -> None:
+    if not isinstance(device, str):
+        raise TypeError(f"device must be a string, not {device!r}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", device):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
+
+
+def libraries() -> list[str]:
+    """Candidate paths of cuBLASLt in order of preference: NVIDIA's wheels, then a conda environment."""
+    folders = [Path(entry) / folder for entry in sys.path for folder in WHEEL_FOLDERS]
+    if prefix := os.environ.get("CONDA_PREFIX"):
+        folders.append(Path(prefix) / "lib")
+    found = [folder / name for folder in folders for name in CUBLAS]
+    return [str(path.absolute()) for path in found if path.is_file()]
+
+
+def open_model(checkpoint: Checkpoint, device: str, threads: int | None) -> _core.Model:
+    """Opens the checkpoint's weights on a device; "auto" takes CUDA where it works and logs the choice."""
+
+    def opened(name: str) -> _core.Model:
+        return _core.Model(
+            checkpoint.config.core(),
+            checkpoint.shards,
+            checkpoint.tensors,
+            device=name,
+            threads=threads or 0,
+            libraries=libraries(),
+        )
+
+    if device != "auto":
+        return opened(device)
+    try:
+        core = opened("cuda")
+    except (DeviceError, MemoryError) as reason:
+        core = opened("cpu")
+        log.info('device="auto" took the CPU (%s, %d threads): %s', core.isa, core.threads, reason)
+    else:
+        log.info('device="auto" took %s (%s)', core.device, core.isa)
+    return core
+
+
+def cuda_facts() -> str:
+    """Devices, driver and libraries, or the reason why CUDA is off."""
+    try:
+        return _core.cuda(libraries())
+    except DeviceError as reason:
+        return f"off: {reason}"

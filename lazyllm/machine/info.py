@@ -1,0 +1,100 @@
+"""Facts about this installation and this machine: `lazyllm.info()`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import lazyllm
+
+PACKAGES = (
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "jinja2",
+    "tqdm",
+    "gguf",
+    "tiktoken",
+    "sentencepiece",
+    "huggingface_hub",
+    "matplotlib",
+)
+NAMESAKE = "lazyllm"
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class Info(dict[str, Any]):
+    """A dict that prints as a table."""
+
+    def __repr__(self) -> str:
+        width = max(map(len, self))
+        return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in self.items())
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = (
+            f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(_shown(v))}</td></tr>"
+            for n, v in self.items()
+        )
+        return f"<table>{''.join(rows)}</table>"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def info() -> Info:
+    """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and packages."""
+    from lazyllm import _core
+    from lazyllm.machine.device import cuda_facts
+
+    features = _core.features()
+    table = Info(
+        version=lazyllm.__version__,
+        location=os.path.dirname(os.path.abspath(lazyllm.__file__)),
+        python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        processor=processor(),
+        instruction_sets=list(features["instruction_sets"]),
+        instruction_set_used=features["used"],
+        threads=features["cores"],
+        compiler=features["compiler"],
+        cuda=cuda_facts(),
+        packages={name: found for name in PACKAGES if (found := version(name))},
+    )
+    if namesake := version(NAMESAKE):
+        table["warning"] = (
+            f"the unrelated distribution {NAMESAKE} {namesake} from PyPI is installed too; both provide the "
+            f"module lazyllm, and this one is lazyllm-engine: pip uninstall {NAMESAKE}, then install "
+            "lazyllm-engine again"
+        )
+    return table
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The CPU's model name; its architecture where the system gives no name."""
+    return field(CPUINFO, "model name") or platform.machine()
+
+
+def field(file: Path, name: str) -> str | None:
+    """The first value with that name in a file of `name : value` lines, or None."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)

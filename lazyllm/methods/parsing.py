@@ -1,0 +1,80 @@
+"""Parsing of the argument `pruning`: a method, its text, stages, or None for dense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lazyllm.method import Method
+from lazyllm.methods.prompt_compression import PromptCompression
+from lazyllm.methods.random_drop import RandomDrop
+from lazyllm.methods.rival import Rival
+from lazyllm.methods.static_pruning import StaticPruning
+from lazyllm.pruning import DENSE, Pruning
+from lazyllm.support.json_text import parse_json
+
+PruningInput = Method | str | Mapping[Any, Any] | Sequence[Any] | None
+RIVALS: dict[str, type[Rival]] = {cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression)}
+TEXT_FIELDS = ("unit", "model")
+TRUTHS = {"true": True, "false": False}
+FORMS = (
+    "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
+    'or stages as JSON such as {"10": 0.7}'
+)
+
+
+def as_method(pruning: object) -> Method:
+    """The method that `pruning` stands for: itself, text, stages, a mapping of fields, or None for dense."""
+    if pruning is None:
+        return DENSE
+    if isinstance(pruning, Method):
+        return pruning
+    if isinstance(pruning, str):
+        return parse_method(pruning)
+    if isinstance(pruning, Mapping) and "method" in pruning:
+        if (rival := RIVALS.get(str(pruning["method"]))) is None:
+            raise ValueError(f"method is {pruning['method']!r}; it must be one of {', '.join(RIVALS)}")
+        return rival.from_fields(pruning)
+    if isinstance(pruning, Mapping | list | tuple):
+        return Pruning.from_fields(pruning)
+    raise TypeError(
+        "pruning must be a lazyllm.Pruning, another method such as lazyllm.RandomDrop, its text, stages such "
+        f"as {{10: 0.7}}, or None for dense, not {pruning!r}"
+    )
+
+
+def parse_method(text: str) -> Method:
+    """A method from one argument: `dense`, `random:keep=0.5`, stages as JSON, or what `to_json` writes."""
+    if not isinstance(text, str):
+        raise TypeError(f"a method must be text, not {text!r}")
+    name, _, options = text.strip().partition(":")
+    if text.strip() == "dense":
+        return DENSE
+    if name in RIVALS:
+        return RIVALS[name].from_fields(_options(options, text))
+    if text.strip()[:1] not in ("{", "[") and text.strip() != "null":
+        raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
+    return as_method(parse_json(text, "pruning", strict=True))
+
+
+def _options(text: str, whole: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for part in text.split(",") if text else []:
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not name or not equals:
+            raise ValueError(f"{whole!r} has {part!r}, where name=value is wanted; a method is {FORMS}")
+        if name in values:
+            raise ValueError(f"{whole!r} gives {name} twice")
+        values[name] = value if name in TEXT_FIELDS else _scalar(value)
+    return values
+
+
+def _scalar(text: str) -> bool | int | float | str:
+    if text in TRUTHS:
+        return TRUTHS[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

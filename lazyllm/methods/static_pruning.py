@@ -1,0 +1,57 @@
+"""StaticPruning: one choice of tokens, made early and for good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lazyllm.methods.rival import Rival
+from lazyllm.pruning import DENSE, LAYER_LIMIT, Pruning
+from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class StaticPruning(Rival):
+    """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
+
+    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
+    tokens leave every cache and never come back.
+    """
+
+    name: ClassVar[str] = "static"
+    layers: int
+    keep: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", checked.whole(self.layers, "layers", 1, LAYER_LIMIT))
+        object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
+
+    def _stage(self) -> Pruning:
+        return Pruning({self.layers - 1: self.keep})
+
+    def check(self, config: ModelConfig) -> None:
+        if self.layers >= config.n_layers:
+            raise ValueError(
+                f"layers must be below {config.n_layers}, the number of the model's layers, not {self.layers}"
+            )
+
+    def core(self) -> dict[str, Any]:
+        return {**self._stage().core(), "permanent": True}
+
+    def flops(self, config: ModelConfig, n_prompt: int) -> int:
+        """Counted operations of a prefill, as `Pruning.flops` counts, with the scores of all `layers`."""
+        self.check(config)
+        one_stage = self._stage().flops(config, n_prompt)
+        return one_stage + (self.layers - 1) * n_prompt * 2 * config.n_heads * config.head_dim
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        return self.flops(config, n_prompt)
+
+    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
+        """Dense prefill's counted operations over those of this method."""
+        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)

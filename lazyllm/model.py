@@ -1,0 +1,53 @@
+"""Model: a checkpoint opened on a device. It never changes and may be shared between threads."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.tokenizer import Tokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+
+
+class Model:
+    """Configuration, weights and tokenizer of one checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, core: _core.Model) -> None:
+        self.checkpoint = checkpoint
+        self.config = checkpoint.config
+        self.core = core
+
+    def __repr__(self) -> str:
+        c = self.config
+        threads = f", {self.threads} threads" if self.device == "cpu" else ""
+        return (
+            f"<{type(self).__name__} {c.name or c.architecture}: {c.n_layers} layers of {c.hidden}, "
+            f"{c.n_heads} heads ({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
+            f"{self.core.bytes / 2**20:.0f} MiB on {self.device} ({self.core.isa}{threads})>"
+        )
+
+    @property
+    def device(self) -> str:
+        return self.core.device
+
+    @property
+    def threads(self) -> int:
+        return self.core.threads
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self.checkpoint.folder, self.config)
+
+    @cached_property
+    def tokenizer_if_any(self) -> Tokenizer | None:
+        """None for a folder without tokenizer files; such a model takes token ids only."""
+        if any((self.checkpoint.folder / name).exists() for name in TOKENIZER_FILES):
+            return self.tokenizer
+        return None
+
+    @cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        tokenizer = self.tokenizer_if_any
+        return frozenset(tokenizer.eos_token_ids if tokenizer else self.config.eos_token_ids)

@@ -1,0 +1,41 @@
+"""The picture of `lazyllm demo`: times to first token, and tokens in play at each layer of prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lazyllm.pictures.figure import new_figure
+
+COLOURS = ("#b8c0cc", "#0b4a8f")
+WIDTH, HEIGHT, DPI = 10, 4, 150
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One setting: its time to first token in seconds, and the tokens in play at each layer."""
+
+    name: str
+    ttft: float
+    in_play: Sequence[int]
+
+
+def plot(bars: Sequence[Bar], file: Path) -> Path:
+    """Speedups are relative to the first bar."""
+    figure = new_figure(WIDTH, HEIGHT)
+    times, tokens = figure.subplots(1, 2, width_ratios=(1, 1.6))
+    slowest = bars[0].ttft
+    drawn = times.bar([one.name for one in bars], [one.ttft for one in bars], color=COLOURS, width=0.6)
+    times.bar_label(drawn, [f"{one.ttft:.2f} s\n{slowest / one.ttft:.2f} x" for one in bars], padding=3)
+    times.set(ylabel="seconds (median)", title="Time to first token", ylim=(0, 1.25 * slowest))
+    for one, colour in zip(bars, COLOURS, strict=True):
+        tokens.stairs(one.in_play, range(len(one.in_play) + 1), color=colour, label=one.name, fill=True)
+    tokens.set(
+        xlabel="layer", ylabel="prompt tokens in play", title="Prefill, layer by layer", ylim=(0, None)
+    )
+    tokens.legend(loc="upper right", framealpha=1.0)
+    for axes in (times, tokens):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file, dpi=DPI)
+    return file

@@ -1,0 +1,143 @@
+"""Heatmap: the text of a prompt with each token coloured by the number of layers that computed it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+LIGHT, DARK = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)
+
+STYLE = """
+.lazyllm-map { font-family: system-ui, sans-serif; color: #1b1f24; background: #fff; line-height: 1.5; }
+.lazyllm-map .facts { color: #57606a; font-size: 0.85em; margin: 0 0 0.6em; }
+.lazyllm-map .legend { display: flex; flex-wrap: wrap; gap: 0.5em; margin: 0 0 0.9em; font-size: 0.85em; }
+.lazyllm-map .legend span { padding: 0.1em 0.6em; border-radius: 0.3em; border: 1px solid #d0d7de; }
+.lazyllm-map .text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif;
+  line-height: 1.75; border: 1px solid #d0d7de; border-radius: 0.5em; padding: 1em 1.2em; }
+.lazyllm-map .revived { text-decoration: underline 2px #d1480b; text-underline-offset: 0.2em; }
+.lazyllm-map .answer { font-style: italic; color: #57606a; background: none; }
+"""
+SCROLLED = "#ID .text { max-height: 32em; overflow-y: auto; }\n"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ margin: 0 auto; padding: 2em 1.5em 4em; max-width: 54em; background: #fff; color: #1b1f24; }}
+h1 {{ font: 600 1.4em system-ui, sans-serif; margin: 0 0 0.5em; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Heatmap:
+    """Displayed in notebooks or saved as a self-contained page; made by `Trace.heatmap`.
+
+    `kinds` is 0 for prompt tokens and 1 for generated ones; `prefill_depths` and `depths` are the numbers of
+    layers that computed each token in prefill and by the end. All have one entry per token of `texts`.
+    """
+
+    texts: list[str]
+    kinds: np.ndarray
+    prefill_depths: np.ndarray
+    depths: np.ndarray
+    n_layers: int
+    subtitle: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Heatmap of {len(self.texts)} tokens; save(path) writes it as HTML>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: a long text scrolls in a box."""
+        return self._html(SCROLLED)
+
+    def _html(self, more_rules: str = "") -> str:
+        """The map as a <div>; its CSS rules name its id, a hash, and so apply to no other map on the page."""
+        levels = sorted({int(depth) for depth in self.prefill_depths[self.kinds == 0]})
+        rules = "".join(
+            f"#ID .d{depth} {{ background: {_hex(colour)}; color: {_ink(colour)}; }}\n"
+            for depth, colour in zip(levels, _colours(len(levels)), strict=True)
+        )
+        legend = "".join(f'<span class="d{depth}">{escape(self._level(depth))}</span>' for depth in levels)
+        revived = int(np.count_nonzero(self._revived))
+        if revived:
+            legend += f'<span class="revived">revived later: {revived} tokens</span>'
+        facts = f'<p class="facts">{escape(self.subtitle)}</p>' if self.subtitle else ""
+        rules += more_rules
+        text = "".join(self._spans())
+        body = f'{facts}<div class="legend">{legend}</div><div class="text">{text}</div>'
+        name = f"lazyllm-{sha256((rules + body).encode()).hexdigest()[:12]}"
+        style = f"<style>{STYLE}{rules.replace('#ID', f'#{name}')}</style>"
+        return f'<div class="lazyllm-map" id="{name}">{style}{body}</div>'
+
+    def save(self, path: str | Path, title: str = "Layers that computed each prompt token") -> Path:
+        """Writes one self-contained HTML page."""
+        target = Path(path)
+        target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
+        return target
+
+    @property
+    def _revived(self) -> np.ndarray:
+        revived: np.ndarray = (self.depths > self.prefill_depths) & (self.kinds == 0)
+        return revived
+
+    def _level(self, depth: int) -> str:
+        count = int(np.count_nonzero((self.prefill_depths == depth) & (self.kinds == 0)))
+        if depth == self.n_layers:
+            return f"all {depth} layers: {count} tokens"
+        return f"{depth} of {self.n_layers} layers: {count} tokens"
+
+    def _spans(self) -> Iterator[str]:
+        """One span per run of tokens with equal depths, which are its tooltip."""
+        depths = list(zip(self.kinds, self.prefill_depths, self.depths, strict=True))
+        for (kind, first, last), group in groupby(
+            range(len(depths)), key=lambda i: tuple(map(int, depths[i]))
+        ):
+            positions = list(group)
+            text = escape("".join(self.texts[i] for i in positions))
+            where = f"token {positions[0]}" + (f" to {positions[-1]}" if len(positions) > 1 else "")
+            if kind:
+                yield f'<span class="answer" title="{where}: generated">{text}</span>'
+                continue
+            tip = f"{where}: {first} of {self.n_layers} layers in prefill"
+            if last > first:
+                tip += f", {last} by the end"
+            yield f'<span class="d{first}{" revived" if last > first else ""}" title="{tip}">{text}</span>'
+
+
+def _colours(count: int) -> list[tuple[int, int, int]]:
+    """From light to dark: the order is visible without colour vision and in print."""
+
+    def between(share: float) -> tuple[int, int, int]:
+        red, green, blue = (round(a + (b - a) * share) for a, b in zip(LIGHT, DARK, strict=True))
+        return red, green, blue
+
+    return [between(i / (count - 1)) for i in range(count)] if count > 1 else [DARK]
+
+
+def _hex(colour: tuple[int, int, int]) -> str:
+    return "#" + "".join(f"{value:02x}" for value in colour)
+
+
+def _ink(colour: tuple[int, int, int]) -> str:
+    """Black or white, whichever has more contrast (at least 4.5 to 1)."""
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (c / 255 for c in colour)
+    ]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000" if luminance > 0.179 else "#fff"

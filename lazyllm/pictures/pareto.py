@@ -1,0 +1,101 @@
+"""Quality of the settings of a sweep against the speedup of the first token, with the Pareto front."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor, isnan, log10, nan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lazyllm.pictures.figure import DPI, Dot, draw_dot, label, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
+LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
+TICK_GAP = 16  # smallest distance of tick labels, in typographic points
+FRONT, OTHERS = "C0", "0.65"
+
+
+def plot_pareto(
+    dots: Sequence[Dot],
+    front: Sequence[Dot],
+    baseline: str,
+    quality: str,
+    is_divergence: bool,
+    title: str,
+    file: Path,
+) -> Path:
+    """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
+
+    `baseline` is the label of the dense setting, `quality` that of the y axis. The axis of a divergence is
+    logarithmic, includes 0 and points down.
+    """
+    measured = [dot for dot in dots if not isnan(dot.speedup)]
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
+    axes = figure.subplots()
+    for dot in measured:
+        dense = dot.label == baseline
+        if dot in front:
+            draw_dot(axes, dot, dense, color="black" if dense else FRONT, linewidth=1, zorder=3)
+        else:  # without an error bar, which would hide those of the front
+            draw_dot(axes, dot._replace(low=nan), dense, color=OTHERS, markersize=4, zorder=2)
+    axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
+    for number, dot in enumerate(front, 1):
+        axes.plot([], [], " ", label=f"{number}  {label(dot.label)}")
+    axes.set_xlabel("speedup of the first token against dense (measured, ratio of sums)")
+    axes.set_ylabel(quality)
+    axes.set_title(title)
+    if is_divergence and measured:
+        smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
+        axes.set_yscale("symlog", linthresh=smallest, linscale=0.3)
+        axes.invert_yaxis()
+    axes.grid(alpha=0.3)
+    if front:
+        figure.legend(
+            loc="outside lower left", fontsize="small", title="on the front", frameon=False, alignment="left"
+        )
+    else:
+        axes.text(0.5, 0.5, "a speedup needs results of dense", ha="center", transform=axes.transAxes)
+    figure.draw_without_rendering()  # sets the size of the axes, in which distances are measured
+    if is_divergence and measured:
+        space_ticks(axes, smallest)
+    number_dots(axes, front)
+    figure.savefig(file, dpi=DPI)
+    return file
+
+
+def placed(axes: Axes, x: float, y: float) -> tuple[float, float]:
+    """Where a point of the axes lies in the figure, in typographic points from the lower left corner."""
+    scale = 72 / axes.figure.dpi
+    across, up = axes.transData.transform((x, y))
+    return float(across * scale), float(up * scale)
+
+
+def space_ticks(axes: Axes, smallest: float) -> None:
+    """Ticks at 0 and at 1, 2 and 5 times powers of ten from `smallest` on, without those that would touch."""
+    end = max(axes.get_ylim())
+    powers = range(floor(log10(smallest)), ceil(log10(max(end, smallest))) + 1)
+    ticks, last = [0.0], placed(axes, 0, 0)[1]
+    for value in (factor * 10.0**power for power in powers for factor in (1, 2, 5)):
+        height = placed(axes, 0, value)[1]
+        if smallest <= value <= end and last - height >= TICK_GAP:
+            ticks, last = [*ticks, value], height
+    axes.set_yticks(ticks, [f"{value:g}" for value in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def number_dots(axes: Axes, front: Sequence[Dot]) -> None:
+    """Numbers right of the dots; those of close neighbours form a column beside the last neighbour."""
+    places = [placed(axes, dot.speedup, dot.value) for dot in front]
+    columns: list[float] = []
+    for x, _ in reversed(places):
+        columns.insert(0, columns[0] if columns and columns[0] - x < LABEL_WIDTH else x)
+    last_column = last_y = float("inf")
+    for number, (dot, (x, y), column) in enumerate(zip(front, places, columns, strict=True), 1):
+        label_y = min(y + 4, last_y - LABEL_HEIGHT) if column == last_column else y + 4
+        offset = column - x + 6, label_y - y
+        place = (dot.speedup, dot.value)
+        axes.annotate(str(number), place, offset, textcoords="offset points", fontsize="small", zorder=4)
+        last_column, last_y = column, label_y

@@ -1,0 +1,38 @@
+"""Score against the speedup of the first token, one point per setting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isnan
+from pathlib import Path
+
+from lazyllm.pictures.figure import DPI, Dot, draw_dot, label, new_figure
+
+WIDTH, HEIGHT, LINE_HEIGHT = 8, 5, 0.22
+
+
+def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> Path:
+    """`baseline` is the label of the dense setting, which gets a horizontal line. Writes `file`."""
+    by_label: dict[str, list[Dot]] = {}
+    for dot in dots:
+        if not isnan(dot.speedup):
+            by_label.setdefault(dot.label, []).append(dot)
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * len(by_label))
+    axes = figure.subplots()
+    for place, (name, several) in enumerate(by_label.items()):
+        dense = name == baseline
+        for number, dot in enumerate(several):
+            legend = None if number else label(name)
+            draw_dot(axes, dot, dense, color="black" if dense else f"C{place}", label=legend)
+            if dense:
+                axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("speedup of the first token against dense (ratio of sums)")
+    axes.set_ylabel("score, mean of the categories (95 % interval)")
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    if by_label:
+        figure.legend(loc="outside lower center", fontsize="small", frameon=False)
+    else:
+        axes.text(0.5, 0.5, "a speedup needs results of dense", ha="center", transform=axes.transAxes)
+    figure.savefig(file, dpi=DPI)
+    return file

@@ -1,0 +1,45 @@
+"""Token use: the share of the prompt that each layer has computed, by new token, one panel per setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lazyllm.pictures.figure import DPI, panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT, COLUMNS, TITLE_WIDTH = 5, 4, 4, 56
+Shares = Mapping[int, np.ndarray]
+"""By first layer of a group of equal layers: (new tokens,) shares of the prompt."""
+
+
+def plot_token_use(panels: Mapping[str, Shares], file: Path) -> Path:
+    """`panels` is by setting. Writes `file`."""
+    figure, all_axes = panel_grid(len(panels), COLUMNS, WIDTH, HEIGHT, share_y=True)
+    for axes, (setting, shares) in zip(all_axes, panels.items(), strict=True):
+        draw_panel(axes, shares)
+        axes.set_title("\n".join(wrap(setting, TITLE_WIDTH)), fontsize="small")
+    for axes in all_axes[::COLUMNS]:
+        axes.set_ylabel("prompt tokens computed so far, percent")
+    figure.savefig(file, dpi=DPI)
+    return file
+
+
+def draw_panel(axes: Axes, shares: Shares) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for first, above in zip(shares, [*list(shares)[1:], None], strict=True):
+        last = "the top" if above is None else above - 1
+        layers = f"layer {first}" if last == first else f"layers {first} to {last}"
+        axes.plot(range(1, len(shares[first]) + 1), 100 * shares[first], marker=".", label=layers)
+    axes.set_xlabel("new tokens")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(0, 103)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)

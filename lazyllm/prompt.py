@@ -1,0 +1,131 @@
+"""Prompts: text, token ids or chat messages, encoded as the token ids that are appended to a context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lazyllm.model import Model
+
+PromptIds = Sequence[int] | np.ndarray
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | PromptIds | Messages
+
+EMPTY = "the prompt is empty; it must have at least one token"
+ANSWER_MARK = "lazyllm-answer-mark"
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt's token ids. `n_given` counts the tokens before compression, which took `compress_seconds`."""
+
+    ids: list[int]
+    n_given: int
+    tokenize_seconds: float
+    compress_seconds: float = 0.0
+
+
+def is_messages(prompt: Any) -> bool:
+    """True for a chat: a list of dicts."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def is_batch(prompt: Any) -> bool:
+    """True for a list of prompts; a list of whole numbers or of messages is one prompt."""
+    if isinstance(prompt, str) or (isinstance(prompt, np.ndarray) and prompt.ndim == 1):
+        return False
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
+        raise TypeError(
+            "a prompt must be text, token ids, a list of messages or a list of those, not "
+            f"{type(prompt).__name__}"
+        )
+    return len(prompt) > 0 and isinstance(prompt[0], str | Sequence | np.ndarray)
+
+
+def checked_ids(ids: Any, vocab: int) -> list[int]:
+    """Token ids as a list of int, each within the vocabulary."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # rows of unequal length
+        raise TypeError("token ids must be one list of whole numbers") from None
+    if array.ndim != 1:
+        raise TypeError(f"token ids must be one list of whole numbers, not {array.ndim} dimensions")
+    if array.size == 0:
+        raise ValueError(EMPTY)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"token ids must be whole numbers, not {array.dtype.name}")
+    wrong = np.flatnonzero((array < 0) | (array >= vocab))
+    if wrong.size:
+        raise ValueError(f"token id {array[wrong[0]]} at index {wrong[0]} is not from 0 to {vocab - 1}")
+    return [int(token) for token in array]
+
+
+def checked_messages(messages: Messages) -> list[dict[str, Any]]:
+    """Chat messages, each with a role and a content."""
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise TypeError(f"message {i} must be a dict with role and content, not {message!r}")
+        for name in ("role", "content"):
+            if name not in message:
+                raise ValueError(f"message {i} has no {name!r}; it has {', '.join(map(repr, message))}")
+        if not isinstance(message["content"], str | list):
+            raise TypeError(f"the content of message {i} must be text, not {message['content']!r}")
+    return [dict(message) for message in messages]
+
+
+class Conversation:
+    """The chat messages of one context so far; encodes the prompts that continue it."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._messages: list[dict[str, Any]] = []
+
+    def encode(self, prompt: Prompt, chat: bool, first: bool, ended_by: int | None) -> list[int]:
+        """The ids to append to the context for a prompt.
+
+        `first`: the context is empty. `ended_by`: the end token of the last answer, which is in the context.
+        """
+        if not isinstance(prompt, str) and len(prompt) == 0:
+            raise ValueError(EMPTY)
+        if chat:
+            text, special = self._rendered(self._turn(prompt), ended_by), False
+        elif isinstance(prompt, str):
+            text, special = prompt, first
+        elif is_messages(prompt):
+            raise TypeError("a list of messages needs chat=True")
+        else:
+            return checked_ids(prompt, self._model.config.vocab)
+        return checked_ids(self._model.tokenizer.encode(text, add_special=special), self._model.config.vocab)
+
+    def answered(self, prompt: Prompt, text: str) -> None:
+        """Adds a turn and its answer to the chat."""
+        self._messages += [*self._turn(prompt), {"role": "assistant", "content": text}]
+
+    @staticmethod
+    def _turn(prompt: Prompt) -> list[dict[str, Any]]:
+        if isinstance(prompt, str):
+            return [{"role": "user", "content": prompt}]
+        if is_messages(prompt):
+            return checked_messages(prompt)  # type: ignore[arg-type]
+        raise TypeError("chat=True needs text or a list of messages, not token ids")
+
+    def _rendered(self, turn: list[dict[str, Any]], ended_by: int | None) -> str:
+        """The text that the template renders for a turn after the chat so far.
+
+        The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
+        """
+        tokenizer = self._model.tokenizer
+        if not self._messages:
+            return tokenizer.apply_chat_template(turn, tokenize=False)
+        chat = [*self._messages[:-1], {"role": "assistant", "content": ANSWER_MARK}, *turn]
+        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False).rpartition(ANSWER_MARK)
+        if not found:
+            raise ValueError(
+                "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
+            )
+        if ended_by is None:
+            return tail
+        return tail.removeprefix(tokenizer.decode([ended_by], skip_special_tokens=False))

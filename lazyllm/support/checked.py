@@ -1,0 +1,45 @@
+"""Checks of setting values; errors name the setting."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+COUNT_LIMIT = 1 << 31
+SEED_LIMIT = 1 << 63
+
+
+def number(value: object, what: str) -> float:
+    """A finite number."""
+    if isinstance(value, bool | str | bytes):
+        raise TypeError(f"{what} must be a number, not {value!r}")
+    try:
+        converted = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} must be a number, not {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{what} is too large") from None
+    if not math.isfinite(converted):
+        raise ValueError(f"{what} must be finite, not {converted}")
+    return converted
+
+
+def whole(value: object, what: str, low: int, below: int = COUNT_LIMIT) -> int:
+    """A whole number from `low` to `below` - 1."""
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    try:
+        converted = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, not {value!r}") from None
+    if not low <= converted < below:
+        raise ValueError(f"{what} must be from {low} to {below - 1}, not {converted}")
+    return converted
+
+
+def keep(value: object, what: str) -> float:
+    """The share of the prompt that a stage keeps."""
+    share = number(value, what)
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"{what} must be above 0 and at most 1, not {share}")
+    return share

@@ -1,0 +1,69 @@
+"""Table: text cells in columns, written as Markdown, CSV, LaTeX, HTML or aligned plain text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from textwrap import wrap
+
+BOLD = "**"
+HEAD_WIDTH = 20  # characters; a longer column head is wrapped in plain text
+LATEX_SPECIAL = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One head per column; each row has one cell per head. BOLD around a word appears in Markdown only."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def _plain(self) -> list[list[str]]:
+        """Heads and rows without BOLD."""
+        return [[cell.replace(BOLD, "") for cell in line] for line in (self.heads, *self.rows)]
+
+    def markdown(self) -> str:
+        lines = [self.heads, ["---"] * len(self.heads), *self.rows]
+        return "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+
+    def text(self) -> str:
+        """Lines of equal width for a terminal: the first column left-aligned, the others right-aligned."""
+        heads, *rows = self._plain()
+        columns = zip(heads, *rows, strict=True)
+        wrapped = [wrap(head, max(HEAD_WIDTH, *map(len, cells), 0)) for head, *cells in columns]
+        lines = [*zip_longest(*wrapped, fillvalue=""), *rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines
+        )
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(self._plain())
+        return text.getvalue()
+
+    def latex(self) -> str:
+        head, *rows = (
+            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\" for line in self._plain()
+        )
+        columns = "l" + "r" * (len(self.heads) - 1)
+        begin, end, line = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}", r"\hline"
+        return "\n".join([begin, line, head, line, *rows, line, end, ""])
+
+    def html(self) -> str:
+        def row(tag: str, cells: Sequence[str]) -> str:
+            return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        head, *rows = self._plain()
+        body = "".join(row("td", line) for line in rows)
+        return f"<table><thead>{row('th', head)}</thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,118 @@
+"""Builds sdist and wheel, checks their files, then installs and uses each in a fresh environment.
+
+    python tests/check_dist.py build/dist
+
+`make dist-check` runs this. It needs PyPI and the packages build, setuptools and numpy. The wheel is made
+from the sdist without a build environment of its own, to save time; pip installs the sdist with one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+TREE = Path(__file__).parents[1]
+PACKAGE_FILES = ("*.py", "py.typed", "*.pyi", "demo_document.txt")
+BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
+MAKE_MODEL = """
+import pathlib, sys
+sys.path.append(sys.argv[1])
+import folders
+folders.model_folder(pathlib.Path())
+"""
+QUIET = ("--quiet", "--disable-pip-version-check")
+
+
+def package_files() -> set[str]:
+    """The files of the Python package, by their paths in the tree."""
+    return {str(path.relative_to(TREE)) for kind in PACKAGE_FILES for path in TREE.glob(f"lazyllm/**/{kind}")}
+
+
+def core_files() -> set[str]:
+    """The sources that the two cores are built from."""
+    kept = {".c", ".h", ".cc", ".cu", ".py"}
+    found = (path.relative_to(TREE) for folder in ("csrc", "cuda") for path in (TREE / folder).rglob("*"))
+    return {str(path) for path in found if path.suffix in kept and "cuda_on_cpu" not in path.parts}
+
+
+def check_sdist(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        files = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    made = {"PKG-INFO", "setup.cfg"}  # by setuptools
+    files = {name for name in files if ".egg-info/" not in name}
+    compare(sdist, files - made, package_files() | core_files() | set(BUILD_FILES))
+
+
+def check_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    cores = {name for name in files if name.startswith("lazyllm/_core.") and name.endswith(".so")}
+    if len(cores) != 1:
+        raise SystemExit(f"{wheel.name} must have one C core, not {sorted(cores)}")
+    compare(wheel, files - cores, package_files())
+
+
+def compare(archive: Path, files: set[str], wanted: set[str]) -> None:
+    if files != wanted:
+        raise SystemExit(
+            f"{archive.name} lacks {sorted(wanted - files)} and must not have {sorted(files - wanted)}"
+        )
+    print(f"{archive.name}: {len(files)} files, as they should be")
+
+
+def install_and_use(archive: Path) -> None:
+    """Shows `lazyllm info`, then answers a prompt with a tiny model of random weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        programs, model = Path(scratch) / "venv/bin", Path(scratch) / "model"
+        model.mkdir()
+        run(sys.executable, "-m", "venv", programs.parent)
+        run(programs / "pip", *QUIET, "install", archive.resolve())
+        if scratch not in run(programs / "lazyllm", "info", cwd=model):
+            raise SystemExit(f"{archive.name}: `lazyllm info` is not of the fresh environment")
+        run(programs / "python", "-c", MAKE_MODEL, TREE / "tests", cwd=model)
+        prompt = ("--model", ".", "--prompt", "The sea", "--max-new-tokens", "3")
+        if "3 tokens in" not in run(programs / "lazyllm", "generate", *prompt, cwd=model):
+            raise SystemExit(f"{archive.name}: `lazyllm generate` did not make 3 tokens")
+    print(f"{archive.name}: installed and used in a fresh environment", flush=True)
+
+
+def wheel_of(sdist: Path) -> None:
+    here = ("--no-deps", "--no-build-isolation", "--wheel-dir", sdist.parent)
+    run(sys.executable, "-m", "pip", *QUIET, "wheel", *here, sdist)
+    (wheel,) = sdist.parent.glob("*.whl")
+    check_wheel(wheel)
+    install_and_use(wheel)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """The output, errors included; ends the program where the command fails."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAZYLLM"))}
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=cwd, env=kept, check=False
+    )
+    output = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        raise SystemExit(f"{output}\n`{' '.join(words)}` failed with code {done.returncode}")
+    return output
+
+
+def main(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    run(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, TREE)
+    (sdist,) = folder.glob("*.tar.gz")
+    check_sdist(sdist)
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(wheel_of, sdist), pool.submit(install_and_use, sdist)]:
+            done.result()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

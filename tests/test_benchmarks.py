@@ -1,0 +1,465 @@
+"""The benchmarks: rounds, goals, report and processes, and every suite on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import RECORDED
+from folders import SHAPE, model_folder
+from tiny import DEVICE
+
+import lazyllm
+from benchmarks.__main__ import EXAMPLE, INTERRUPTED, main
+from benchmarks.measuring import goals, rounds
+from benchmarks.measuring.goals import Goal
+from benchmarks.measuring.models import ModelShape
+from benchmarks.measuring.place import Place
+from benchmarks.measuring.process import Process
+from benchmarks.measuring.report import Report, Row, Section
+from benchmarks.measuring.rounds import Times
+from benchmarks.options import Options
+from benchmarks.peers import engines, gguf_file
+from benchmarks.suites import SUITES, Suite, decode, ops, shapes
+from lazyllm._core import Bench
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.gguf import GgufModel
+
+Captured = pytest.CaptureFixture[str]
+AT_LEAST, AT_MOST = Goal("share", 0.8), Goal("cost", 1.15, at_least=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+# ---- rounds, goals, report -------------------------------------------------------------------------
+
+
+def test_contestants_take_turns_and_the_warm_up_does_not_count() -> None:
+    ran: list[str] = []
+
+    def contestant(name: str) -> rounds.Contestant:
+        def go() -> float:
+            ran.append(name)
+            return float(len(ran))
+
+        return go
+
+    times = rounds.in_turn({"a": contestant("a"), "b": contestant("b")}, 3, "test")
+    assert "".join(ran) == "ab" * 4
+    assert times == {"a": Times((3.0, 5.0, 7.0)), "b": Times((4.0, 6.0, 8.0))}
+    assert times["a"].median == 5.0
+    assert str(times["a"]) == "5 s (3 s to 7 s)"
+    assert str(Times((0.002, 0.00005))) == "1.025 ms (50 µs to 2 ms)"
+
+
+def test_short_work_is_repeated_within_its_turn() -> None:
+    each = rounds.MIN_SECONDS / 4
+    ran: list[None] = []
+
+    def go() -> float:
+        ran.append(None)
+        return each
+
+    assert rounds.repeated(go) == pytest.approx(each)
+    assert len(ran) in (4, 5)
+
+
+def test_times_are_those_of_the_work() -> None:
+    assert 0.02 <= rounds.timed(lambda: time.sleep(0.02))() < 1.0
+
+
+def test_goals_in_both_directions() -> None:
+    assert [AT_LEAST.verdict(value) for value in (0.79, 0.8, 0.9)] == ["missed", "met", "met"]
+    assert [AT_MOST.verdict(value) for value in (1.1, 1.15, 1.2)] == ["met", "met", "missed"]
+    assert AT_LEAST.worst([0.9, 0.7]) == 0.7
+    assert AT_MOST.worst([1.1, 1.3]) == 1.3
+    assert (str(AT_LEAST), str(AT_MOST)) == ("≥ 0.8", "≤ 1.15")
+
+
+def test_report_says_the_worst_of_each_goal_and_keeps_every_round(tmp_path: Path) -> None:
+    report = Report(tmp_path / "out", {"cpu": "a chip"}, ["a note"])
+    rows = [
+        Row("one", {"time": Times((1.0, 3.0, 2.0)), "share": 0.9}, {"share": AT_LEAST}, {"threads": 1}),
+        Row("two", {"time": Times((4.0,)), "share": 0.75, "cost": 1.1}, {"share": AT_LEAST, "cost": AT_MOST}),
+    ]
+    report.sections.append(Section("ops", "A table", rows, ("of a kind",)))
+    report.failures["decode"] = "no memory"
+    report.write()
+    text = (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
+    assert "| share | ≥ 0.8 | 0.75 | missed (1 of 2) | two (A table) |" in text
+    assert "≥ 0.8 missed; ≤ 1.15 met" in text
+    for words in (
+        "a chip",
+        "a note",
+        "of a kind",
+        "**The suite decode failed: no memory**",
+        "2 s (1 s to 3 s)",
+    ):
+        assert words in text
+    plain = json.loads((tmp_path / "out" / "bench.json").read_text())
+    first = plain["tables"][0]["rows"][0]
+    assert first["figures"]["time"] == {"median": 2.0, "low": 1.0, "high": 3.0, "rounds": [1.0, 3.0, 2.0]}
+    assert first["goals"]["share"]["verdict"] == "met"
+    assert first["keys"] == {"threads": 1}
+    assert plain["failures"] == {"decode": "no memory"}
+
+
+# ---- processes -------------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("no such\nmodel")
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def fail(self) -> None:
+        raise KeyError("absent")
+
+    def die(self) -> None:
+        os._exit(7)
+
+
+def test_a_process_has_its_own_environment_and_ends() -> None:
+    with Process(Worker, False, environment={"LAZYLLM_TEST_VARIABLE": "theirs"}) as worker:
+        assert worker.call("variable", "LAZYLLM_TEST_VARIABLE") == "theirs"
+        assert "LAZYLLM_TEST_VARIABLE" not in os.environ
+        pid = worker.call("pid")
+        assert pid != os.getpid()
+        with pytest.raises(RuntimeError, match="KeyError: 'absent'"):
+            worker.call("fail")
+        assert worker.call("pid") == pid  # an error does not end it
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_process_that_fails_or_dies_says_so() -> None:
+    with pytest.raises(RuntimeError, match="ValueError: no such model"):
+        Process(Worker, True, environment={})
+    with (
+        pytest.raises(RuntimeError, match="its process ended with code 7"),
+        Process(Worker, False, environment={}) as worker,
+    ):
+        worker.call("die")
+
+
+# ---- the command -----------------------------------------------------------------------------------
+
+
+def bench(*arguments: str) -> int:
+    return main(["--quick", "--rounds", "1", "--threads", "1", "--peers", "none", *arguments])
+
+
+def test_help_runs_from_a_clone_and_shows_an_example() -> None:
+    command = [sys.executable, "-m", "benchmarks", "--help"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert f"example:\n  {EXAMPLE}" in done.stdout
+    assert all(name in done.stdout for name in SUITES)
+
+
+def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    suites = ["prefill", "pruned", "decode", "scaling", "memory", "generation"]
+    call = ["--model", str(folder), "--tokens", "48,64,9000", "--context", "128", "--out", str(tmp_path)]
+    assert bench(*suites, *call) == 0
+    out = capsys.readouterr().out
+    assert "No goal is judged" in out
+    assert "## Goals" not in out
+    assert "Left out: 9000 tokens; the model's context is 600." in out
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    assert list(dict.fromkeys(table["suite"] for table in plain["tables"])) == suites
+    assert plain["machine"]["lazyllm"] == lazyllm.__version__
+    assert (tmp_path / "bench.png").stat().st_size > 0
+    rows = {
+        (table["suite"], row["label"]): row["figures"] for table in plain["tables"] for row in table["rows"]
+    }
+    for r in (0, 4, 16, 64):
+        assert rows["decode", f"{r} revived"]["revived, counted"] == r
+        assert rows["decode", f"{r} revived"]["computed in the last layer"] == 1 + r
+    assert rows["pruned", "one stage"]["counted"] == pytest.approx(
+        lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
+    )
+
+
+def test_goals_are_judged_at_full_lengths_and_rounds_only(
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(rounds: int) -> list[str]:
+        call = ["--model", str(folder), "--tokens", "48", "--context", "128", "--rounds", str(rounds)]
+        suites = ["pruned", "decode", "scaling"]
+        assert main([*suites, *call, "--threads", "1", "--peers", "none", "--out", str(tmp_path)]) == 0
+        assert ("No goal is judged" in capsys.readouterr().out) == (rounds < 7)
+        rows = [row for t in json.loads((tmp_path / "bench.json").read_text())["tables"] for row in t["rows"]]
+        return [name for row in rows for name in row["goals"]]
+
+    assert judged(rounds=7) == []
+    monkeypatch.setattr(goals, "ON_CPU", replace(goals.ON_CPU, pruned_tokens=48))
+    assert judged(rounds=6) == []
+    assert set(judged(rounds=7)) == {"measured / counted"}
+
+
+def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("ops of real sizes take long in a core with sanitizers")
+    assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    titles = " ".join(table["title"] for table in plain["tables"])
+    for kind in ("many rows", "few rows", "Causal attention", "Scores, selection, gathering", "135M-shaped"):
+        assert kind in titles
+    rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}
+    product = rows["qkv, 512 x 576 to 960"]
+    work = 2 * 512 * 576 * 960
+    assert product["GFLOP/s"] == pytest.approx(work / product["ours"]["median"] / 1e9)
+    assert 0 < product["of ceiling"] < 2
+
+
+def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    call = ["decode", "scaling", "--model", str(folder), "--tokens", "48", "--context", "590"]
+    assert bench(*call, "--out", str(tmp_path)) == 1
+    assert "The suite decode failed: 590 tokens and 2 rounds of 8 steps make 606" in capsys.readouterr().out
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    assert [table["suite"] for table in plain["tables"]] == ["scaling"]
+    assert list(plain["failures"]) == ["decode"]
+
+
+def test_ctrl_c_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: Options) -> Iterator[Section]:
+        yield Section("memory", "The first half", [Row("a row", {"share": 0.5})])
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SUITES, "memory", Suite(interrupted))
+    assert bench("memory", "--out", str(tmp_path)) == INTERRUPTED
+    assert "The first half" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+
+
+def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    item = {
+        "input": "Why?",
+        "context": "The sea is deep. " * 9,
+        "answers": ["so"],
+        "length": 4,
+        "dataset": "sea",
+    }
+    lines = [json.dumps(item)] * 3
+    (data / "sea.jsonl").write_text("\n".join(lines))
+    call = [
+        "generation",
+        "--model",
+        str(folder),
+        "--tokens",
+        "64",
+        "--data",
+        str(data),
+        "--out",
+        str(tmp_path),
+    ]
+    assert bench(*call) == 0
+    row = json.loads((tmp_path / "bench.json").read_text())["tables"][0]["rows"][0]
+    assert (row["label"], row["figures"]["prompts"], row["figures"]["mean tokens"]) == ("sea", 2, 64)
+    assert len(row["figures"]["dense"]["rounds"]) == 2  # never fewer
+    (data / "sea.jsonl").write_text("{}")
+    assert bench(*call) == 1
+    assert "line 1: expected an object with input and context" in capsys.readouterr().out
+
+
+def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str) -> object:
+        return None if name == "torch" else object()
+
+    monkeypatch.setattr(engines, "find_spec", find_spec)
+    here, notes = engines.choose_peers(None)
+    assert here == ("llama.cpp",)
+    assert [note for note in notes if "transformers is left out" in note and "pip install" in note]
+    assert engines.choose_peers(["none"]) == ((), [])
+    assert engines.choose_peers(["llama.cpp"], on_cpu=False)[0] == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["opera"], "there is no suite 'opera'; the suites are ops, prefill"),
+        (["--peers", "vllm"], "there is no peer 'vllm'; the peers are transformers"),
+        (["--rounds", "0"], "rounds must be from 1 to"),
+        (["--tokens", "0,5"], "tokens must be from 1 to"),
+        (["--threads", "-1"], "threads must be from 1 to"),
+        (["--device", "cuda", "--threads", "2"], "threads do not apply to cuda"),
+        (["--device", "auto"], "device must be cpu, cuda or cuda:N"),
+        (["--device", "gpu"], "not 'gpu'"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], words: str, tmp_path: Path, capsys: Captured) -> None:
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+# ---- on a CUDA device ------------------------------------------------------------------------------
+
+cuda_only = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
+TINY = ModelShape("tiny", 6, 64, 4, 2, 64, 96)
+
+
+def bench_on_cuda(out: Path, *arguments: str) -> Any:
+    call = ["--quick", "--rounds", "1", "--device", DEVICE, "--peers", "none", "--out", str(out)]
+    assert main([*call, *arguments]) == 0
+    return json.loads((out / "bench.json").read_text())
+
+
+@pytest.fixture
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory_sweep(place: Place) -> Bench:
+        return place.bench("read", rows=64, cols=64, dtype="bf16")
+
+    monkeypatch.setattr(Place, "memory_sweep", memory_sweep)
+
+
+@cuda_only
+def test_suites_of_a_model_on_cuda(
+    folder: Path, tmp_path: Path, capsys: Captured, small_ceilings: None
+) -> None:
+    suites = ["prefill", "pruned", "decode", "scaling", "memory"]
+    plain = bench_on_cuda(tmp_path, *suites, "--model", str(folder), "--tokens", "24", "--context", "128")
+    assert plain["machine"]["GPU"].startswith("cuda:0 ")
+    said = " ".join(plain["notes"])
+    assert "scaling is left out: it compares numbers of threads." in said
+    assert "memory is left out" in said
+    assert [table["suite"] for table in plain["tables"]] == ["prefill", "pruned", "decode", "decode"]
+    assert all("cuda:0, " in table["title"] for table in plain["tables"])
+    last = {row["label"]: row["figures"] for row in plain["tables"][-1]["rows"]}
+    assert last["64 revived"]["revived, counted"] == 64
+    assert last["0 revived"]["time / none revived"] == 1
+
+
+@cuda_only
+def test_suites_of_random_data_on_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
+) -> None:
+    monkeypatch.setattr(ops, "SMALL", TINY)
+    monkeypatch.setattr(ops, "ATTENTION_SHAPES", ((64, 4, 2),))
+    monkeypatch.setattr(ops, "ATTENTION_TOKENS", (48,))
+    monkeypatch.setattr(ops, "MANY_ROWS", (16,))
+    monkeypatch.setattr(shapes, "SMALL", TINY)
+    monkeypatch.setattr(shapes, "WHOLE_VOCAB", 96)
+    monkeypatch.setattr(decode, "REVIVED", (0, 4))
+    monkeypatch.setattr(decode, "MIN_CONTEXT", 8)
+    plain = bench_on_cuda(tmp_path, "ops", "shapes", "--tokens", "24")
+    titles = [table["title"] for table in plain["tables"]]
+    for kind in (
+        "many rows",
+        "few rows",
+        "Causal attention",
+        "Scores",
+        "Dense prefill of 24 tokens, tiny-shaped",
+    ):
+        assert any(kind in title for title in titles), kind
+    assert {table["suite"] for table in plain["tables"]} == {"ops", "shapes"}
+
+
+def test_goals_depend_on_place_and_model() -> None:
+    assert goals.goals_of_model(True, True, 576).prefill is goals.PREFILL
+    assert goals.goals_of_model(True, False, 4096).prefill is None
+    assert goals.goals_of_model(False, True, 576) == goals.ON_CUDA
+    assert goals.goals_of_model(False, False, 4096).prefill is goals.CUDA_PREFILL
+
+
+# ---- the peers' models -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.parametrize("family", ["smollm2", "gemma3"])
+def test_gguf_file_holds_the_checkpoint(family: str, kind: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(RECORDED / "families" / family, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    if family == "gemma3":
+        with pytest.raises(ValueError, match="cannot hold"):
+            gguf_file.gguf_file(folder, kind, tmp_path)
+        config |= {"rope_scaling": None, "sliding_window_pattern": 6}
+        (folder / "config.json").write_text(json.dumps(config))
+    path = gguf_file.gguf_file(folder, kind, tmp_path)
+    assert gguf_file.gguf_file(folder, kind, tmp_path) == path
+    model, checkpoint = GgufModel(path), Checkpoint(folder)
+    ours = model.config("float16")
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps"):
+        assert ours[name] == config[name]
+    assert ours.get("sliding_window") == config.get("sliding_window")
+    stored = {tensor[0]: gguf_file.decoded(checkpoint, tensor) for tensor in checkpoint.tensors}
+    assert set(model.names.values()) == set(stored)
+    for name, theirs in model.names.items():
+        values, want = np.concatenate(list(model.values(name, model.row_order(name)))), stored[theirs].ravel()
+        if kind == "F16" and stored[theirs].ndim > 1:
+            want = want.astype(np.float16)
+        if family == "gemma3" and "norm" in theirs:
+            want = want + np.float32(1) - np.float32(1)  # the file holds 1 + weight
+        assert np.array_equal(values, want.astype(np.float32)), name
+
+
+def test_rotary_frequencies_become_a_base_and_divisors(folder: Path) -> None:
+    config = Checkpoint(folder).config
+    assert gguf_file.rotary(config)[0] == pytest.approx(10000.0, rel=1e-4)
+    assert gguf_file.rotary(config)[1] is None
+    scaled = replace(config, inv_freq=(*config.inv_freq[:2], *(f / 4 for f in config.inv_freq[2:])))
+    theta, divisors = gguf_file.rotary(scaled)
+    assert theta == pytest.approx(10000.0, rel=1e-4)
+    assert divisors is not None
+    assert divisors.tolist() == pytest.approx([1, 1, 4, 4], rel=1e-4)
+    with pytest.raises(ValueError, match="yarn"):
+        gguf_file.rotary(replace(config, rope_scale=1.2))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["transformers", "llama.cpp"])
+def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
+    if engines.PEERS[name].missing:
+        pytest.skip(f"{name} is not installed")
+    ids = np.random.default_rng(0).integers(0, 49152, 40).tolist()
+    ours = lazyllm.load(demo_model).session().forward(ids)
+    make: Any = {
+        "transformers": lambda: engines.transformers_peer(demo_model, "float32", Place(1)),
+        "llama.cpp": lambda: engines.llama_cpp_peer(demo_model, 64, Place(1)),
+    }[name]
+    with make() as peer:
+        theirs = peer.call("logits", ids)
+        assert np.abs(theirs - ours).max() < (0.1 if name == "llama.cpp" else 1e-3)
+        assert peer.call("prefill", ids) > 0
+        assert peer.call("decode", ids[:2]) > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "given", "named"),
+    [
+        ("gated", {"rows": 7, "cols": 4}, "even"),
+        ("gated", {"rows": 8, "cols": 0}, "at least 1"),
+        ("matmul", {"rows": 4, "cols": 4, "n": 0}, "n is 0"),
+        ("matmul", {"rows": 4, "cols": 4, "threads": 10**6}, "threads"),
+        ("attention", {"n": 3, "m": 2}, "less than"),
+        ("attention", {"n_heads": 3, "n_kv_heads": 2}, "divide"),
+        ("regroup", {"m": 0}, "less than"),
+        ("fly", {}, "no op"),
+    ],
+)
+def test_an_op_refuses_shapes_that_make_no_sense(op: str, given: dict[str, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Bench(op, **given)

@@ -1,0 +1,120 @@
+"""Opening a model: other threads run meanwhile, and a signal stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from lazyllm import CheckpointError, _core
+
+# as many layers and tensors as there can be: it takes the longest to open
+DEEP = tiny.Shape(
+    n_layers=4096,
+    hidden=1,
+    n_heads=1,
+    n_kv_heads=1,
+    head_dim=2,
+    ffn=1,
+    vocab=2,
+    qkv_bias=True,
+    o_bias=True,
+    qk_norm=True,
+)
+WRITER = "import os, sys, time; time.sleep(5); os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK)"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[str]:
+    """A shard whose opening waits until somebody writes to it; after five seconds another process does."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(path)])
+    yield str(path)
+    writer.kill()
+    writer.wait()
+
+
+@pytest.fixture
+def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+    return tiny.build(tiny.Shape(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def on_alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Makes a function the handler of SIGALRM."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield lambda handle: signal.signal(signal.SIGALRM, lambda number, frame: handle()) and None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def open_in_thread(errors: list[str], *given: Any, **options: Any) -> threading.Thread:
+    """Begins to open a model on another thread; what is wrong with it goes to `errors`."""
+
+    def run() -> None:
+        try:
+            _core.Model(*given, **options)
+        except CheckpointError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_other_threads_run_while_a_model_opens(made: tiny.Tiny, pipe: str) -> None:
+    """The model waits for a writer, which this thread becomes: possible only if the opening lets it run."""
+    errors: list[str] = []
+    begun = time.monotonic()
+    thread = open_in_thread(errors, made.config, [pipe], made.tensors)
+    writer = os.open(pipe, os.O_RDWR)  # waits for nobody
+    thread.join()
+    os.close(writer)
+    assert errors == [f"{pipe}: the file is empty"]
+    assert time.monotonic() - begun < 4
+
+
+def test_arguments_may_change_while_a_model_opens(made: tiny.Tiny, pipe: str) -> None:
+    """The lists are emptied while the model waits: it works on copies."""
+    config, tensors = dict(made.config), list(made.tensors)
+    shards, libraries = ["".join([pipe])], ["".join(["a", "b"])]
+    errors: list[str] = []
+    thread = open_in_thread(errors, config, shards, tensors, libraries=libraries)
+    time.sleep(0.2)
+    for given in (config, shards, tensors, libraries):
+        given.clear()  # type: ignore[attr-defined]
+    writer = os.open(pipe, os.O_RDWR)  # waits for nobody
+    thread.join()
+    os.close(writer)
+    assert errors == [f"{pipe}: the file is empty"]
+
+
+def test_a_signal_ends_the_wait_for_a_file(made: tiny.Tiny, pipe: str, on_alarm: Any) -> None:
+    def stop() -> None:
+        raise LookupError("a signal came")
+
+    on_alarm(stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(LookupError, match="a signal came") as caught:
+        _core.Model(made.config, [pipe], made.tensors)
+    assert caught.value.__context__ is None  # not raised while handling an error of the core
+
+
+def test_signals_are_seen_between_layers(tmp_path: Path, on_alarm: Any) -> None:
+    """Handlers run while the model opens; without that, it would run once before and once after."""
+    made = tiny.build(DEEP, tmp_path)
+    calls = []
+    on_alarm(lambda: calls.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    _core.Model(made.config, [str(made.path)], made.tensors)
+    assert len(calls) > 2

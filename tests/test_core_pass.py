@@ -1,0 +1,66 @@
+"""One pass of the core: long positions, a short context, a pass that was stopped within an op."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from reference import Reference
+from tolerances import LOGITS, error
+
+POSITIONS = 250_000
+
+
+def test_rope_angles_are_rounded_to_f32(tmp_path: Path) -> None:
+    """At position 250,000 an angle in f64 differs by up to 0.008 from one in f32."""
+    made = tiny.build(tiny.Shape(seed=5, context=POSITIONS), tmp_path)
+    present = {3, 1000, POSITIONS // 2 + 1, POSITIONS - 12345, POSITIONS - 2, POSITIONS - 1}
+    absent = [i for i in range(POSITIONS) if i not in present]
+    session = made.load().session(None)
+    session.reserve(POSITIONS)
+    session.leave_out(absent)
+    reference = Reference(made.config, made.weights, tiny.pruning())
+    reference.gone = set(absent)
+    ids = made.ids(POSITIONS)
+    assert error(session.forward(ids), reference.forward(ids)) <= LOGITS["F32"]
+
+
+def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
+    """The first new token is told by the one before it, however short the context."""
+    made = tiny.build(tiny.Shape(seed=6), tmp_path)
+    ids = made.ids(4)
+    whole = made.load().session(None).surprisal(ids)
+    session = made.load().session(None)
+    assert np.isnan(session.surprisal(ids[:1])).all()
+    rest = session.surprisal(ids[1:])
+    assert np.isfinite(rest).all()
+    assert error(rest, whole[1:]) <= LOGITS["F32"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int) -> None:
+    """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
+    shape = tiny.Shape(
+        n_layers=1, hidden=512, n_heads=16, n_kv_heads=16, head_dim=32, ffn=2048, context=16_384
+    )
+    made = tiny.build(shape, tmp_path)
+    model = made.load(threads=threads)
+    want = model.session(None).forward(made.ids(400))
+
+    def stop(number: int, frame: object) -> None:
+        raise LookupError("enough")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    stopped = model.session(None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(LookupError, match="enough"):
+            stopped.forward(made.ids(16_384))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(RuntimeError, match="an earlier pass of this session did not finish"):
+        stopped.forward([1])
+    np.testing.assert_array_equal(model.session(None).forward(made.ids(400)), want)

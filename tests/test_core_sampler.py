@@ -1,0 +1,195 @@
+"""The core's sampler: its generator, its order of candidates, its borders, and its speed."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from lazyllm import _core
+
+QWEN_VOCAB = 151_936
+MASK = 2**64 - 1
+
+
+def rotated(x: int, by: int) -> int:
+    return (x << by | x >> (64 - by)) & MASK
+
+
+def xoshiro(state: list[int]) -> Iterator[int]:
+    """xoshiro256** as published by Blackman and Vigna."""
+    s = list(state)
+    while True:
+        yield rotated(s[1] * 5 & MASK, 7) * 9 & MASK
+        t = s[1] << 17 & MASK
+        s[2] ^= s[0]
+        s[3] ^= s[1]
+        s[1] ^= s[2]
+        s[0] ^= s[3]
+        s[2] ^= t
+        s[3] = rotated(s[3], 45)
+
+
+def split_mix(seed: int) -> Iterator[int]:
+    while True:
+        seed = seed + 0x9E3779B97F4A7C15 & MASK
+        z = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+        yield z ^ z >> 31
+
+
+def uniforms(seed: int) -> Iterator[float]:
+    return ((bits >> 11) * 2.0**-53 for bits in xoshiro(list(islice(split_mix(seed), 4))))
+
+
+def plain_draw(logits: np.ndarray, temperature: float, top_p: float, top_k: int, uniform: float) -> int:
+    """The definition: sort everything, then walk down the cumulative weight."""
+    order = np.lexsort((np.arange(len(logits)), -logits))[: top_k or None]
+    best = float(logits[order[0]])
+    weights = [math.exp((float(logits[i]) - best) / temperature) for i in order]
+    total = sum_in_order(weights)
+    nucleus, kept = 0.0, 0
+    while kept < len(weights) and (kept == 0 or nucleus < top_p * total):
+        nucleus += weights[kept]
+        kept += 1
+    target, chosen, cumulative = uniform * nucleus, 0, weights[0]
+    while cumulative <= target and chosen < kept - 1:
+        chosen += 1
+        cumulative += weights[chosen]
+    return int(order[chosen])
+
+
+def sum_in_order(weights: list[float]) -> float:
+    total = 0.0
+    for weight in weights:  # sum() compensates from Python 3.12 on
+        total += weight
+    return total
+
+
+def test_the_generator_gives_the_published_numbers() -> None:
+    """From the reference implementations, started with 1, 2, 3, 4 and with seed 0."""
+    assert list(islice(xoshiro([1, 2, 3, 4]), 6)) == [
+        11520,
+        0,
+        1509978240,
+        1215971899390074240,
+        1216172134540287360,
+        607988272756665600,
+    ]
+    assert next(split_mix(0)) == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
+def test_draws_follow_the_generator(seed: int) -> None:
+    """With 2^16 equal logits the token is the first 16 bits of the random number."""
+    sampler = _core.Sampler(1.0, 1.0, 0, seed)
+    logits = np.zeros(2**16, np.float32)
+    want = [int(uniform * 2**16) for uniform in islice(uniforms(seed), 12)]
+    assert [sampler.sample(logits) for _ in want] == want
+
+
+def shapes_of_logits(rng: np.random.Generator) -> Iterator[np.ndarray]:
+    for n in (1, 2, 5, 97, 700):
+        for spread in (0.01, 1.0, 3.0, 30.0):
+            logits = rng.normal(0.0, spread, n)
+            yield logits
+            yield np.round(logits * 4) / 4  # ties
+            yield np.where(rng.random(n) < 0.5, -np.inf, logits)
+        yield np.zeros(n)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-3, 0.8, 1.0, 100.0, 1e300])
+def test_draws_are_those_of_a_full_sort(temperature: float) -> None:
+    rng = np.random.default_rng(5)
+    for seed, shape in enumerate(shapes_of_logits(rng)):
+        logits = shape.astype(np.float32)
+        for top_p, top_k in ((1.0, 0), (0.95, 0), (0.5, 0), (1e-9, 0), (1.0, 3), (0.9, 40)):
+            sampler, numbers = _core.Sampler(temperature, top_p, top_k, seed), uniforms(seed)
+            for uniform in islice(numbers, 3):
+                want = (
+                    0 if np.isneginf(logits).all() else plain_draw(logits, temperature, top_p, top_k, uniform)
+                )
+                assert sampler.sample(logits) == want
+
+
+def test_a_large_vocabulary_draws_as_a_full_sort_does() -> None:
+    logits = np.random.default_rng(6).normal(0.0, 3.0, 40_000).astype(np.float32)
+    for temperature, top_p, top_k in ((1.0, 1.0, 0), (0.8, 0.95, 0), (50.0, 0.9, 0), (1.0, 1.0, 1000)):
+        sampler, numbers = _core.Sampler(temperature, top_p, top_k, 3), uniforms(3)
+        for uniform in islice(numbers, 3):
+            assert sampler.sample(logits) == plain_draw(logits, temperature, top_p, top_k, uniform)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.75, 3), (0.76, 4), (1.0, 4)])
+def test_the_nucleus_ends_where_top_p_is_reached(top_p: float, kept: int) -> None:
+    """Four equal weights: a share that is reached exactly needs no further candidate."""
+    sampler = _core.Sampler(1.0, top_p, 0, 9)
+    assert {sampler.sample(np.zeros(4, np.float32)) for _ in range(200)} == set(range(kept))
+
+
+def median_seconds(logits: np.ndarray, sampler: _core.Sampler) -> float:
+    taken = []
+    for _ in range(15):
+        begun = time.perf_counter()
+        sampler.sample(logits)
+        taken.append(time.perf_counter() - begun)
+    return float(np.median(taken))
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 0), (0.95, 0), (1.0, 40)])
+def test_a_large_vocabulary_is_not_sorted(top_p: float, top_k: int, sanitized: bool) -> None:
+    """A draw takes less than a third of the time of sorting the logits by comparisons."""
+    if sanitized:
+        pytest.skip("times a core without sanitizers")
+    logits = np.random.default_rng(1).normal(0.0, 3.0, QWEN_VOCAB).astype(np.float32)
+    begun = time.perf_counter()
+    for _ in range(5):
+        np.argsort(logits, kind="stable")
+    sort_seconds = (time.perf_counter() - begun) / 5
+    assert median_seconds(logits, _core.Sampler(0.8, top_p, top_k, 1)) < sort_seconds / 3
+
+
+def test_drawing_releases_the_gil() -> None:
+    """With a switch interval of a minute, another thread runs only while a draw has let the GIL go."""
+    sampler, logits = _core.Sampler(1.0, 0.9, 0, 1), np.zeros(2_000_000, np.float32)
+    ran, stop = [], threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            ran.append(1)
+            time.sleep(0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        thread = threading.Thread(target=count)
+        thread.start()
+        before = len(ran)
+        sampler.sample(logits)
+        assert len(ran) > before
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
+def test_threads_may_share_a_sampler() -> None:
+    """Each draw is made once: together they are those of one thread."""
+    logits = np.zeros(2**16, np.float32)
+    shared, drawn = _core.Sampler(1.0, 1.0, 0, 4), []
+    threads = [
+        threading.Thread(target=lambda: drawn.extend([shared.sample(logits) for _ in range(50)]))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = _core.Sampler(1.0, 1.0, 0, 4)
+    assert sorted(drawn) == sorted(alone.sample(logits) for _ in range(200))

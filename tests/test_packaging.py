@@ -1,0 +1,49 @@
+"""The files of an sdist, and the cache that make's programs use. `make dist-check` does the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from check_dist import TREE, check_sdist
+
+
+def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
+    """setup.py imports cuda/build_cuda.py, and the compiler the headers of both cores."""
+    options = ["egg_info", "--egg-base", str(tmp_path), "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run([sys.executable, "setup.py", "--quiet", *options], cwd=TREE, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    check_sdist(sdist)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("lazyllm_engine-*/setup.py")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--name"],
+        cwd=unpacked.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "lazyllm-engine", done.stderr
+
+
+def make(*arguments: str) -> str:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LAZYLLM", "MAKE"))
+    }
+    call = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(call, cwd=TREE, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_make_uses_the_cache_of_the_command_line() -> None:
+    """One place for the demonstration model: the programs' own default, unless the user names another."""
+    show = 'show: ; @echo "cache is $$LAZYLLM_CACHE."'
+    assert make("--eval", show, "show") == "cache is .\n"
+
+
+def test_make_help_names_the_targets() -> None:
+    named = [line.split()[1] for line in make("help").splitlines()]
+    assert {"demo", "test", "docs", "dist-check", "cuda-on-cpu"} <= set(named)
