@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,6 +31,24 @@ def demo_model() -> Path:
     from lazyllm.checkpoints.demo_model import demo_model
 
     return demo_model(progress=False)
+
+
+class Alarm(Protocol):
+    def __call__(self, handle: Callable[[], object], delay: float, interval: float = 0) -> None: ...
+
+
+@pytest.fixture
+def alarm() -> Iterator[Alarm]:
+    """Calls a function from a signal handler after a delay, and then at an interval, both in seconds."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def start(handle: Callable[[], object], delay: float, interval: float = 0) -> None:
+        signal.signal(signal.SIGALRM, lambda number, frame: handle())
+        signal.setitimer(signal.ITIMER_REAL, delay, interval)
+
+    yield start
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

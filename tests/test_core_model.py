@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from conftest import Alarm
 
 from lazyllm import CheckpointError, _core
 
@@ -47,15 +47,6 @@ def pipe(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture
 def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
     return tiny.build(tiny.Shape(), tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def on_alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """Makes a function the handler of SIGALRM."""
-    before = signal.getsignal(signal.SIGALRM)
-    yield lambda handle: signal.signal(signal.SIGALRM, lambda number, frame: handle()) and None
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 def open_in_thread(errors: list[str], *given: Any, **options: Any) -> threading.Thread:
@@ -99,22 +90,20 @@ def test_arguments_may_change_while_a_model_opens(made: tiny.Tiny, pipe: str) ->
     assert errors == [f"{pipe}: the file is empty"]
 
 
-def test_a_signal_ends_the_wait_for_a_file(made: tiny.Tiny, pipe: str, on_alarm: Any) -> None:
+def test_a_signal_ends_the_wait_for_a_file(made: tiny.Tiny, pipe: str, alarm: Alarm) -> None:
     def stop() -> None:
         raise LookupError("a signal came")
 
-    on_alarm(stop)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    alarm(stop, 0.2)
     with pytest.raises(LookupError, match="a signal came") as caught:
         _core.Model(made.config, [pipe], made.tensors)
     assert caught.value.__context__ is None  # not raised while handling an error of the core
 
 
-def test_signals_are_seen_between_layers(tmp_path: Path, on_alarm: Any) -> None:
+def test_signals_are_seen_between_layers(tmp_path: Path, alarm: Alarm) -> None:
     """Handlers run while the model opens; without that, it would run once before and once after."""
     made = tiny.build(DEEP, tmp_path)
     calls = []
-    on_alarm(lambda: calls.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    alarm(lambda: calls.append(1), 0.001, 0.001)
     _core.Model(made.config, [str(made.path)], made.tensors)
     assert len(calls) > 2

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from conftest import Alarm
 from reference import Reference
 from tolerances import LOGITS, error
 
@@ -41,7 +41,7 @@ def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int) -> None:
+def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int, alarm: Alarm) -> None:
     """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
     shape = tiny.Shape(
         n_layers=1, hidden=512, n_heads=16, n_kv_heads=16, head_dim=32, ffn=2048, context=16_384
@@ -50,17 +50,13 @@ def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Pat
     model = made.load(threads=threads)
     want = model.session(None).forward(made.ids(400))
 
-    def stop(number: int, frame: object) -> None:
+    def stop() -> None:
         raise LookupError("enough")
 
-    before = signal.signal(signal.SIGALRM, stop)
     stopped = model.session(None)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(LookupError, match="enough"):
-            stopped.forward(made.ids(16_384))
-    finally:
-        signal.signal(signal.SIGALRM, before)
+    alarm(stop, 0.1)
+    with pytest.raises(LookupError, match="enough"):
+        stopped.forward(made.ids(16_384))
     with pytest.raises(RuntimeError, match="an earlier pass of this session did not finish"):
         stopped.forward([1])
     np.testing.assert_array_equal(model.session(None).forward(made.ids(400)), want)

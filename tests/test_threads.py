@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from conftest import Alarm
 
 from lazyllm import _core
 
@@ -217,7 +218,7 @@ def test_what_a_watch_raises_stops_the_pass(made: tiny.Tiny) -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: bool) -> None:
+def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: bool, alarm: Alarm) -> None:
     """A signal handler forks while workers hold tasks; the child has no workers and cannot wait for them.
 
     A fork between two ops interrupts no task: the child then finishes the pass, with the parent's logits.
@@ -226,15 +227,15 @@ def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: b
     made = tiny.build(shape, tmp_path)
     model, children = made.load(threads=3), []
 
-    def fork(*_: object) -> None:
+    def fork() -> None:
         children.append(os.fork())
         if ends and children[0] == 0:
             raise KeyboardInterrupt
 
-    want = model.session(None).forward(made.ids(3000))
     session = model.session(None)
-    before = signal.signal(signal.SIGALRM, fork)
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    start = time.perf_counter()
+    want = model.session(None).forward(made.ids(3000))
+    alarm(fork, (time.perf_counter() - start) / 8)  # well before the pass ends, on any machine
     logits = refused = None
     try:
         logits = session.forward(made.ids(3000))
@@ -244,7 +245,6 @@ def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: b
         good = isinstance(refused, KeyboardInterrupt if ends else RuntimeError)
         good |= not ends and logits is not None and np.array_equal(logits, want)
         os._exit(0 if good and np.isfinite(model.session(None).forward([1, 2])).all() else 1)
-    signal.signal(signal.SIGALRM, before)
     assert len(children) == 1, "the pass ended before the signal"
     assert refused is None
     for _ in range(300):
