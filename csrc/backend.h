@@ -163,6 +163,7 @@ struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
+    bool scores_follow;      /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
     int layers_done;
 };
 

@@ -119,6 +119,24 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
     return code;
 }
 
+/* ---- which layers are scored --------------------------------------------------------------- */
+
+/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. */
+static bool needs_scores(const pass *p, const lazy_stage *stage)
+{
+    return stage->by_mass || p->session->trace.on || p->session->rules.pruning.memory > 0 ||
+           lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
+}
+
+/* True if a stage is scored by layer l, and by others perhaps. */
+static bool scores_layer(const pass *p, int l)
+{
+    const lazy_schedule *schedule = &p->schedule;
+    for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
+        if (l <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
+    return false;
+}
+
 /* ---- one layer -------------------------------------------------------------------------- */
 
 /* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
@@ -131,11 +149,12 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
-static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, lazy_error *err)
+static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     size_t d = (size_t)c->hidden;
+    p->stream->scores_follow = scored;
     int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n, w->window, err);
     if (code) return lazy_fail_in(err, "attention");
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err))) return lazy_fail_in(err, "output projection");
@@ -177,28 +196,12 @@ static int run_layer(pass *p, int l, lazy_error *err)
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
     code = finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
-                       n - skip, err);
+                       n - skip, scores_layer(p, l), err);
     if (code) return code;
     return p->ops->note_finite(p->stream, offset(p, p->x, (size_t)(n - 1) * d), c->hidden, l, cache->notes, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
-
-/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. */
-static bool needs_scores(const pass *p, const lazy_stage *stage)
-{
-    return stage->by_mass || p->session->trace.on || p->session->rules.pruning.memory > 0 ||
-           lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
-}
-
-/* True if a stage is scored by layer l, and by others perhaps. */
-static bool scores_layer(const pass *p, int l)
-{
-    const lazy_schedule *schedule = &p->schedule;
-    for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
-        if (l <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
-    return false;
-}
 
 /* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean in static pruning, else the
  * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */

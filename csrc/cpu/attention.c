@@ -41,6 +41,8 @@ typedef struct attending {
     const lazy_seen *seen;  /* (n,) tokens of in_play that each row sees */
     int first_key, n_keys;  /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
     float *partial;         /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
+    float *products;        /* (H, m) scaled q k^T of the last row, for its scores; NULL if there are none */
+    int m;
     float scale;
     int width;                 /* (H + 2G) D */
     int64_t head;              /* capacity D: distance between two heads of k or v */
@@ -152,6 +154,13 @@ static const float *contiguous_rows(const attending *t, const float *head, const
     return room;
 }
 
+/* Where to keep a query's products with the keys: (m,); NULL unless it is of the last row and scores follow. */
+static float *products_of(const attending *t, const sweep *w, int query)
+{
+    if (!t->products || w->first + query / w->heads < t->n - 1) return NULL;
+    return t->products + (int64_t)(w->head + query % w->heads) * t->m;
+}
+
 /* One block of keys for the panel that begins at query `top`. */
 static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys, int top)
 {
@@ -169,6 +178,10 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     }
     const float *keys = w->keys + begin * d, *values = w->values + begin * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
+    for (int c = 0; c < cols; c++) {
+        float *products = products_of(t, w, top + c);
+        for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
+    }
     kernels->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
     for (int c = 0; c < cols; c++)
         if (w->factor[c] != 1.0f) kernels->scale_row(w->o + (top + c) * d, d, w->factor[c]);
@@ -182,7 +195,8 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
     int d = t->c->head_dim;
     kernels->key_dots(w->s, t->key_block, w->q, w->n, t->k + w->g * t->head, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
-        float *s = w->s + i * t->key_block;
+        float *s = w->s + i * t->key_block, *products = products_of(t, w, i);
+        if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
         const lazy_seen *seen = &t->seen[w->first + i / w->heads];
         int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
         memset(s, 0, (size_t)begin * sizeof *s);
@@ -269,7 +283,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
                        int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
-    const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
+    lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     attending t = {
         .stream = stream,
         .c = c,
@@ -282,6 +296,8 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .in_play = in_play,
         .seen = scratch->seen,
         .partial = scratch->partial,
+        .products = stream->scores_follow ? scratch->shares : NULL,
+        .m = m,
         .scale = scale_of(c),
         .width = qkv_width(c),
         .head = (int64_t)kv.capacity * c->head_dim,
@@ -291,6 +307,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
     t.first_key = t.seen[0].begin;
     t.n_keys = m - t.first_key;
     divide(&t);
+    scratch->has_products = t.products;
     int code = lazy_cpu_run(stream, attend, &t, t.row_blocks * c->n_kv_heads * t.head_blocks * t.chunks, err);
     if (code || t.chunks == 1) return code;
     return lazy_cpu_run(stream, merge_row, &t, n, err);

@@ -41,6 +41,7 @@ typedef struct lazy_cpu_stream {
     float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
     float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
     float *shares;      /* (H, tokens) attention of one query row */
+    bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
     double *block_sums; /* (tokens,) for smoothing */
 } lazy_cpu_stream;

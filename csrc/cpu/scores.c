@@ -63,7 +63,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
                     const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
-    const lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
+    lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int first = n > queries ? n - queries : 0, code = LAZY_OK;
     while (rows[first] < first_new) first++; /* ends: the last row is the query token, which is new */
     scoring t = { .stream = stream,
@@ -75,10 +75,13 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
                   .scores = scores,
                   .n_rows = n - first };
     lazy_cpu_see(scratch->seen, rows + first, t.n_rows, in_play, m, window);
+    bool has_products = scratch->has_products && t.n_rows == 1;
+    scratch->has_products = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
         t.q = (const float *)qkv + (int64_t)(first + t.row) * qkv_width(c);
         t.seen = scratch->seen[t.row];
-        code = lazy_cpu_run(stream, multiply_keys, &t, c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK), err);
+        int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
+        code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);
         if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
         if (!code) code = lazy_cpu_run(stream, average_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
     }
