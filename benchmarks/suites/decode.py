@@ -1,8 +1,9 @@
-"""Suite `decode`: a decode step after a long context, against peers and the read ceiling; revived tokens."""
+"""Suite `decode`: a decode step after a long context, against peers and the read ceiling; rules of scoring; revived tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,6 +25,8 @@ KEPT_SHARE = 8  # one context token in eight is kept by the prefill
 MIN_CONTEXT = 2 * REVIVED[-1]
 SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
 OVER_NONE = "time / none revived"
+OVER_PAPER = "time / the paper's rule"
+SPEEDUP = 2.0  # counted, of the prefill before pruned decode steps
 
 
 def decode(options: Options) -> Iterator[Section]:
@@ -41,6 +44,7 @@ def decode(options: Options) -> Iterator[Section]:
             title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
             rows = against_peers(options, engines, ceilings, place)
             yield Section(SUITE, title, rows, tuple(engines.notes))
+        yield by_rules(options, engines.llm, place)
         yield revived(options, engines.llm, ceilings, place)
 
 
@@ -99,6 +103,35 @@ def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place:
 def decode_goals(options: Options, place: Place) -> Goals:
     goals = options.goals(place)
     return goals if options.context >= goals.decode_context else Goals()
+
+
+# ---- rules of scoring ----------------------------------------------------------------------------
+
+
+def by_rules(options: Options, llm: LLM, place: Place) -> Section:
+    """Decode steps of pruned sessions that differ in the rule by which their stages score tokens."""
+    ids, new = options.prompt(options.context), options.prompt(STEPS)
+    paper = Pruning.for_speedup(SPEEDUP, llm.config, options.context)
+    prunings = {
+        "the paper's": paper,
+        "five layers": replace(paper, layers=5),
+        "recommended": paper.recommended(),
+    }
+    sessions = {name: llm.session(pruning) for name, pruning in prunings.items()}
+    for session in sessions.values():
+        session.forward(ids, progress=False)
+    contestants = {name: steps(session, new) for name, session in sessions.items()}
+    times = in_turn(contestants, options.rounds, f"decode by rule, {place}")
+    rows = []
+    for name, session in sessions.items():
+        figures: dict[str, Figure] = {
+            "time of a token": times[name],
+            "revived in the last step": float(session.last_pass[:, 2].sum()),
+            OVER_PAPER: times[name].median / times["the paper's"].median,
+        }
+        rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
+    note = f"Each session decodes on after its own prefill of {options.context} tokens, under {paper!r}."
+    return Section(SUITE, f"A decode step of a pruned session, by rule of scoring, {place}", rows, (note,))
 
 
 # ---- revived tokens ------------------------------------------------------------------------------
