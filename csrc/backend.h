@@ -113,8 +113,8 @@ typedef struct lazy_ops {
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);
     /* scores[j] = the largest of shares[k, in_play[j]], k < n. shares: (n, capacity) */
     int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, lazy_error *);
-    /* remembered[i] = factor * remembered[i] for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
-     * scores[j] become the larger of them. remembered: (capacity,) by position. */
+    /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and scores[j] become the
+     * larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
     int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m,
                     lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */

@@ -245,8 +245,8 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     }
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
-        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, p->schedule.memory, p->in_play.positions, p->in_play.n,
-                                err);
+        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, (float)pruning->memory, p->in_play.positions,
+                                p->in_play.n, err);
         known->n = p->length;
     }
     return code ? lazy_fail_in(err, "remembered scores") : LAZY_OK;
@@ -423,6 +423,7 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .length = length,
     };
     lazy_trace_begin(&session->trace);
+    for (int l = 0; l < p.config->n_layers && !generated; l++) p.cache->remembered[l].n = 0; /* prompts forget what earlier passes scored */
     int code = begin(&p, ids, n, err);
     if (code) return lazy_fail_in(err, "before the first layer");
     for (int l = 0; l < p.config->n_layers; l++) {
