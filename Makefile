@@ -92,6 +92,7 @@ CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
 COMMA       := ,
 
 include cuda/cuda_on_cpu/rules.mk
+include tests/cuda/on_gpu.mk
 
 build/test_ops: tests/c/test_ops.c $(CORE)
 	@mkdir -p build

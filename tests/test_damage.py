@@ -33,7 +33,7 @@ def test_a_damaged_layer_is_named(
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_damaged_token_is_found_where_it_is_read(tmp_path: Path, value: float) -> None:
-    """In a prompt, though the last token's window ends before it, and in a decode step; passes without it run."""
+    """In a prompt, even outside the last token's window, and in a decode step. Passes without it run."""
     shape = tiny.Shape(seed=32, n_layers=2, windows=(4,))
     table = tiny.random_weights(shape)["model.embed_tokens.weight"].copy()
     table[7, 3] = value

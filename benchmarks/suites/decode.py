@@ -41,6 +41,7 @@ def decode(options: Options) -> Iterator[Section]:
             title = f"Decode after {options.context} tokens, {options.config.name}, {place}"
             rows = against_peers(options, engines, ceilings, place)
             yield Section(SUITE, title, rows, tuple(engines.notes))
+        ceilings.begin_table()
         yield revived(options, engines.llm, ceilings, place)
 
 
