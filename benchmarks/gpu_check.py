@@ -173,9 +173,8 @@ class Check:
 
     def program(self, name: str) -> tuple[str, str]:
         """A C++ test, and why it cannot run if it is not there."""
-        return str(PROGRAMS / name), "" if self.passed(
-            f"build {name}"
-        ) else f"{name} is not built: --phase build"
+        missing = "" if self.passed(f"build {name}") else f"{name} is not built: --phase build"
+        return str(PROGRAMS / name), missing
 
     def passed(self, step: str) -> bool:
         return step in self.rows and self.rows[step][0] == OK

@@ -159,6 +159,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 def test_everything_runs_in_order(house: House) -> None:
+    house.results.mkdir()
+    (house.results / "check.json").write_text('[{"a step of an earlier check": ["FAILED", "0", ""]}, ""]')
     assert house.run() == 0
     assert list(house.rows) == [step for _, step in STEPS]
     assert {row[0] for row in house.rows.values()} == {"ok"}
@@ -233,6 +235,19 @@ def test_wgmma_is_switched_off_by_its_first_failure(house: House, kind: str) -> 
     assert house.phases("harness", "shapes-wgmma") == 0
     assert house.rows["benchmark 7B shapes, wgmma"][0] == "ok"
     assert "nothing failed" in house.summary
+
+
+def test_what_switched_wgmma_off_may_switch_it_on_again(house: House) -> None:
+    house.built()
+    assert house.phases("shapes-wgmma") == 0
+    house.trouble("benchmark 7B shapes, wgmma", "fail")
+    assert house.phases("shapes-wgmma", "ops") == 1
+    assert house.phases("shapes-wgmma") == 1  # not skipped
+    shutil.rmtree(house.fakes / "trouble")
+    assert house.phases("ops") == 0
+    assert house.rows["attention by wgmma"][0] == "skipped"
+    assert house.phases("shapes-wgmma", "ops") == 0
+    assert house.rows["attention by wgmma"][0] == "ok"
 
 
 def test_wgmma_is_for_hopper_alone(house: House) -> None:
