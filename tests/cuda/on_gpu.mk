@@ -29,4 +29,4 @@ build/gpu/test_harness: build/gpu/test_harness.o build/gpu/harness_kernels.o
 build/gpu/test_%: build/gpu/test_%.o $(GPU_LINKED)
 	$(NVCC) -arch=$(GPU_ARCH) $^ -lpthread -ldl -o $@
 
-.PRECIOUS: build/gpu/%.o
+.PRECIOUS: build/gpu/%.o build/gpu/core/%.o
