@@ -114,6 +114,7 @@ $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
 
 include cuda/cuda_on_cpu/rules.mk
+include tests/cuda/on_gpu.mk
 
 # all instruction sets are called through the same code for threads
 tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer

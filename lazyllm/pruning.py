@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SPEEDUP_DEPTHS = ((0.30, 0.50, 0.75), (0.20, 0.40, 0.60), (0.10, 0.25, 0.40))  # gentlest first
 SPEEDUP_MIN_KEEP = 0.25  # instead of a smaller k, earlier stages are used: they keep more and lose less
-RECOMMENDED = {"layers": 5, "queries": 16, "smooth": 31, "memory": 0.8}
+RECOMMENDED = {"layers": 5, "queries": 16, "smooth": 13, "memory": 0.8}
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 
