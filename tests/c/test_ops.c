@@ -402,7 +402,7 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
     float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
           *want = guarded(size);
-    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 4; /* peaked rows */
+    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 3; /* peaked rows; errors of shares grow with the products */
     lazy_kv kv = { k, v, length };
     fast.stream->scores_follow = random_int(0, 1);
     fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, window, NULL);
