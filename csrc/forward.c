@@ -149,7 +149,8 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
-static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored, lazy_error *err)
+static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored,
+                       lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;

@@ -76,7 +76,7 @@ class Reference:
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         permanent = self.pruning["permanent"]
         by_layer: list[np.ndarray] = []
-        shares: list[dict[int, float]] = []  # of each layer run so far in this pass, if `layers` asks for them
+        shares: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
         last = self.pruning["layers"]
         if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
             self.remembered = {}
@@ -230,7 +230,7 @@ class Reference:
     def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
         """The larger of the new scores and `memory` times those remembered, which it replaces.
 
-        A token out of play has the new score 0: what is remembered of it fades and is not lost. In a pass over
+        A token out of play has the new score 0: its remembered score fades and is not lost. In a pass over
         prompt tokens nothing is remembered at this point, so that the new scores are the scores.
         """
         score = {i: self.pruning["memory"] * old for i, old in self.remembered.get(layer, {}).items()}

@@ -41,7 +41,9 @@ def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(tmp_path: Path, threads: int, alarm: Alarm) -> None:
+def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(
+    tmp_path: Path, threads: int, alarm: Alarm
+) -> None:
     """The only layer takes long enough that the signal falls into it, and its threads leave tasks out."""
     shape = tiny.Shape(
         n_layers=1, hidden=512, n_heads=16, n_kv_heads=16, head_dim=32, ffn=2048, context=16_384

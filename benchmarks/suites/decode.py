@@ -1,4 +1,4 @@
-"""Suite `decode`: a decode step after a long context, against peers and the read ceiling; rules of scoring; revived tokens."""
+"""Suite `decode`: a decode step after a long context: peers, the read ceiling, scoring rules, revival."""
 
 from __future__ import annotations
 
