@@ -40,9 +40,10 @@ from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 
-FIRST_LAYERS = (0.0, 0.15, 0.25)
-"""Lowest places of a stage, as shares of the depth: one schedule is tried for each. What the answer attends
-to does not tell what other tokens lose when the tokens that they read are dropped in lower layers."""
+DENSE_SHARES = (0.4, 0.55, 0.65, 0.75)
+"""Shares of the work that the speedup leaves; for each, one schedule is tried that spends at least this share
+on layers below its first stage. What the answer attends to does not tell what other tokens lose when those
+that they read are dropped early; the trials do."""
 WORST_SHARE = 0.25  # of the prompts: the schedule is chosen by these
 DIGITS = 4
 FOLDER_SUFFIX = ".calibration"
@@ -140,10 +141,10 @@ def preset_of(
 
 
 def schedules(losses: Losses, config: ModelConfig, n_prompt: int, speedup: float) -> Iterator[Pruning]:
-    """The best ones from each of FIRST_LAYERS on, where they reach the speedup."""
+    """The schedule that loses least for each of DENSE_SHARES, where one reaches the speedup."""
     options = Pruning().recommended()
-    for share in FIRST_LAYERS:
-        above = losses.from_layer(round(share * config.n_layers))
+    for share in DENSE_SHARES:
+        above = losses.from_layer(round(share * config.n_layers / speedup))
         if stages := best_schedule(above, config, n_prompt, options, speedup):
             yield replace(options, stages=stages)
 

@@ -80,7 +80,7 @@ def cheapest(
     The loss is a mean over layers. `lasting` charges a stage for all layers above it, an upper bound of the
     schedule's loss; otherwise only for those below the next stage, a lower bound.
     """
-    places, n_layers = np.array(losses.layers), losses.lost.shape[2]
+    places, n_layers = np.array(losses.layers, int), losses.lost.shape[2]
     share = losses.lost / n_layers
     entry = np.repeat(price * costs.scores[:, None], len(losses.keeps), axis=1)
     running = np.repeat(price * costs.pruned[None], len(places), axis=0)
@@ -88,9 +88,7 @@ def cheapest(
         entry = entry + share.sum(axis=2)
     else:
         running = running + share
-    sums = running.cumsum(
-        axis=2
-    )  # of a stage at place i: sums[i, r, q] - sums[i, r, i's layer] up to layer q
+    sums = running.cumsum(axis=2)  # a stage's sum up to a layer is this one without `before`
     before = sums[np.arange(len(places)), :, places]
     rest = sums[:, :, -1] - before
 

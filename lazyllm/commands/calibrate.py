@@ -12,7 +12,7 @@ def add(commands: options.Commands) -> None:
         commands,
         "calibrate",
         run,
-        "find the stages that lose least on a checkpoint at a wished speedup: a preset, a picture; it resumes",
+        "find the stages that lose least on a checkpoint at a wished speedup, as a preset; it resumes",
         example="calibrate --model DIR --speedup 2.5 --out preset.json",
     )
     options.add_model(parser)
