@@ -30,6 +30,7 @@ from lazyllm.evaluation.tasks import Prompt, Task
 
 LONG = replace(SHAPE, context=1100)
 SPEEDUP = 1.5
+ANSWER = 3  # tokens, in place of the 16 and 48 of a real calibration
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +45,10 @@ def llm(folder: Path) -> LLM:
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """A calibration with one generated prompt of each kind and length, and short answers."""
-    for name, value in (("FOR_CURVES", 1), ("FOR_TRIALS", 1), ("TOKENS", 3)):
+    for name, value in (("FOR_CURVES", 1), ("FOR_TRIALS", 1), ("TOKENS", ANSWER)):
         patch.setattr(module, name, value)
-    patch.setattr("lazyllm.calibration.prompts.MAX_NEW_TOKENS", 3)
+    patch.setattr("lazyllm.calibration.curves.TOKENS", ANSWER)
+    patch.setattr("lazyllm.calibration.prompts.MAX_NEW_TOKENS", ANSWER)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +105,7 @@ def test_shares_lost_are_those_of_the_reference(tmp_path: Path, windows: tuple[i
     row = lost_shares(llm, OnePrompt(ids), trial())  # type: ignore[arg-type]
     n_layers, options = shape.n_layers, Pruning().recommended()
     every = reference(tiny, Pruning(dict.fromkeys(range(n_layers - 1), 1.0)))
-    answer = llm.generate(ids, max_new_tokens=16).token_ids
+    answer = llm.generate(ids, max_new_tokens=ANSWER).token_ids
     rows = []
     for new, generated in [(ids, False), *(([token], True) for token in answer[:-1])]:
         every.forward(new, generated)
@@ -264,11 +266,11 @@ def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
     [
         (["One", ""], "prompt 2: the prompt is empty"),
         ([[1, 2], [1, 999]], "prompt 2: token id 999"),
-        ([[1] * 1090], "prompt 1 has 1090 tokens; with 16 of an answer .* context of 1100"),
+        ([[1] * 1098], "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
         ([3.5], "prompt 1: "),
         ("One", "must be a list of prompts"),
     ],
-    ids=str,
+    ids=["empty", "id", "length", "type", "text"],
 )
 def test_wrong_prompts_are_refused(llm: LLM, prompts: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
@@ -369,6 +371,8 @@ def test_a_failed_item_ends_a_calibration_by_name(llm: LLM, monkeypatch: pytest.
 def test_a_speedup_out_of_reach_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a speedup of 50 is out of reach"):
         lazyllm.calibrate(llm, speedup=50, out=tmp_path / "preset.json", progress=False)
+    with pytest.raises(ValueError, match=r"speedup must be at least 1, not 0\.5"):
+        lazyllm.calibrate(llm, speedup=0.5, out=tmp_path / "preset.json", progress=False)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match=r"must be a file whose name ends with \.json, not .*preset\.txt"):
         lazyllm.calibrate(llm, out=tmp_path / "preset.txt")
@@ -461,6 +465,11 @@ def test_a_bad_file_is_refused_by_name(made: tuple[Preset, Path], tmp_path: Path
     path.write_text(BAD[words](made[1]))
     with pytest.raises(ValueError, match=f"bad.json.*{words}"):
         Preset.load(path)
+
+
+def test_a_preset_with_a_stage_without_a_curve_is_drawn(made: tuple[Preset, Path], tmp_path: Path) -> None:
+    other = replace(made[0], pruning=Pruning({1: 0.5, 4: 0.2}))
+    assert other.plot(tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_missing_file_is_refused_by_name(llm: LLM) -> None:

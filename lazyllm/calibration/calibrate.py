@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import lazyllm
-from lazyllm.calibration.curves import ANSWER_TOKENS, KEEPS, lost_shares, seeing_layers
+from lazyllm.calibration.curves import KEEPS, lost_shares, seeing_layers
 from lazyllm.calibration.prompts import (
     CURVE_SEED,
     FOR_CURVES,
@@ -69,11 +69,13 @@ def calibrate(
     to the folder preset.calibration, from which a calibration that was interrupted continues.
     """
     wished = checked.number(speedup, "speedup")
+    if wished < 1:
+        raise ValueError(f"speedup must be at least 1, not {wished:g}")
     file = None if out is None else checked_file(Path(out))
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of prompts, not one text")
     model = llm if isinstance(llm, LLM) else load(llm)
-    own = encoded(model, prompts or (), ANSWER_TOKENS)
+    own = encoded(model, prompts or (), TOKENS)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
     if file is None:
         with TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
@@ -104,7 +106,7 @@ def preset_of(
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),
         "keeps": KEEPS,
-        "answer tokens": ANSWER_TOKENS,
+        "answer tokens": TOKENS,
     }
     rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
     losses = Losses(tuple(seeing_layers(llm.config)), KEEPS, worst_mean(lost_by_prompt(rows, llm.config)))

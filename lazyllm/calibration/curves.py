@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.generation import Generation
@@ -17,7 +18,6 @@ from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 
 KEEPS = tuple(np.geomspace(1.0, 0.02, 25)[1:].round(4).tolist())
-ANSWER_TOKENS = 16
 DIGITS = 4
 
 
@@ -54,9 +54,9 @@ def stage_scores(llm: LLM, ids: Sequence[int], layers: Sequence[int], options: P
 
 def attention_of_answer(llm: LLM, ids: Sequence[int]) -> np.ndarray:
     """Attention (layers but the last, prompt tokens) of the queries that give dense's greedy answer: mean
-    over heads and over up to ANSWER_TOKENS tokens."""
+    over heads and over up to TOKENS tokens."""
     layers = range(llm.config.n_layers - 1)
-    passes = traced(llm, ids, layers, Pruning(), ANSWER_TOKENS).trace.passes
+    passes = traced(llm, ids, layers, Pruning(), TOKENS).trace.passes
     rows = [[stage.scores[: len(ids)] for stage in one.stages] for one in passes]
     mean: np.ndarray = np.mean(np.array(rows, np.float64), axis=0)
     return mean

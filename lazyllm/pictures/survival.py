@@ -22,14 +22,14 @@ def plot_survival(
     title: str,
     file: Path,
 ) -> Path:
-    """`kept` is (layers, keeps), `keeps` fall; `stages` are marked. Writes `file`."""
+    """`kept` is (layers, keeps), `keeps` fall; `stages` after one of `layers` are marked. Writes `file`."""
     figure = new_figure(WIDTH, HEIGHT)
     axes = figure.subplots()
     shown = np.unique(np.linspace(0, len(keeps) - 1, LINES).round().astype(int))
     for number, place in enumerate(shown):
         grey = str(0.15 + 0.65 * number / len(shown))
         axes.plot(layers, 100 * kept[:, place], color=grey, label=f"keep {keeps[place]:.0%}")
-    for layer, keep in stages:
+    for layer, keep in ((layer, keep) for layer, keep in stages if layer in layers):
         curve = kept[layers.index(layer)]
         share = 100 * float(np.interp(keep, [*keeps[::-1], 1.0], [*curve[::-1], 1.0]))
         axes.plot(layer, share, "o", color=CHOSEN, zorder=3)
