@@ -51,6 +51,9 @@ $(VENV)/dist.stamp: $(VENV)/python.stamp
 	@$(PIP) 'build>=1.2'
 	@touch $@
 
+.PHONY: environment
+environment: $(VENV)/oracle.stamp $(VENV)/lint.stamp $(VENV)/docs.stamp $(VENV)/dist.stamp
+
 # ---- what people ask for ----
 
 build: $(VENV)/build.stamp ## the package, in .venv
@@ -85,29 +88,37 @@ dist-check: $(VENV)/dist.stamp ## the sdist and the wheel: built, checked, each 
 
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 
-# at -O3 a sanitizer takes gcc five times as long; at -O1 gcc warns of an intended truncation of error texts
-SANITIZER_LEVEL := -O1 -Wno-format-truncation
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
 COMMA       := ,
 
+# The core and its tests are built plainly and for two sanitizers; a suffix tells the builds apart.
+# At -O3 a sanitizer takes gcc five times as long; at -O1 gcc warns of an intended truncation of error texts.
+SANITIZER_LEVEL := -O1 -Wno-format-truncation
+FLAGS      := -O3
+FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
+FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
+
+define core_build
+build/core$(1)/core.a: $(CORE)
+	@mkdir -p $$(@D)
+	rm -f $$(@D)/*.o && cd $$(@D) && $(CC) $(CFLAGS_TEST) -fPIC $(FLAGS$(1)) -c $(addprefix $(CURDIR)/,$(CORE_C))
+	rm -f $$@ && $(AR) rcs $$@ $$(@D)/*.o
+
+build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
+	$(CC) $(CFLAGS_TEST) $(FLAGS$(1)) $$^ -lm -o $$@
+endef
+
+$(eval $(call core_build,))
+$(eval $(call core_build,_asan))
+$(eval $(call core_build,_tsan))
+
 include cuda/cuda_on_cpu/rules.mk
-
-build/test_ops: tests/c/test_ops.c $(CORE)
-	@mkdir -p build
-	$(CC) $(CFLAGS_TEST) -O3 $(CORE_C) tests/c/test_ops.c -lm -o $@
-
-build/test_ops_tsan: tests/c/test_ops.c $(CORE)
-	@mkdir -p build
-	$(CC) $(CFLAGS_TEST) $(SANITIZER_LEVEL) -fsanitize=thread $(CORE_C) tests/c/test_ops.c -lm -o $@
+include tests/cuda/on_gpu.mk
 
 # all instruction sets are called through the same code for threads
 tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
 	build/test_ops_tsan fastest
-
-build/test_ops_asan: tests/c/test_ops.c $(CORE)
-	@mkdir -p build
-	$(CC) $(CFLAGS_TEST) $(SANITIZER_LEVEL) -fsanitize=address,undefined -fno-sanitize-recover=undefined $(CORE_C) tests/c/test_ops.c -lm -o $@
 
 ASAN_BUILD := build/asan
 PYTHON_ONLY := benchmarks cli config gguf lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle packaging pruning reference reproduce ruler sweep tokenizer

@@ -82,6 +82,9 @@ typedef struct lazy_ops {
     int (*embed)(lazy_stream *, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *);
     /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight */
     int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate, lazy_error *);
+    /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or Inf. */
+    int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
+                           int32_t *first_bad, lazy_error *);
     /* y[n,rows] (+)= x[n,cols] W^T + bias */
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
@@ -100,8 +103,6 @@ typedef struct lazy_ops {
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *);
     /* *id = index of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first NaN or Inf */
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
-    /* *first_bad = min(*first_bad, layer) if one of the d values of x is NaN or Inf */
-    int (*note_finite)(lazy_stream *, const void *x, int d, int layer, int32_t *first_bad, lazy_error *);
 
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads and over those of the last
@@ -113,8 +114,8 @@ typedef struct lazy_ops {
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);
     /* scores[j] = the largest of shares[k, in_play[j]], k < n. shares: (n, capacity) */
     int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, lazy_error *);
-    /* remembered[i] = factor * remembered[i] for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
-     * scores[j] become the larger of them. remembered: (capacity,) by position. */
+    /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and scores[j] become the
+     * larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
     int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m,
                     lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */

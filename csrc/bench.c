@@ -41,6 +41,7 @@ struct lazy_bench {
     lazy_kv kv;
     int32_t *in_play, *kept;
     float *scores;
+    float *factors; /* a norm's weights, or cosines and sines */
     uint8_t *flags;
     void *aux;
     int32_t *n_revived;
@@ -155,6 +156,78 @@ static int run_gated(lazy_bench *b, lazy_error *err)
     return b->backend->ops->gated(b->stream, b->y, b->x, b->shape.n, next_weights(b), err);
 }
 
+/* Allocates a backend buffer of n whole numbers 0, 1, … below `end`, then 0 again. */
+static int counting_up(lazy_bench *b, int32_t **out, int n, int end, lazy_error *err)
+{
+    int32_t *host = NULL;
+    int code = b->backend->ops->alloc(b->backend, (void **)out, (size_t)n * sizeof **out, "positions", err);
+    if (!code) code = lazy_alloc((void **)&host, (size_t)n, sizeof *host, "positions", err);
+    if (code) return code;
+    for (int i = 0; i < n; i++) host[i] = i % end;
+    code = b->backend->ops->upload(b->stream, *out, host, (size_t)n * sizeof *host, err);
+    lazy_free(host);
+    return code;
+}
+
+static int prepare_rmsnorm(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    int code = activations(b, &b->x, s->n, s->cols, err);
+    if (!code) code = activations(b, &b->y, s->n, s->cols, err);
+    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)s->cols, sizeof *b->factors, 0.5f, err);
+    b->bytes = 1.0 * s->n * s->cols * (double)b->backend->activation_bytes;
+    return code;
+}
+
+static int run_rmsnorm(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->rmsnorm(b->stream, b->y, b->x, b->shape.n, b->shape.cols, b->factors, 1e-5f, false, err);
+}
+
+static int prepare_embed(lazy_bench *b, lazy_error *err)
+{
+    const lazy_bench_shape *s = &b->shape;
+    int code = random_weights(b, 1, err);
+    if (!code) code = counting_up(b, &b->in_play, s->n, s->rows, err);
+    if (!code) code = activations(b, &b->y, s->n, s->cols, err);
+    b->bytes = 1.0 * s->n * s->cols * (double)lazy_dtype_width(s->dtype);
+    return code;
+}
+
+static int run_embed(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->embed(b->stream, b->y, b->in_play, b->shape.n, &b->copy[0], err);
+}
+
+static int prepare_rotate(lazy_bench *b, lazy_error *err)
+{
+    const lazy_config *c = &b->config;
+    int n = b->shape.n;
+    b->kv.capacity = n;
+    int code = activations(b, &b->y, n, lazy_qkv_width(c), err);
+    if (!code) code = activations(b, &b->kv.k, n, lazy_kv_width(c), err);
+    if (!code) code = activations(b, &b->kv.v, n, lazy_kv_width(c), err);
+    if (!code) code = counting_up(b, &b->in_play, n, n, err);
+    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)n * (size_t)c->head_dim, sizeof *b->factors, 0.0f, err);
+    b->bytes = 1.0 * n * lazy_qkv_width(c) * (double)b->backend->activation_bytes;
+    return code;
+}
+
+static int run_rotate(lazy_bench *b, lazy_error *err)
+{
+    return b->backend->ops->rotate(b->stream, b->y, b->in_play, b->shape.n, b->kv, b->factors, b->factors, b->factors, 1e-5f, err);
+}
+
+static int prepare_argmax(lazy_bench *b, lazy_error *err)
+{
+    int code = random_buffer(b, (void **)&b->scores, (size_t)b->shape.rows, sizeof *b->scores, -1.0f, err);
+    if (!code) code = b->backend->ops->alloc(b->backend, &b->y, sizeof(int32_t), "an id", err);
+    b->bytes = 1.0 * b->shape.rows * (double)sizeof *b->scores;
+    return code;
+}
+
+static int run_argmax(lazy_bench *b, lazy_error *err) { return b->backend->ops->argmax(b->stream, b->y, b->scores, b->shape.rows, err); }
+
 static int window_of(const lazy_bench_shape *s) { return s->window ? s->window : INT32_MAX; }
 
 static int prepare_attention(lazy_bench *b, lazy_error *err)
@@ -162,23 +235,21 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     const lazy_config *c = &b->config;
     const lazy_bench_shape *s = &b->shape;
     int64_t kv_width = lazy_kv_width(c), q_width = lazy_q_width(c);
-    int32_t *positions;
     int code = activations(b, &b->x, s->n, lazy_qkv_width(c), err);
     if (!code) code = activations(b, &b->y, s->n, q_width, err);
     b->kv.capacity = s->m;
     if (!code) code = activations(b, &b->kv.k, s->m, kv_width, err);
     if (!code) code = activations(b, &b->kv.v, s->m, kv_width, err);
     if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, sizeof *b->scores, 0.0f, err);
-    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->in_play, (size_t)s->m * sizeof *b->in_play, "positions", err);
+    if (!code) code = counting_up(b, &b->in_play, s->m, s->m, err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->flags, (size_t)s->m, "flags", err);
-    if (!code) code = lazy_alloc((void **)&positions, (size_t)s->m, sizeof *positions, "positions", err);
+    uint8_t *flags = NULL;
+    if (!code) code = lazy_alloc((void **)&flags, (size_t)s->m, sizeof *flags, "flags", err);
     if (code) return code;
-    for (int i = 0; i < s->m; i++) positions[i] = i;
-    code = b->backend->ops->upload(b->stream, b->in_play, positions, (size_t)s->m * sizeof *positions, err);
-    memset(positions, LAZY_PRUNABLE, (size_t)s->m);
-    if (!code) code = b->backend->ops->upload(b->stream, b->flags, positions, (size_t)s->m, err);
-    lazy_free(positions);
+    memset(flags, LAZY_PRUNABLE, (size_t)s->m);
+    code = b->backend->ops->upload(b->stream, b->flags, flags, (size_t)s->m, err);
+    lazy_free(flags);
     double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
     for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
@@ -237,6 +308,10 @@ static const kind kinds[] = {
     { "scores", prepare_attention, run_scores },
     { "select", prepare_attention, run_select },
     { "regroup", prepare_regroup, run_regroup },
+    { "rmsnorm", prepare_rmsnorm, run_rmsnorm },
+    { "embed", prepare_embed, run_embed },
+    { "rotate", prepare_rotate, run_rotate },
+    { "argmax", prepare_argmax, run_argmax },
 };
 
 /* ---- opening, running ------------------------------------------------------------------- */
@@ -247,11 +322,12 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, l
         if (strcmp(op, kinds[i].name) == 0) *found = &kinds[i];
     if (!*found) return lazy_fail(err, LAZY_INVALID, "there is no op \"%s\" to measure", op);
     int (*prepare)(lazy_bench *, lazy_error *) = (*found)->prepare;
-    bool weights = prepare == prepare_read || prepare == prepare_product,
-         tokens = prepare == prepare_attention || prepare == prepare_regroup, rows = prepare == prepare_product || tokens;
+    bool tokens = prepare == prepare_attention || prepare == prepare_regroup,
+         weights = prepare != prepare_nothing && prepare != prepare_rotate,
+         rows = prepare != prepare_nothing && prepare != prepare_read && prepare != prepare_argmax;
     if ((*found)->run == run_gated && s.rows % 2)
         return lazy_fail(err, LAZY_INVALID, "%s: rows is %d; gate and up have as many, so it must be even", op, s.rows);
-    if ((weights || tokens) && (s.rows < 1 || s.cols < 1))
+    if (weights && (s.rows < 1 || s.cols < 1))
         return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
     if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
@@ -274,9 +350,12 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, co
     if ((code = lazy_alloc_zeroed((void **)&b, 1, sizeof *b, "a benchmark", err))) return code;
     b->kind = found;
     b->shape = shape;
-    b->config = (lazy_config){
-        .n_layers = 1, .n_heads = shape.n_heads, .n_kv_heads = shape.n_kv_heads, .head_dim = shape.head_dim, .ffn = shape.rows / 2
-    };
+    b->config = (lazy_config){ .n_layers = 1,
+                               .n_heads = shape.n_heads,
+                               .n_kv_heads = shape.n_kv_heads,
+                               .head_dim = shape.head_dim,
+                               .ffn = shape.rows / 2,
+                               .embedding_scale = 1.0f };
     b->most_queued = strcmp(device->name, "cpu") == 0 ? 1 : MAX_QUEUED;
     code = lazy_device_open(&b->backend, device, shape.dtype, err);
     if (!code) code = b->backend->ops->stream_open(b->backend, &b->config, &b->stream, err);
@@ -293,7 +372,7 @@ void lazy_bench_close(lazy_bench *b)
     if (b->backend) {
         const lazy_ops *ops = b->backend->ops;
         for (int i = 0; i < b->bound; i++) ops->unbind(b->backend, &b->copy[i]);
-        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->flags, b->aux, b->n_revived };
+        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->factors, b->flags, b->aux, b->n_revived };
         for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) ops->free(b->backend, owned[i]);
         ops->stream_close(b->stream);
         ops->close(b->backend);

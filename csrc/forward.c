@@ -180,11 +180,13 @@ static int run_layer(pass *p, int l, lazy_error *err)
     const int32_t *rows = computed_rows(p);
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
     int code, n = p->computed.n, chunk = p->session->model->backend->row_chunk;
+    int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
 
     for (int first = 0; first < n; first += chunk) {
         int here = min_int(chunk, n - first);
         void *part = offset(p, p->x, (size_t)first * d);
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, false, err)))
+        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, source,
+                                            cache->notes, err)))
             return lazy_fail_in(err, "attention norm");
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, "q, k and v projection");
@@ -195,10 +197,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
-    code = finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
+    return finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
                        n - skip, scores_layer(p, l), err);
-    if (code) return code;
-    return p->ops->note_finite(p->stream, offset(p, p->x, (size_t)(n - 1) * d), c->hidden, l, cache->notes, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -245,8 +245,8 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     }
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
-        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, p->schedule.memory, p->in_play.positions, p->in_play.n,
-                                err);
+        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, (float)pruning->memory, p->in_play.positions,
+                                p->in_play.n, err);
         known->n = p->length;
     }
     return code ? lazy_fail_in(err, "remembered scores") : LAZY_OK;
@@ -392,7 +392,9 @@ static int finish(pass *p, lazy_error *err)
     int code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, c->n_layers, err);
     if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
-    if (!code) code = p->ops->rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, false, err);
+    if (!code)
+        code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, c->n_layers - 1,
+                                       cache->notes, err);
     if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
     if (!code && logits) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->logits, c->vocab, err);
@@ -423,6 +425,7 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .length = length,
     };
     lazy_trace_begin(&session->trace);
+    for (int l = 0; l < p.config->n_layers && !generated; l++) p.cache->remembered[l].n = 0; /* prompts forget what earlier passes scored */
     int code = begin(&p, ids, n, err);
     if (code) return lazy_fail_in(err, "before the first layer");
     for (int l = 0; l < p.config->n_layers; l++) {

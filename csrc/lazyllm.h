@@ -214,7 +214,8 @@ typedef struct lazy_bench_shape {
 
 /* op: "multiply_adds" and "read" (rows x cols of dtype): the machine's ceilings; "matmul"; "gated": rows / 2 outputs;
  * "attention" and "scores": the last n of m tokens; "select": half of m tokens; "regroup": m rows of cols values, half of which are
- * dropped. */
+ * dropped; "rmsnorm": n rows of cols values; "embed": n rows from a table of rows x cols; "rotate": n rows of heads, q and k normed;
+ * "argmax" of `rows` logits. */
 int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err);
 void lazy_bench_close(lazy_bench *bench);
 int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);

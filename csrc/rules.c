@@ -116,8 +116,7 @@ lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int l
     return (lazy_schedule){ .stages = own ? p->decode_stages : p->stages,
                             .n_stages = own ? p->n_decode_stages : p->n_stages,
                             .permanent = p->permanent,
-                            .layers = p->permanent ? p->stages[0].layer + 1 : p->layers,
-                            .memory = generated ? (float)p->memory : 0 };
+                            .layers = p->permanent ? p->stages[0].layer + 1 : p->layers };
 }
 
 bool lazy_rules_stage_at(const lazy_rules *rules, int layer)

@@ -27,7 +27,6 @@ typedef struct lazy_schedule {
     bool frozen;    /* selects and revives nothing: each layer attends to the K,V that it holds */
     bool permanent; /* static pruning: what the one stage drops leaves the context */
     int layers;     /* a stage is scored by so many layers, its own the last */
-    float memory;   /* how much of the scores remembered from the pass before counts */
 } lazy_schedule;
 
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */

@@ -214,6 +214,7 @@ lazy_ops table_of_ops()
     ops.copy = copy;
     ops.embed = lazy_cuda_embed;
     ops.rmsnorm = lazy_cuda_rmsnorm;
+    ops.checked_rmsnorm = lazy_cuda_checked_rmsnorm;
     ops.matmul = lazy_cuda_matmul;
     ops.gated = lazy_cuda_gated;
     ops.rotate = lazy_cuda_rotate;
@@ -221,7 +222,6 @@ lazy_ops table_of_ops()
     ops.logits = lazy_cuda_logits;
     ops.surprisal = lazy_cuda_surprisal;
     ops.argmax = lazy_cuda_argmax;
-    ops.note_finite = lazy_cuda_note_finite;
     ops.scores = lazy_cuda_scores;
     ops.share = lazy_cuda_share;
     ops.largest = lazy_cuda_largest;

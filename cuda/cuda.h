@@ -89,11 +89,11 @@ int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matri
 /* rows.cu */
 int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
+int lazy_cuda_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *, lazy_error *);
 int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float,
                      lazy_error *);
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
-int lazy_cuda_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.cu */
 int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
 /* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */

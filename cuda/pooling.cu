@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS) fade(float *remembered, int n_old, int length, float factor)
 {
     int i = blockIdx.x * THREADS + threadIdx.x;
-    if (i < length) remembered[i] = i < n_old && factor != 0.0f ? factor * remembered[i] : 0.0f;
+    if (i < length) remembered[i] = i < n_old ? factor * remembered[i] : 0.0f;
 }
 
 __global__ void __launch_bounds__(THREADS) recall(float *scores, float *remembered, const int32_t *in_play, int m)

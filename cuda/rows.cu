@@ -1,4 +1,4 @@
-/* rows.cu — ops on single rows: embedding, RMSNorm, RoPE, surprisal, argmax, check for values that are not finite. */
+/* rows.cu — ops on single rows: embedding, RMSNorm, RoPE, surprisal, argmax. */
 #include <algorithm>
 #include <cfloat>
 
@@ -29,9 +29,22 @@ template <class F> __device__ __forceinline__ float norm_factor(float squares, i
     return factor != 0.0f ? factor : (float)(1.0 / sqrt(lazy_block_sum(wide_squares(), wide_scratch) / d + eps));
 }
 
+/* Where to note that a layer gave a NaN or Inf. */
+struct layer_check {
+    int layer;
+    int32_t *first_bad; /* NULL: nowhere */
+};
+
+/* The factor of a row is NaN beside a NaN, and 0 beside an Inf. */
+__device__ __forceinline__ void note(layer_check check, float factor)
+{
+    if (check.first_bad && threadIdx.x == 0 && !(factor > 0.0f)) atomicMin(check.first_bad, check.layer);
+}
+
 /* y (+)= norm(x); y, x: (n, d); one block per row; sums in f32 */
 template <class T>
-__global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate)
+__global__ void __launch_bounds__(THREADS)
+    norm_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
 {
     const T *from = x + (int64_t)blockIdx.x * d;
     T *to = y + (int64_t)blockIdx.x * d;
@@ -42,6 +55,7 @@ __global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, co
         for (int i = threadIdx.x; i < d; i += THREADS) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
         return wide;
     });
+    note(check, factor);
     for (int i = threadIdx.x; i < d; i += THREADS) {
         float value = lazy_wide(from[i]) * factor * weight[i];
         lazy_narrow(&to[i], accumulate ? lazy_wide(to[i]) + value : value);
@@ -51,7 +65,8 @@ __global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, co
 /* The same for rows of whole packs, up to HELD_PACKS of each thread. Everything is loaded into registers before the reduction: in a decode
  * step there is one row, whose time is that of its loads one after the other. */
 template <class T>
-__global__ void __launch_bounds__(THREADS) norm_held_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate)
+__global__ void __launch_bounds__(THREADS)
+    norm_held_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
 {
     constexpr int WIDE = 16 / sizeof(T);
     struct alignas(16) factors {
@@ -80,6 +95,7 @@ __global__ void __launch_bounds__(THREADS) norm_held_rows(T *y, const T *x, int 
         return sum;
     };
     float factor = norm_factor(add_squares(0.0f), d, eps, [&] { return add_squares(0.0); });
+    note(check, factor);
 #pragma unroll
     for (int h = 0; h < HELD_PACKS; h++) {
         int at = threadIdx.x + h * blockDim.x;
@@ -181,13 +197,18 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
     if (threadIdx.x == 0) *id = min_key >> 32 ? (int)(unsigned)min_key : -1 - (int)(unsigned)min_key;
 }
 
-template <class T> __global__ void __launch_bounds__(THREADS) check_row(const T *x, int d, int layer, int32_t *first_bad)
+int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate, layer_check check,
+         lazy_error *err)
 {
-    bool bad = false;
-    for (int i = threadIdx.x; i < d; i += THREADS) bad |= !(fabsf(lazy_wide(x[i])) <= FLT_MAX);
-    if (bad) atomicMin(first_bad, layer);
+    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        constexpr int WIDE = 16 / sizeof(T);
+        bool held = d % WIDE == 0 && d / WIDE <= HELD_PACKS * THREADS;
+        int threads = held ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
+        return lazy_launch(held ? norm_held_rows<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y, (const T *)x, d, weight, eps,
+                           accumulate, check);
+    });
 }
-
 } // namespace
 
 int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *err)
@@ -202,14 +223,13 @@ int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, con
 int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                       lazy_error *err)
 {
-    return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
-        using T = decltype(type);
-        constexpr int WIDE = 16 / sizeof(T);
-        bool held = d % WIDE == 0 && d / WIDE <= HELD_PACKS * THREADS;
-        int threads = held ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
-        return lazy_launch(held ? norm_held_rows<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y, (const T *)x, d, weight, eps,
-                           accumulate);
-    });
+    return norm(stream, y, x, n, d, weight, eps, accumulate, {}, err);
+}
+
+int lazy_cuda_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
+                              int32_t *first_bad, lazy_error *err)
+{
+    return norm(stream, y, x, n, d, weight, eps, false, { layer, first_bad }, err);
 }
 
 int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
@@ -235,13 +255,5 @@ int lazy_cuda_argmax(lazy_stream *stream, int32_t *id, const float *logits, int 
 {
     return lazy_cuda_op(stream, "argmax", err, [&](cudaStream_t queue) {
         return lazy_launch(find_argmax, dim3(1), dim3(LOGIT_THREADS), 0, queue, id, logits, vocab);
-    });
-}
-
-int lazy_cuda_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
-{
-    return lazy_cuda_typed_op(stream, "check for finite values", err, [&](auto type, cudaStream_t queue) {
-        using T = decltype(type);
-        return lazy_launch(check_row<T>, dim3(1), dim3(THREADS), 0, queue, (const T *)x, d, layer, first_bad);
     });
 }

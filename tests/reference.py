@@ -39,7 +39,7 @@ class Reference:
         self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.aux: dict[int, np.ndarray] = {}
-        self.remembered: dict[int, dict[int, float]] = {}  # scores of the stage after each layer, by position
+        self.remembered: dict[int, dict[int, float]] = {}  # scores in the stage after each layer, by position
         self.gone: set[int] = set()  # dropped by permanent pruning, or left out of the context by the caller
         self.last_logits: np.ndarray | None = None
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
@@ -76,7 +76,10 @@ class Reference:
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
         permanent = self.pruning["permanent"]
         by_layer: list[np.ndarray] = []
-        shares: list[dict[int, float]] = []  # of each layer so far, by position
+        shares: list[dict[int, float]] = []  # of each layer run so far in this pass, if `layers` asks for them
+        last = self.pruning["layers"]
+        if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
+            self.remembered = {}
         self.last_trace = []
         for layer in range(self.n_layers):
             if frozen:
@@ -93,15 +96,18 @@ class Reference:
             stay = in_play
             if permanent:
                 by_layer.append(self.attention(rows, computed, in_play, first))
-            raw = self.attention(rows, computed, in_play, first)
-            shares.append(self.shares(raw, in_play))
+            elif last > 1 and stages:
+                shares.append(self.shares(self.attention(rows, computed, in_play, first), in_play))
             if layer in stages:
                 if permanent:
-                    raw = np.mean(by_layer, axis=0)
-                elif self.pruning["layers"] > 1:
-                    last = shares[-self.pruning["layers"] :]
-                    raw = np.array([max(share[i] for share in last) for i in in_play])
-                scores = self.remember(layer, self.smooth(raw), in_play, generated)
+                    scores = np.mean(by_layer, axis=0)
+                elif last > 1:  # what is in play here was in play in every layer below
+                    scores = np.max([[share[i] for i in in_play] for share in shares[-last:]], axis=0)
+                else:
+                    scores = self.attention(rows, computed, in_play, first)
+                scores = self.smooth(scores)
+                if not permanent:
+                    scores = self.recall(layer, in_play, scores)
                 stay = self.select(stages[layer], in_play, scores)
             if permanent:
                 self.forget(set(in_play) - set(stay))
@@ -212,22 +218,26 @@ class Reference:
     # ---- scores and selection ------------------------------------------------------------------------------
 
     def shares(self, raw: np.ndarray, in_play: list[int]) -> dict[int, float]:
-        """Each token's share of one layer's scores, where tokens that never leave play count as 0."""
+        """Scores of one layer over their sum there; tokens that cannot be dropped in this pass count as 0."""
         always = self.always_kept()
-        free = np.array([self.prunable(i) and i not in always for i in in_play])
-        held = np.where(free, raw, 0.0)
-        return dict(zip(in_play, held / (held.sum() or 1.0), strict=True))
+        free = [self.prunable(i) and i not in always for i in in_play]
+        counted = np.where(free, raw, 0.0)
+        total = counted.sum()
+        if total != 0:  # else all of them are 0 and stay so; NaN is no 0 and goes on to `select`
+            counted = counted / total
+        return dict(zip(in_play, counted.tolist(), strict=True))
 
-    def remember(self, layer: int, scores: np.ndarray, in_play: list[int], generated: bool) -> np.ndarray:
-        """The scores of a stage, of which a decode step takes `memory` times the last ones into account."""
-        if not self.pruning["memory"]:
-            return scores
-        factor = self.pruning["memory"] if generated else 0.0
-        new = dict(zip(in_play, scores.tolist(), strict=True))
-        old = self.remembered.get(layer, {})
-        known = {i: max(new.get(i, 0.0), factor * old.get(i, 0.0)) for i in range(len(self.depths))}
-        self.remembered[layer] = known
-        return np.array([known[i] for i in in_play])
+    def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
+        """The larger of the new scores and `memory` times those remembered, which it replaces.
+
+        A token out of play has the new score 0: what is remembered of it fades and is not lost. In a pass over
+        prompt tokens nothing is remembered at this point, so that the new scores are the scores.
+        """
+        score = {i: self.pruning["memory"] * old for i, old in self.remembered.get(layer, {}).items()}
+        for i, fresh in zip(in_play, new.tolist(), strict=True):
+            score[i] = float(np.maximum(fresh, score.get(i, 0.0)))  # unlike max, it hands NaN on
+        self.remembered[layer] = score
+        return np.array([score[i] for i in in_play])
 
     def attention(
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from folders import SHAPE, model_folder
 from tiny import DEVICE
 
 import lazyllm
+from benchmarks import kernels
 from benchmarks.__main__ import EXAMPLE, INTERRUPTED, main
-from benchmarks.measuring import goals, rounds
+from benchmarks.measuring import ceilings, goals, rounds
 from benchmarks.measuring.goals import Goal
 from benchmarks.measuring.models import ModelShape
 from benchmarks.measuring.place import Place
@@ -221,7 +223,8 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
     assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
     plain = json.loads((tmp_path / "bench.json").read_text())
     titles = " ".join(table["title"] for table in plain["tables"])
-    for kind in ("many rows", "few rows", "Causal attention", "Scores, selection, gathering", "135M-shaped"):
+    kinds = ("many rows", "few rows", "Single rows", "Causal attention", "Scores, selection", "135M-shaped")
+    for kind in kinds:
         assert kind in titles
     rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}
     product = rows["qkv, 512 x 576 to 960"]
@@ -370,12 +373,49 @@ def test_suites_of_random_data_on_cuda(
     for kind in (
         "many rows",
         "few rows",
+        "Single rows",
         "Causal attention",
         "Scores",
         "Dense prefill of 24 tokens, tiny-shaped",
     ):
         assert any(kind in title for title in titles), kind
     assert {table["suite"] for table in plain["tables"]} == {"ops", "shapes"}
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "runs_of_turns"),
+    [(True, [ceilings.RUNS] * 3), (False, [ceilings.CUDA_RUNS, 0, ceilings.CUDA_RUNS])],
+    ids=["CPU", "GPU"],
+)
+def test_ceilings_are_measured_once_per_table_on_a_gpu(on_cpu: bool, runs_of_turns: list[int]) -> None:
+    """Two turns in one table, one in the next."""
+    runs: list[None] = []
+    bench = SimpleNamespace(run=lambda: runs.append(None) or 1.0)
+    place: Any = SimpleNamespace(on_cpu=on_cpu, bench=lambda op: bench)
+    made = ceilings.Ceilings(place)
+    (turn,) = made.compute.values()
+    seen = []
+    for table in (1, 1, 2):
+        if table == 2:
+            made.begin_table()
+        runs.clear()
+        assert turn() == 1.0
+        seen.append(len(runs))
+    assert seen == runs_of_turns
+
+
+def test_work_for_a_profiler_of_kernels(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"LARGE": TINY, "VOCAB": 96, "TOKENS": 40, "CONTEXT": 64, "DEVICE": DEVICE}
+    for name, value in small.items():
+        monkeypatch.setattr(kernels, name, value)
+    kernels.main([])
+    assert "40 prompt tokens, first token after" in capsys.readouterr().out
+    launches = [("norm", 2.0), ("norm", 2.5), ("scores", 4.0)]
+    events = [{"cat": "kernel", "name": name, "dur": micros} for name, micros in launches]
+    lines = kernels.table([{"cat": "cpu_op", "name": "host", "dur": 9.0}, *events]).splitlines()[1:]
+    assert [line.split() for line in lines] == [["4.5", "2", "2.25", "norm"], ["4.0", "1", "4.00", "scores"]]
+    with pytest.raises(SystemExit, match="saw no kernel"):
+        kernels.table(events[:0])
 
 
 def test_goals_depend_on_place_and_model() -> None:
@@ -457,6 +497,10 @@ def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
         ("attention", {"n": 3, "m": 2}, "less than"),
         ("attention", {"n_heads": 3, "n_kv_heads": 2}, "divide"),
         ("regroup", {"m": 0}, "less than"),
+        ("rmsnorm", {"n": 0}, "n is 0"),
+        ("rotate", {"n": 0}, "n is 0"),
+        ("embed", {"rows": 0}, "at least 1"),
+        ("argmax", {"rows": 0}, "at least 1"),
         ("fly", {}, "no op"),
     ],
 )

@@ -315,8 +315,8 @@ def conversation(session: _core.Session, tiny: Tiny, passes: Any = PASSES) -> li
     return seen
 
 
-# norm, q k v, rotation, attention, output projection, norm, gate and up, down projection, check
-PER_LAYER = 9
+# norm, q k v, rotation, attention, output projection, norm, gate and up, down projection
+PER_LAYER = 8
 
 
 @fakes_only

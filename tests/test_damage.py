@@ -14,18 +14,39 @@ from lazyllm import CheckpointError, _core
 SHAPE = tiny.Shape(seed=31, n_layers=4)
 
 
+@pytest.mark.parametrize("stages", [(), [(0, 0.5)]], ids=["dense", "pruned"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("layer", range(SHAPE.n_layers))
-def test_a_damaged_layer_is_named(tmp_path: Path, layer: int, value: float) -> None:
+def test_a_damaged_layer_is_named(
+    tmp_path: Path, layer: int, value: float, stages: list[tuple[int, float]]
+) -> None:
     name = f"model.layers.{layer}.mlp.down_proj.weight"
     weight = tiny.random_weights(SHAPE)[name].copy()
     weight[0] = value
     made = tiny.build(SHAPE, tmp_path, {name: weight})
-    session = made.load().session(None)
+    session = made.load().session(tiny.pruning(stages))
     with pytest.raises(CheckpointError, match=f"layer {layer} gave a value that is no finite number"):
         session.forward(made.ids(20))
     with pytest.raises(RuntimeError, match="did not finish"):
         session.forward([1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_damaged_token_is_found_where_it_is_read(tmp_path: Path, value: float) -> None:
+    """In a prompt, even outside the last token's window, and in a decode step. Passes without it run."""
+    shape = tiny.Shape(seed=32, n_layers=2, windows=(4,))
+    table = tiny.random_weights(shape)["model.embed_tokens.weight"].copy()
+    table[7, 3] = value
+    made = tiny.build(shape, tmp_path, {"model.embed_tokens.weight": table})
+    model, others = made.load(), [token for token in made.ids(60) if token != 7]
+    words = "layer 0 gave a value that is no finite number: its weights, or those before it, are damaged"
+    with pytest.raises(CheckpointError, match=words):
+        model.session(None).forward([7, *others])
+    session = model.session(None)
+    session.forward(others)
+    session.forward([others[0]], generated=True)
+    with pytest.raises(CheckpointError, match=words):
+        session.forward([7], generated=True)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

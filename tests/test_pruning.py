@@ -357,6 +357,8 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
 
 
 def test_recommended_keeps_the_schedule() -> None:
-    pruning = Pruning({10: 0.7}, sink=4)
-    assert pruning.recommended() == Pruning({10: 0.7}, sink=4, smooth=13)
-    assert pruning == Pruning({10: 0.7}, sink=4)
+    pruning = Pruning({10: 0.7}, window=2)
+    made = pruning.recommended()
+    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=13, memory=0.8)
+    assert pruning == Pruning({10: 0.7}, window=2)
+    assert Pruning({10: 0.7}, sink=9).recommended().sink == 9

@@ -45,6 +45,7 @@ def decode(options: Options) -> Iterator[Section]:
             rows = against_peers(options, engines, ceilings, place)
             yield Section(SUITE, title, rows, tuple(engines.notes))
         yield by_rules(options, engines.llm, place)
+        ceilings.begin_table()
         yield revived(options, engines.llm, ceilings, place)
 
 

@@ -21,6 +21,7 @@ MANY_ROWS, FEW_ROWS = (512, 1024), (1, 2, 4, 8, 17, 33, 65)
 ATTENTION_SHAPES = ((64, 9, 3), (128, 32, 32), (128, 32, 8))  # head_dim, query heads, key heads
 ATTENTION_TOKENS, FEW_QUERIES = (2048, 4096), (1, 8, 33, 65)
 WINDOW, WINDOW_HEADS, WINDOW_TOKENS = 512, (256, 4, 1), (8192, 32768)  # of Gemma 3 270M
+VOCAB = 32000
 STAGES, LAYERS = 3, 30  # of the prefill against which scores and selection are counted
 OURS, BLAS = "ours", "NumPy's BLAS"
 BEST_PEER = "better peer / ours"
@@ -41,11 +42,17 @@ def ops(options: Options) -> Iterator[Section]:
             with_torch, notes = started(torch_product, options, place, stack)
             products |= with_torch
             for shape in shapes:
+                ceilings.begin_table()
                 yield many_rows(options, ceilings, products, shape, place, notes)
+        ceilings.begin_table()
         yield attention(options, ceilings, place)
         for shape in shapes:
+            ceilings.begin_table()
             yield few_rows(options, ceilings, shape, place)
+        ceilings.begin_table()
         yield attention_of_few_rows(options, ceilings, place)
+        ceilings.begin_table()
+        yield single_rows(options, ceilings, shapes[-1], place)
         yield attention_in_windows(options, place)
         yield selection(options, place)
 
@@ -144,6 +151,21 @@ def bounded(
         "read ceiling, GB/s": ceilings.bandwidth(times) / GIGA,
     }
     return Row(label, figures, goals)
+
+
+def single_rows(options: Options, ceilings: Ceilings, shape: ModelShape, place: Place) -> Section:
+    """The ops that only read and write rows, in a decode step and in a prefill."""
+    heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
+    benches = {f"argmax of {VOCAB} logits": place.bench("argmax", rows=VOCAB)}
+    for n in (1, *(() if options.quick else MANY_ROWS[-1:])):
+        benches |= {
+            f"norm, {n} x {shape.hidden}": place.bench("rmsnorm", n=n, cols=shape.hidden),
+            f"embedding, {n} x {shape.hidden}": place.bench("embed", n=n, rows=VOCAB, cols=shape.hidden),
+            f"RoPE, norms of q and k included, {n} rows": place.bench("rotate", n=n, **heads),
+        }
+    rows = [bounded(options, ceilings, place, bench, label, {}) for label, bench in benches.items()]
+    note = "The bound counts the bytes that are read, not those written; they may still be in a cache."
+    return Section(SUITE, f"Single rows of a {shape.name} model, {place}", rows, (note,))
 
 
 def attention_bench(

@@ -27,6 +27,7 @@ def prefill(options: Options) -> Iterator[Section]:
             for n in lengths:
                 title = f"Dense prefill of {n} tokens, {options.config.name}, {place}"
                 notes = (*engines.notes, *options.too_long)
+                ceilings.begin_table()
                 yield Section(SUITE, title, measured(options, engines, ceilings, n, place), notes)
 
 

@@ -76,10 +76,10 @@ int lazy_cpu_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *
 int lazy_cpu_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* rows.c */
 int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
+int lazy_cpu_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *, lazy_error *);
 int lazy_cpu_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float, lazy_error *);
 int lazy_cpu_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cpu_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
-int lazy_cpu_note_finite(lazy_stream *, const void *, int, int, int32_t *, lazy_error *);
 /* attention.c */
 int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
 /* scores.c */

@@ -48,7 +48,8 @@ typedef struct lazy_kernels {
     void (*scale_row)(float *y, int n, float factor);                        /* y *= factor */
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
     void (*geglu_row)(float *y, const float *gate, const float *up, int n);  /* y = gelu(gate) * up, GELU in its tanh form */
-    void (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
+    /* RMS norm. False if a value of x is NaN or Inf. */
+    bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
 
     /* Peak rates of one core, for benchmarks. The results are of no use but to keep the compiler from removing the work. */

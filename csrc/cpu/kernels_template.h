@@ -254,7 +254,7 @@ INLINE void gate_row(float *y, const float *gate, const float *up, int n, const 
 static void swiglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, false); }
 static void geglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, true); }
 
-static void norm_row(float *y, const float *x, const float *weight, int n, float eps, bool accumulate)
+static bool norm_row(float *y, const float *x, const float *weight, int n, float eps, bool accumulate)
 {
     vec total = splat(0.0f);
     for (int i = 0; i < n; i += LANES) {
@@ -271,6 +271,7 @@ static void norm_row(float *y, const float *x, const float *weight, int n, float
         for (int i = 0; i < n; i++) y[i] += x[i] * factor * weight[i];
     else
         for (int i = 0; i < n; i++) y[i] = x[i] * factor * weight[i];
+    return factor > 0.0f; /* NaN beside a NaN, 0 beside an Inf */
 }
 
 /* Elements i … k-1, fewer than LANES, then zeros. */

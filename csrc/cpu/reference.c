@@ -70,12 +70,14 @@ static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, c
     return LAZY_OK;
 }
 
-static void norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate)
+/* False if a value of x is NaN or Inf. */
+static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate)
 {
     double sum = 0;
     for (int i = 0; i < d; i++) sum += (double)x[i] * x[i];
     double factor = 1.0 / sqrt(sum / d + eps);
     for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + x[i] * factor * weight[i]);
+    return isfinite(sum);
 }
 
 static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
@@ -83,6 +85,16 @@ static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n,
 {
     (void)stream, (void)err;
     for (int r = 0; r < n; r++) norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate);
+    return LAZY_OK;
+}
+
+static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
+                                     int32_t *first_bad, lazy_error *err)
+{
+    (void)stream, (void)err;
+    for (int r = 0; r < n; r++)
+        if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false))
+            *first_bad = min_int(*first_bad, layer);
     return LAZY_OK;
 }
 
@@ -197,6 +209,7 @@ lazy_ops lazy_reference_ops(void)
 {
     lazy_ops ops = lazy_cpu_ops; /* memory, selection and lists of positions are plain loops there */
     ops.rmsnorm = reference_rmsnorm;
+    ops.checked_rmsnorm = reference_checked_rmsnorm;
     ops.matmul = reference_matmul;
     ops.gated = reference_gated;
     ops.rotate = reference_rotate;

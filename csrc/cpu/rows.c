@@ -1,5 +1,6 @@
-/* rows.c — ops on single rows: RMS norm, RoPE, surprisal, argmax, the check for values that are not finite. */
+/* rows.c — ops on single rows: RMS norm, RoPE, surprisal, argmax. */
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "cpu.h"
@@ -14,21 +15,32 @@ typedef struct norming {
     int n, d;
     float eps;
     bool accumulate;
+    atomic_bool bad; /* a value of x is NaN or Inf */
 } norming;
 
 static void norm_rows(void *job, int task, int worker)
 {
     (void)worker;
-    const norming *t = job;
+    norming *t = job;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++)
-        kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps, t->accumulate);
+        if (!kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps, t->accumulate))
+            atomic_store_explicit(&t->bad, true, memory_order_relaxed);
 }
 
 int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                      lazy_error *err)
 {
-    norming t = { stream, y, x, weight, n, d, eps, accumulate };
+    norming t = { stream, y, x, weight, n, d, eps, accumulate, false };
     return lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+}
+
+int lazy_cpu_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
+                             int32_t *first_bad, lazy_error *err)
+{
+    norming t = { stream, y, x, weight, n, d, eps, false, false };
+    int code = lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    if (t.bad) *first_bad = min_int(*first_bad, layer);
+    return code;
 }
 
 typedef struct rotating {
@@ -116,15 +128,5 @@ int lazy_cpu_argmax(lazy_stream *stream, int32_t *id, const float *logits, int v
         if (!isfinite(logits[i])) *id = -1 - i;
         else if (logits[i] > logits[*id]) *id = i;
     }
-    return LAZY_OK;
-}
-
-int lazy_cpu_note_finite(lazy_stream *stream, const void *x, int d, int layer, int32_t *first_bad, lazy_error *err)
-{
-    (void)stream, (void)err;
-    const float *values = x;
-    bool finite = true;
-    for (int i = 0; i < d; i++) finite = finite && isfinite(values[i]);
-    if (!finite && layer < *first_bad) *first_bad = layer;
     return LAZY_OK;
 }

@@ -37,7 +37,7 @@ int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int
                       int m, lazy_error *err)
 {
     (void)stream, (void)err;
-    for (int i = 0; i < n_old; i++) remembered[i] = factor ? factor * remembered[i] : 0.0f;
+    for (int i = 0; i < n_old; i++) remembered[i] *= factor;
     for (int i = n_old; i < length; i++) remembered[i] = 0.0f;
     for (int j = 0; j < m; j++) {
         float *known = &remembered[in_play[j]];

@@ -14,31 +14,26 @@ vpath %.cc cuda cuda/cuda_on_cpu tests/cuda
 
 $(if $(CUDA_INCLUDE),,$(eval ON_CPU_FLAGS = $$(error CUDA's headers are not found; set CUDA_INCLUDE to the directory of cuda_runtime.h)))
 
-# $(1): directory under build/; $(2): sanitizer flags
+# $(1): directory under build/; $(2): suffix of the core's build; $(3): sanitizer flags
 define on_cpu_build
 build/$(1)/%.o: %.cu $(CUDA_HEADERS)
 	@mkdir -p $$(@D)
-	$(CXX) $(ON_CPU_FLAGS) $(2) -x c++ -c $$< -o $$@
+	$(CXX) $(ON_CPU_FLAGS) $(3) -x c++ -c $$< -o $$@
 
 build/$(1)/%.o: %.cc $(CUDA_HEADERS)
 	@mkdir -p $$(@D)
-	$(CXX) $(ON_CPU_FLAGS) $(2) -c $$< -o $$@
+	$(CXX) $(ON_CPU_FLAGS) $(3) -c $$< -o $$@
 
-build/$(1)/core.a: $(CORE_C) $(CUDA_HEADERS)
-	@mkdir -p build/$(1)/core
-	rm -f build/$(1)/core/*.o && cd build/$(1)/core && $(CC) $(CFLAGS_TEST) -O3 -fPIC $(2) -c $(addprefix $(CURDIR)/,$(CORE_C))
-	rm -f $$@ && $(AR) rcs $$@ build/$(1)/core/*.o
+build/$(1)/liblazyllm_cuda.so: $(ON_CPU_HOST:%=build/$(1)/%.o) build/core$(2)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
+	$(CXX) -shared -pthread $(3) -Wl,--exclude-libs,ALL $$^ -o $$@
 
-build/$(1)/liblazyllm_cuda.so: $(ON_CPU_HOST:%=build/$(1)/%.o) build/$(1)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
-	$(CXX) -shared -pthread $(2) -Wl,--exclude-libs,ALL $$^ -o $$@
-
-build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU_HOST:%=build/$(1)/%.o) build/$(1)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
-	$(CXX) -pthread $(2) $$^ -ldl -o $$@
+build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU_HOST:%=build/$(1)/%.o) build/core$(2)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
+	$(CXX) -pthread $(3) $$^ -ldl -o $$@
 endef
 
-$(eval $(call on_cpu_build,on_cpu,))
-$(eval $(call on_cpu_build,on_cpu_asan,$(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined))
-$(eval $(call on_cpu_build,on_cpu_tsan,$(SANITIZER_LEVEL) -fsanitize=thread))
+$(eval $(call on_cpu_build,on_cpu,,))
+$(eval $(call on_cpu_build,on_cpu_asan,_asan,$(FLAGS_asan)))
+$(eval $(call on_cpu_build,on_cpu_tsan,_tsan,$(FLAGS_tsan)))
 
 # ---- test runs: one target each, so that `make -j` runs them in parallel ----
 #

@@ -25,7 +25,7 @@ from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.attention import attention_of
 from lazyllm.reproduce.preset import Preset, preset_of
 from lazyllm.reproduce.published import BY_MODEL, Published
-from lazyllm.reproduce.rivals import BASELINE, LAZY, SMOOTHED, Rivals, all_settings, rivals
+from lazyllm.reproduce.rivals import BASELINE, LAZY, RECOMMENDED, Rivals, all_settings, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import Table
@@ -149,7 +149,7 @@ class Reproducer:
 
     def figure7(self) -> list[Path]:
         shares = token_use_by_setting(self.methods.summary.rows)
-        labels = [label for name in (LAZY, SMOOTHED) for label in self.labels[name] if label in shares]
+        labels = [label for name in (LAZY, RECOMMENDED) for label in self.labels[name] if label in shares]
         if not labels:
             raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")
         return [plot_token_use({label: shares[label] for label in labels}, self.out / "figure7.png")]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
 BASELINE, RANDOM, STATIC = "Baseline", "Random Token Drop", "Static Token Pruning"
-COMPRESSION, LAZY, SMOOTHED = "Prompt Compression", "LazyLLM", "LazyLLM, smoothed"
+COMPRESSION, LAZY, RECOMMENDED = "Prompt Compression", "LazyLLM", "LazyLLM, recommended"
 STATIC_DEPTH = 1 / 8  # share of the layers that run before static pruning: 4 of 32
 KEEP_STEP = 1e-4
 
@@ -36,7 +36,7 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
         STATIC: [StaticPruning(layers, static)],
         COMPRESSION: [PromptCompression(round(1 - share, 4), by_sentence=True)],
         LAZY: [lazy],
-        SMOOTHED: [lazy.recommended()],
+        RECOMMENDED: [lazy.recommended()],
     }
 
 

@@ -2,6 +2,7 @@
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
  * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set alone. */
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <pthread.h>
@@ -230,6 +231,33 @@ static void test_large_norm(side fast, side plain)
     plain.backend->ops->rmsnorm(plain.stream, want, x, 1, D, weight, 1e-5f, false, NULL);
     double error = error_of(got, want, D);
     check(error < TOLERANCE, "%s rmsnorm of values near 1e25: error %.2g", fast.backend->variant, error);
+}
+
+/* The norm that checks gives the same bits, and notes the layer if a value is NaN or Inf, unless an earlier one is noted. */
+static void test_checked_norm(side s, int n, int d)
+{
+    const float values[] = { 1.0f, NAN, INFINITY, -INFINITY, FLT_MAX };
+    size_t size = (size_t)n * (size_t)d;
+    float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
+    for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
+        size_t at = (size_t)random_int(0, (int)size - 1);
+        float kept = x[at];
+        x[at] = values[v];
+        s.backend->ops->rmsnorm(s.stream, want, x, n, d, weight, 1e-5f, false, NULL);
+        for (int32_t noted = 3; noted <= 9; noted += 6) {
+            int32_t first_bad = noted, expected = isfinite(values[v]) ? noted : min_int(noted, 7);
+            s.backend->ops->checked_rmsnorm(s.stream, got, x, n, d, weight, 1e-5f, 7, &first_bad, NULL);
+            check(first_bad == expected, "%s checked_rmsnorm n %d, d %d, a value of %g, %d noted: %d instead of %d", s.backend->variant, n,
+                  d, values[v], noted, first_bad, expected);
+            check(memcmp(got, want, size * sizeof *got) == 0, "%s checked_rmsnorm n %d, d %d: other bits than rmsnorm", s.backend->variant,
+                  n, d);
+        }
+        x[at] = kept;
+    }
+    check(freed(got, size), "%s checked_rmsnorm n %d, d %d: wrote outside its output", s.backend->variant, n, d);
+    freed(want, size);
+    free(x);
+    free(weight);
 }
 
 /* online_softmax's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
@@ -720,6 +748,8 @@ static void test_shapes(const char *variant, lazy_config config)
     for (int n = 1; n <= 40; n += 3) {
         test_gated(fast, plain, n, config.hidden);
         test_rmsnorm(fast, plain, n, random_int(1, 200));
+        test_checked_norm(fast, n, random_int(1, 200));
+        test_checked_norm(plain, n, random_int(1, 200));
         test_rotate(fast, plain, n, n % 2);
     }
     for (int i = 0; i < 30; i++) {

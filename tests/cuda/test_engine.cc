@@ -1,7 +1,7 @@
 /* test_engine.cc — whole passes on the CUDA core compared with the CPU core: identical sets of tokens, logits within a tolerance.
  *
- * A small model with random weights runs prompts, decode steps and follow-ups under every kind of setting, also several sessions on several
- * threads. It exists for ThreadSanitizer, which reports too many false positives under Python; tests/test_method.py covers more settings.
+ * A small model with random weights runs prompts, decode steps and follow-ups under every kind of setting, each setting on a thread of its
+ * own. It exists for ThreadSanitizer, which reports too many false positives under Python; tests/test_method.py covers more settings.
  * Prints the failures, then "N passed, N failed".
  *
  *   test_engine    loads liblazyllm_cuda.so from its own folder */
@@ -222,9 +222,9 @@ static void compare(lazy_model *cpu_model, lazy_model *cuda_model, const setting
     lazy_session_set_trace(cpu.session, true);
     lazy_session_set_trace(cuda.session, true);
     compare_pass(s.name, cpu, cuda, some_ids(PROMPT, 1), false);
-    for (int step = 0; step < 5; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 2), true);
+    for (int step = 0; step < 3; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 2), true);
     compare_pass(s.name, cpu, cuda, some_ids(9, 20), false);
-    for (int step = 0; step < 3; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 30), true);
+    for (int step = 0; step < 2; step++) compare_pass(s.name, cpu, cuda, some_ids(1, (uint64_t)step + 30), true);
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -303,7 +303,6 @@ int main()
         checkpoint weights(8, false);
         lazy_model *cpu = weights.open("cpu"), *cuda = weights.open("cuda");
         printf("%s\n", lazy_model_isa(cuda));
-        for (const setting &s : settings) compare(cpu, cuda, s);
         std::vector<std::thread> threads;
         for (const setting &s : settings) threads.emplace_back(compare, cpu, cuda, s);
         for (std::thread &thread : threads) thread.join();

@@ -2,7 +2,9 @@
  *
  * Also runs on a GPU, to verify the expected results:
  *   nvcc -std=c++17 -arch=native tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness && ./test_harness
- * (-arch=sm_90a for Hopper's wgmma) */
+ * (-arch=sm_90a for Hopper's wgmma)
+ *
+ *   test_harness [TEST | -TEXT]     one test, or those without TEXT in their names */
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -420,7 +422,8 @@ int main(int argc, char **argv)
     };
     int n_run = 0;
     for (auto &test : tests) {
-        if (argc > 1 ? strcmp(argv[1], test.name) : test.run == plant_host_access) continue;
+        const char *wish = argc > 1 ? argv[1] : "-host_access";
+        if (*wish == '-' ? test.run == plant_host_access || strstr(test.name, wish + 1) != NULL : strcmp(wish, test.name)) continue;
         int before = n_failed;
         test.run();
         if (n_failed > before) printf("%s FAILED\n", test.name);

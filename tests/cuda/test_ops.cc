@@ -4,7 +4,11 @@
  * between guards. Inputs are rounded to the type; the reference gets the same values as f32. Prints the failures, then
  * "N passed, N failed".
  *
- *   test_ops [quick] [SEED]    quick: fewer shapes, for slow sanitizers; SEED: repeats an earlier run, which printed it */
+ *   test_ops [WORD …]
+ *   quick              fewer shapes, for slow sanitizers
+ *   without_ceilings   which take long under a sanitizer on a GPU
+ *   without_wgmma, wgmma_alone
+ *   a number           the seed of an earlier run, which printed it, to repeat that run */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <float.h>
@@ -29,7 +33,7 @@ typedef std::vector<float> floats;
 typedef std::vector<int32_t> ints;
 
 static std::atomic<int> passed, failed;
-static bool quick;
+static bool quick, ceilings = true, wgmma = true, portable = true;
 
 /* Describes the current test; printed with each failure. */
 static thread_local std::string subject;
@@ -566,6 +570,24 @@ static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulat
     compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
 }
 
+/* The same bits as rmsnorm's, and the layer is noted if a value is NaN or Inf, unless an earlier one is. */
+static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int noted, int layer)
+{
+    now("%s checked_rmsnorm n %d, d %d, %g, %d noted, layer %d", r.name(), n, d, value, noted, layer);
+    floats x = random_values(r.type, (size_t)(n * d)), weight = random_values(LAZY_F32, (size_t)d);
+    x[(size_t)random_int(0, n * d - 1)] = value;
+    input on_gpu(r.gpu, narrowed(r.type, x)), factors(r.gpu, weight);
+    bytes unwritten(x.size() * r.width(), 0xff);
+    output y(r.gpu, unwritten), same(r.gpu, unwritten), first_bad(r.gpu, bytes_of(ints{ noted }));
+    did(r.gpu, "checked_rmsnorm",
+        r.gpu.ops->checked_rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, layer, first_bad.as<int32_t>(),
+                                   &r.gpu.err));
+    did(r.gpu, "rmsnorm", r.gpu.ops->rmsnorm(r.gpu.stream, same.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, false, &r.gpu.err));
+    int32_t got = ints_of(first_bad.read())[0], want = isfinite(value) ? noted : std::min(noted, layer);
+    check(got == want, "%d instead of %d", got, want);
+    check(y.read() == same.read(), "other bits than rmsnorm");
+}
+
 static void test_rotate(const rig &r, int n, bool q_normed, bool k_normed, float limit)
 {
     const lazy_config &c = r.config;
@@ -646,19 +668,6 @@ static void test_argmax(const rig &r, int vocab)
     }
 }
 
-static void test_note_finite(const rig &r, int d, float value, int noted, int layer)
-{
-    now("%s note_finite d %d, %g, %d noted, layer %d", r.name(), d, value, noted, layer);
-    floats x = random_values(r.type, (size_t)d);
-    x[(size_t)random_int(0, d - 1)] = value;
-    bool bad = !isfinite(value);
-    input on_gpu(r.gpu, narrowed(r.type, x));
-    output first_bad(r.gpu, bytes_of(ints{ noted }));
-    did(r.gpu, "note_finite", r.gpu.ops->note_finite(r.gpu.stream, on_gpu.at(), d, layer, first_bad.as<int32_t>(), &r.gpu.err));
-    int32_t got = ints_of(first_bad.read())[0], want = bad ? std::min(noted, layer) : noted;
-    check(got == want, "%d instead of %d", got, want);
-}
-
 static void test_rows(rig &r)
 {
     const float largest[] = { FLT_MAX, 65504.0f, 0x1.fep127f }; /* indexed by lazy_dtype */
@@ -675,10 +684,10 @@ static void test_rows(rig &r)
     }
     for (int vocab : { 1, 31, 257, random_int(300, 2000) }) test_surprisal(r, random_int(1, 5), vocab);
     for (int vocab : { 1, 2, 33, 1024, random_int(1025, 5000) }) test_argmax(r, vocab);
-    for (int d : { 1, random_int(2, 255), 256, 701 }) {
+    for (int d : { 1, random_int(2, 255), 256, 701, 4096, 8200 }) {
         for (float value : { NAN, INFINITY, -INFINITY, largest[r.type] }) {
-            test_note_finite(r, d, value, 1000, 7);
-            test_note_finite(r, d, value, 3, 7);
+            test_checked_rmsnorm(r, random_int(1, 4), d, value, 1000, 7);
+            test_checked_rmsnorm(r, 1, d, value, 3, 7);
         }
     }
 }
@@ -893,7 +902,8 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
     test_attention(r, 3, thorough ? 64 : 65, 100);
     test_attention(r, 4, thorough ? 256 : 129, 300);
     /* windows shorter and longer than a tile, over scattered tokens; rows far apart, rows side by side */
-    for (int window : { 1, 30, 150 }) {
+    const ints windows = quick ? ints{ 30 } : ints{ 1, 30, 150 };
+    for (int window : windows) {
         if (thorough || window == 30) test_attention(r, thorough ? 5 : 2, quick ? 140 : 280, 420, window);
         if (thorough) test_attention(r, quick ? 20 : 90, quick ? 100 : 200, 260, window);
     }
@@ -936,20 +946,24 @@ static void test_wgmma(lazy_dtype type)
         check(!reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma, "it is used");
     }
     setenv("LAZYLLM_CUDA_HOPPER", "1", 1);
-    for (int head_dim : { 64, 128 }) {
-        int group = pick({ 1, 2, 3 }), n_kv_heads = group == 3 ? 1 : 2;
+    const ints dims = quick ? ints{ 64 } : ints{ 64, 128 };
+    for (int head_dim : dims) {
+        int group = pick({ 1, 2, 3 }), n_kv_heads = quick || group == 3 ? 1 : 2;
         rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), 300, 500);
         bool used = reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma;
         printf("%s\n", r.gpu.backend->variant);
 #ifdef LAZY_CUDA_ON_CPU
-        now("%s wgmma", r.name());
-        check(used && strstr(r.gpu.backend->variant, ", wgmma"), "it is not used: %s", r.gpu.backend->variant);
+        const bool must = true;
+#else
+        const bool must = !portable; /* asked for by name, on a device that has it */
 #endif
+        now("%s wgmma", r.name());
+        check(!must || (used && strstr(r.gpu.backend->variant, ", wgmma")), "it is not used: %s", r.gpu.backend->variant);
         if (!used) break;
-        test_attention(r, 129, 129, 140);
         test_attention(r, 129, 300, 400, 90);
         test_bad_key(r, 130, 280);
         if (quick) continue;
+        test_attention(r, 129, 129, 140);
         test_attention(r, 150, 257, 300);
         test_attention(r, 300, 500, 800);
         for (int i = 0; i < 3; i++) {
@@ -1275,7 +1289,7 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     int n_free = -1;
 
     did(s, "embed", ops->embed(s.stream, x.at(), ids.as<int32_t>(), n, &w.table.gpu, &s.err));
-    did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, false, &s.err));
+    did(s, "checked_rmsnorm", ops->checked_rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, 1, bad.as<int32_t>(), &s.err));
     did(s, "matmul", ops->matmul(s.stream, qkv.at(), h.at(), n, &w.qkv.gpu, false, &s.err));
     did(s, "rotate", ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), nullptr, nullptr, 1e-5f, &s.err));
     did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, given.window, &s.err));
@@ -1283,7 +1297,6 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));
     did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
-    did(s, "note_finite", ops->note_finite(s.stream, x.at(), d, 1, bad.as<int32_t>(), &s.err));
     did(s, "scores", ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, 0, kv, play, m, given.window, &s.err));
     did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
     did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
@@ -1328,35 +1341,44 @@ static void test_repetition(lazy_dtype type)
 
 /* ---- all -------------------------------------------------------------------------------- */
 
+/* Everything but the kernels that use wgmma. */
+static void test_portable(lazy_dtype type)
+{
+    {
+        rig r(type, config_of(3, 1, 16), 80, 2200);
+        if (type == LAZY_F32) printf("%s\n", r.gpu.backend->variant);
+        test_copies(r);
+        test_refusals(r);
+        test_streams(r);
+        test_products(r);
+        test_rows(r);
+        test_selection(r);
+        test_sets(r);
+        if (ceilings) test_ceilings(r);
+        test_other_positions(r);
+    }
+    test_all_heads(type);
+    test_long_context(type, 16, quick ? 1000 : 8200);
+    test_long_context(type, 64, quick ? 400 : 4200);
+    test_repetition(type);
+}
+
 int main(int argc, char **argv)
 {
     seed = (uint64_t)time(nullptr);
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "quick") == 0) quick = true;
+        else if (strcmp(argv[i], "without_ceilings") == 0) ceilings = false;
+        else if (strcmp(argv[i], "without_wgmma") == 0) wgmma = false;
+        else if (strcmp(argv[i], "wgmma_alone") == 0) portable = false;
         else seed = strtoull(argv[i], nullptr, 10);
     }
     setenv("LAZYLLM_CPU", "reference", 1);
     printf("seed %llu\n", (unsigned long long)seed);
     for (lazy_dtype type : { LAZY_F32, LAZY_F16, LAZY_BF16 }) {
         if (quick && type == LAZY_F16) continue; /* the kernels of bf16, but for conversions */
-        {
-            rig r(type, config_of(3, 1, 16), 80, 2200);
-            if (type == LAZY_F32) printf("%s\n", r.gpu.backend->variant);
-            test_copies(r);
-            test_refusals(r);
-            test_streams(r);
-            test_products(r);
-            test_rows(r);
-            test_selection(r);
-            test_sets(r);
-            test_ceilings(r);
-            test_other_positions(r);
-        }
-        test_all_heads(type);
-        test_long_context(type, 16, quick ? 1000 : 8200);
-        test_long_context(type, 64, quick ? 400 : 4200);
-        test_repetition(type);
-        if (type != LAZY_F32) test_wgmma(type);
+        if (portable) test_portable(type);
+        if (wgmma && type != LAZY_F32) test_wgmma(type);
     }
     printf("%d passed, %d failed\n", passed.load(), failed.load());
     return failed != 0;

@@ -1,0 +1,352 @@
+"""benchmarks/gpu_check.py with fakes for all commands: each step fails, hangs and is killed once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_check.py"
+TOOLS = ("nvidia-smi", "nvcc", "make", "git", "compute-sanitizer", "ncu", "nsys", "python")
+
+# Appends its command line to `calls`. Misbehaves where `trouble` has a folder with that line.
+FAKE = """#!/bin/sh
+line=$(printf '%s ' "${0##*/}" "$@")
+printf '%s\\n' "$line${LAZYLLM_CUDA_HOPPER:+HOPPER}" >>"$FAKES/calls"
+for trouble in "$FAKES"/trouble/*; do
+    [ "$line" = "$(cat "$trouble/line" 2>/dev/null)" ] || continue
+    case $(cat "$trouble/kind") in
+    fail) echo 'it broke'; exit 3 ;;
+    hang) echo 'so far'; exec sleep 100 ;;
+    stubborn) trap '' TERM; sleep 100 & echo $! >"$FAKES/grandchild"; while :; do sleep 100; done ;;
+    killed) kill -KILL $$ ;;
+    refused) echo 'ERR_NVGPUCTRPERM'; exit 1 ;;
+    esac
+done
+case $line in
+*query-gpu=compute_cap*) cat "$FAKES/device"; exit ;;
+*query-gpu=timestamp*) echo 'clocks'; exec sleep 100 ;;
+*' -m benchmarks shapes '*)
+    while [ "$1" != --out ]; do shift; done
+    mkdir -p "$2"
+    printf '# A report\\n\\n## Goals\\n\\n| goal | verdict |\\n\\n' >"$2/bench.md"
+    printf '## Tables\\n\\n| no goal |\\n' >>"$2/bench.md" ;;
+esac
+echo "all is well"
+"""
+
+PHASES = {
+    "machine": ["nvidia-smi -q", "version of nvcc", "versions of packages", "commit"],
+    "build": ["build test_harness", "build test_ops", "build test_gemm"],
+    "harness": [
+        "mma fragments",
+        "assumptions of the CPU harness",
+        "wgmma layouts, bf16",
+        "wgmma layouts, f16",
+    ],
+    "ops": ["every op", "attention by wgmma"],
+    "products": ["matrix products"],
+    "package": ["build the Python package", "CUDA facts", "torch with CUDA"],
+    "shapes": ["benchmark 7B shapes"],
+    "shapes-wgmma": ["benchmark 7B shapes, wgmma"],
+    "attention": ["benchmark ops"],
+    "profile": ["kernels by ncu"],
+    "engine": ["test_cuda.py", "test_damage.py", "test_facts.py", "test_method.py", "test_benchmarks.py"],
+    "sanitizers": ["memcheck", "racecheck"],
+}
+STEPS = [(phase, step) for phase, steps in PHASES.items() for step in steps]
+TROUBLES = {"fail": "exit code 3; it broke", "hang": "timed out after 0.05 s", "killed": "by SIGKILL"}
+
+
+class House:
+    """A copy of the script in a tree of its own, whose commands are all fakes."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
+        self.root, self.fakes, self.results = root / "house", root / "fakes", root / "results"
+        fakes = [self.fakes / "bin" / tool for tool in TOOLS] + [self.root / ".venv" / "bin" / "python"]
+        fakes += [self.root / "build" / "gpu" / f"test_{name}" for name in ("harness", "ops", "gemm")]
+        for path in fakes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(FAKE)
+            path.chmod(0o755)
+        (self.fakes / "device").write_text("9.0, NVIDIA Fake 100\n")
+        for name in ("benchmarks", "cuda", ".git"):
+            (self.root / name).mkdir()
+        self.script = Path(shutil.copy(SCRIPT, self.root / "benchmarks"))
+        finds = 'import shutil\n\ndef find_nvcc():\n    return shutil.which("nvcc")\n'
+        (self.root / "cuda" / "build_cuda.py").write_text(finds)
+        patch.setenv("FAKES", str(self.fakes))
+        patch.setenv("PATH", f"{self.fakes / 'bin'}:/usr/bin:/bin")
+        patch.setattr(sys, "path", list(sys.path))
+        patch.delitem(sys.modules, "build_cuda", raising=False)
+        spec = importlib.util.spec_from_file_location("gpu_check", self.script)
+        assert spec
+        assert spec.loader
+        self.module: Any = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, "gpu_check", self.module)
+        spec.loader.exec_module(self.module)
+        self.limits: dict[str, float] = {}
+        limit = self.module.Check.limit
+        patch.setattr(
+            self.module.Check,
+            "limit",
+            lambda check, step: min(self.limits.get(step.name, 60), limit(check, step)),
+        )
+        self.commands: dict[str, list[str]] = {}
+        plain = self.module.Check.run
+
+        def run(check: Any, step: Any) -> None:
+            self.commands[step.name] = step.command
+            plain(check, step)
+
+        patch.setattr(self.module.Check, "run", run)
+
+    def trouble(self, step: str, kind: str) -> None:
+        """The step's command, known from an earlier run, misbehaves."""
+        folder = self.fakes / "trouble" / "".join(filter(str.isalnum, step))
+        folder.mkdir(parents=True, exist_ok=True)
+        name, *arguments = self.commands[step]
+        (folder / "line").write_text("".join(f"{word} " for word in (Path(name).name, *arguments)))
+        (folder / "kind").write_text(kind)
+        self.limits[step] = 0.05 if kind in ("hang", "stubborn") else 60
+
+    def run(self, *arguments: str) -> int:
+        (self.fakes / "calls").write_text("")
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            return int(self.module.main(["--out", str(self.results), *arguments]))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def built(self) -> None:
+        """As after the phases build and package."""
+        steps = [*PHASES["build"], *PHASES["package"]]
+        self.results.mkdir()
+        (self.results / "check.json").write_text(json.dumps([{step: ["ok", "0", ""] for step in steps}, ""]))
+
+    def phases(self, *names: str) -> int:
+        return self.run(*(word for name in names for word in ("--phase", name)))
+
+    @property
+    def rows(self) -> dict[str, list[str]]:
+        return dict(json.loads((self.results / "check.json").read_text())[0])
+
+    @property
+    def summary(self) -> str:
+        return (self.results / "check.md").read_text()
+
+    def logs(self) -> dict[str, str]:
+        with tarfile.open(self.results / "logs.tar.gz") as packed:
+            files = {member.name: packed.extractfile(member) for member in packed.getmembers()}
+            return {Path(name).name: file.read().decode() for name, file in files.items() if file}
+
+    def called(self, words: str) -> bool:
+        return words in (self.fakes / "calls").read_text()
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    return House(tmp_path, monkeypatch)
+
+
+def test_everything_runs_in_order(house: House) -> None:
+    house.results.mkdir()
+    (house.results / "check.json").write_text('[{"a step of an earlier check": ["FAILED", "0", ""]}, ""]')
+    assert house.run() == 0
+    assert list(house.rows) == [step for _, step in STEPS]
+    assert {row[0] for row in house.rows.values()} == {"ok"}
+    assert "nothing failed" in house.summary
+    assert "Goals, 7B_shapes:\n\n| goal | verdict |\n" in house.summary
+    assert "no goal" not in house.summary
+    assert house.logs()["every_op.log"] == "all is well\n"
+    assert house.logs()["clocks.csv"] == "clocks\n"
+    calls = (house.fakes / "calls").read_text()
+    hopper = [line for line in calls.splitlines() if line.endswith("HOPPER")]
+    assert len(hopper) == 4
+    assert all("wgmma" in line for line in hopper)
+    memcheck = "--tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/test_ops without_ceilings"
+    assert memcheck in calls
+    assert "GPU_ARCH=sm_90a" in calls
+    assert "--rounds 3" in calls
+
+
+@pytest.mark.parametrize(("phase", "step"), STEPS, ids=[step for _, step in STEPS])
+def test_a_step_that_does_not_pass_is_a_failure_and_the_others_run(
+    house: House, phase: str, step: str
+) -> None:
+    house.built()
+    assert house.phases(phase) == 0
+    later, last = ("ops", "every op") if phase in ("products", "build") else ("products", "matrix products")
+    for kind, words in TROUBLES.items():
+        house.trouble(step, kind)
+        assert house.phases(phase, later) == 1
+        result, _, detail = house.rows[step]
+        assert result == "FAILED"
+        assert words in detail
+        row = next(line for line in house.summary.splitlines() if line.startswith(f"| {step} | FAILED |"))
+        assert words in row
+        assert f"\n1 failed: {step}\n" in house.summary
+        assert set(PHASES[phase]) <= set(house.rows)
+        assert house.rows[last][0] == ("skipped" if step == "build test_ops" else "ok")
+        assert "all is well" not in house.logs()["".join(c if c.isalnum() else "_" for c in step) + ".log"]
+
+
+def test_what_was_not_built_is_skipped_and_hides_nothing_else(house: House) -> None:
+    assert house.run() == 0
+    house.trouble("build test_ops", "fail")
+    house.trouble("build the Python package", "hang")
+    assert house.run() == 1
+    assert "2 failed: build test_ops, build the Python package\n" in house.summary
+    skipped = {name: row[2] for name, row in house.rows.items() if row[0] == "skipped"}
+    for name in ("every op", "attention by wgmma", "memcheck"):
+        assert skipped[name] == "test_ops is not built: --phase build"
+    for name in ("CUDA facts", "benchmark 7B shapes", "kernels by ncu", "test_cuda.py"):
+        assert skipped[name] == "the Python package is not built: --phase package"
+    for name in ("mma fragments", "matrix products"):
+        assert house.rows[name][0] == "ok"
+
+
+@pytest.mark.parametrize("kind", TROUBLES)
+def test_wgmma_is_switched_off_by_its_first_failure(house: House, kind: str) -> None:
+    house.built()
+    phases = ("harness", "ops", "shapes", "shapes-wgmma")
+    assert house.phases(*phases) == 0
+    house.trouble("wgmma layouts, bf16", kind)
+    assert house.phases(*phases) == 1
+    assert not house.called("wgmma_alone")
+    for name in ("wgmma layouts, f16", "attention by wgmma", "benchmark 7B shapes, wgmma"):
+        result, _, detail = house.rows[name]
+        assert result == "skipped"
+        assert detail.startswith("wgmma is off: wgmma layouts, bf16: ")
+    assert house.rows["benchmark 7B shapes"][0] == "ok"
+    assert house.phases("shapes-wgmma") == 0
+    assert house.rows["benchmark 7B shapes, wgmma"][0] == "skipped"
+    assert "1 failed: wgmma layouts, bf16\n" in house.summary
+    shutil.rmtree(house.fakes / "trouble")
+    assert house.phases("harness", "shapes-wgmma") == 0
+    assert house.rows["benchmark 7B shapes, wgmma"][0] == "ok"
+    assert "nothing failed" in house.summary
+
+
+def test_what_switched_wgmma_off_may_switch_it_on_again(house: House) -> None:
+    house.built()
+    assert house.phases("shapes-wgmma") == 0
+    house.trouble("benchmark 7B shapes, wgmma", "fail")
+    assert house.phases("shapes-wgmma", "ops") == 1
+    assert house.phases("shapes-wgmma") == 1  # not skipped
+    shutil.rmtree(house.fakes / "trouble")
+    assert house.phases("ops") == 0
+    assert house.rows["attention by wgmma"][0] == "skipped"
+    assert house.phases("shapes-wgmma", "ops") == 0
+    assert house.rows["attention by wgmma"][0] == "ok"
+
+
+def test_wgmma_is_for_hopper_alone(house: House) -> None:
+    (house.fakes / "device").write_text("8.0, NVIDIA Fake 80\n")
+    assert house.phases("build", "harness", "ops") == 0
+    assert house.rows["attention by wgmma"][2] == "wgmma is for devices of 9.0; this one is of 8.0"
+    assert not house.called("HOPPER")
+    assert house.called("GPU_ARCH=native")
+
+
+def test_the_profilers_take_over_from_one_another(house: House) -> None:
+    assert house.run() == 0
+    house.trouble("kernels by ncu", "refused")
+    assert house.phases("profile") == 0
+    assert house.rows["kernels by ncu"][0] == "skipped"
+    assert house.rows["kernels by CUPTI"][0] == "ok"
+    house.trouble("kernels by CUPTI", "fail")
+    assert house.phases("profile") == 1
+    assert house.rows["kernels by nsys"][0] == "ok"
+    house.trouble("kernels by nsys", "hang")
+    assert house.phases("profile") == 1
+    assert "2 failed: kernels by CUPTI, kernels by nsys" in house.summary
+
+
+def test_a_machine_without_a_fit_python(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(house.root / ".venv")
+    monkeypatch.setattr(house.module, "NEEDED", ["no_such_module"])
+    house.commands["make .venv"] = ["make", ".venv/test.stamp"]
+    house.trouble("make .venv", "hang")
+    assert house.phases("build", "package", "engine", "ops") == 1
+    assert "1 failed: make .venv\n" in house.summary
+    assert house.rows["build the Python package"][2] == "no Python of 3.11 with all of no_such_module"
+    assert house.rows["test_cuda.py"][0] == "skipped"
+    assert house.rows["every op"][0] == "ok"
+
+
+def test_what_ignores_the_first_signal_is_killed_with_its_children(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(house.module, "TERM_SECONDS", 0.1)
+    assert house.phases("build", "ops") == 0
+    house.trouble("every op", "stubborn")
+    house.limits["every op"] = 2  # to start, on a busy machine
+    assert house.phases("ops") == 1
+    assert house.rows["every op"][2].startswith("timed out after 2 s")
+    grandchild = int((house.fakes / "grandchild").read_text())
+    deadline = time.monotonic() + 10
+    while alive(grandchild) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(grandchild)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_step_that_no_time_is_left_for_is_a_failure(house: House) -> None:
+    house.built()
+    assert house.run("--phase", "products", "--minutes", "0.1") == 1
+    assert house.rows["matrix products"] == ["FAILED", "0", "no time was left"]
+
+
+def test_full_takes_seven_rounds_and_twice_the_time(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    house.built()
+    house.limits = {"every op": 1000}
+    assert house.run("--full", "--phase", "ops", "--phase", "attention", "--phase", "sanitizers") == 0
+    assert house.called("--rounds 7")
+    assert house.called("test_ops without_ceilings without_wgmma \n")
+    assert "every op (at most 360 s)" in capsys.readouterr().out
+
+
+def test_the_script_by_itself(house: House) -> None:
+    """As it is called on a GPU, stopped from outside in the middle of a step."""
+    call = [sys.executable, str(house.script), "--out", str(house.results)]
+    assert house.phases("build", "ops") == 0
+    house.trouble("every op", "hang")
+    process = subprocess.Popen([*call, "--phase", "ops"], stdout=subprocess.DEVNULL)
+    log = house.root / "build" / "gpu_check" / "logs" / "every_op.log"
+    while log.read_text() != "so far\n":
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    assert house.rows["every op"][2] == "stopped together with the check; so far"
+    assert house.logs()["every_op.log"] == "so far\n"
+    shutil.rmtree(house.fakes / "trouble")
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "nothing failed" in done.stdout
+    (house.fakes / "device").write_text("")
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "gpu_check: nvidia-smi is not installed, does not answer or knows no GPU\n"
+
+
+def test_the_phases_are_listed(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    assert house.run("--list") == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(PHASES)
