@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from dataclasses import replace
 from itertools import combinations
@@ -22,10 +23,11 @@ from lazyllm.calibration.calibrate import lost_by_prompt
 from lazyllm.calibration.curves import KEEPS, always_kept, lost_shares, seeing_layers, surviving
 from lazyllm.calibration.prompts import encoded, split
 from lazyllm.calibration.schedule import Costs, Losses, Stages, best_schedule, cheapest
-from lazyllm.calibration.trials import best
+from lazyllm.calibration.trials import best, results
 from lazyllm.commands import main as cli
+from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS, Key
-from lazyllm.evaluation.runner import Trial
+from lazyllm.evaluation.runner import Trial, label_of
 from lazyllm.evaluation.tasks import Prompt, Task
 
 LONG = replace(SHAPE, context=1100)
@@ -275,6 +277,31 @@ def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
 def test_wrong_prompts_are_refused(llm: LLM, prompts: Any, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         lazyllm.calibrate(llm, prompts, progress=False)
+
+
+def test_results_of_trials_by_hand() -> None:
+    baseline, other = Pruning({1: 0.9}), Pruning({1: 0.8})
+    rows: list[dict[str, Any]] = []
+    for item, scores, kl in (
+        ("a", (1, 0, 1), (0.2, 0.1)),
+        ("b", (1, 0.5, 1), (0.4, 0.1)),
+        ("c", (), (0.6, 0.4)),
+    ):
+        for place, one in enumerate((Pruning(), baseline, other)):
+            row: dict[str, Any] = {"setting": label_of(one), "dataset": "x", "item": item}
+            row |= {"score": scores[place]} if scores else {}
+            rows.append(row | ({"kl": kl[place - 1]} if place else {}))
+    made = results(rows, [baseline, other])
+    assert [*made] == [Pruning(), baseline, other]
+    assert made[Pruning()] == {"needles": [100.0] * 3}
+    assert made[baseline]["needles"] == pytest.approx([25.0, 0.0, 100.0])
+    assert made[baseline]["needles_to_dense"] == pytest.approx([-75.0, -100.0, 100.0])
+    assert made[other]["needles_to_dense"] == [0.0] * 3
+    assert made[baseline]["kl"][0] == pytest.approx(0.4)
+    value, low, high = made[other]["kl_to_baseline"]
+    assert value == pytest.approx(-0.2)
+    half = student_t(2) * 0.1 / math.sqrt(3)
+    assert (low, high) == pytest.approx((-0.2 - half, half - 0.2), abs=1e-5)
 
 
 def test_most_needles_win_then_the_least_divergence() -> None:

@@ -12,13 +12,14 @@ from lazyllm.calibration.prompts import OWN
 from lazyllm.evaluation.divergence import Divergence
 from lazyllm.evaluation.intervals import Interval, interval
 from lazyllm.evaluation.runner import Trial, label_of, scored_answer
-from lazyllm.evaluation.summary import DENSE, Row, Summary
+from lazyllm.evaluation.summary import DENSE, Row
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 
-NEEDLES = "needles"
 DIGITS = 6
+Plain = list[float | None]
+"""Value, low and high of an interval; None for a bound that is not known."""
 
 
 class Tried:
@@ -39,32 +40,35 @@ class Tried:
 def results(rows: Sequence[Row], several: Sequence[Pruning]) -> dict[Pruning, dict[str, Any]]:
     """By setting, dense and `several`, each as value, low and high of a 95 % interval: `needles` found, in
     percent, and `needles_to_dense`, the difference to dense's; `kl` from dense, and `kl_to_baseline`, the
-    difference to that of the first of `several`. Differences are of the same prompts."""
-    found = Summary([row for row in rows if "score" in row], lambda name: NEEDLES)
-    kl = {
-        one: {(row["dataset"], row["item"]): row["kl"] for row in rows if row["setting"] == label_of(one)}
-        for one in several
-    }
-    made: dict[Pruning, dict[str, Any]] = {Pruning(): {"needles": plain(found.mean(DENSE))}}
+    difference to that of the first of `several`. Differences are of the same prompts.
+
+    Prompts are one sample: with a few of each kind, all found or none, the kinds by themselves would vary too
+    little.
+    """
+
+    def values(one: Pruning, field: str) -> dict[tuple[str, str], float]:
+        mine = [row for row in rows if row["setting"] == label_of(one) and field in row]
+        return {(row["dataset"], row["item"]): row[field] for row in mine}
+
+    def mean(one: Pruning, field: str, to: Pruning | None = None) -> Plain:
+        scale, most = (100.0, 100.0) if field == "score" else (1.0, math.inf)
+        base = values(to, field) if to else {}
+        sample = np.array([scale * (value - base.get(key, 0.0)) for key, value in values(one, field).items()])
+        return plain(interval(float(sample.mean()), [[sample]], -most if to else 0.0, most))
+
+    dense, baseline = Pruning(), several[0]
+    made: dict[Pruning, dict[str, Any]] = {dense: {"needles": mean(dense, "score")}}
     for one in several:
-        difference = found.difference(label_of(one))
-        assert difference is not None  # every prompt runs under every setting
-        to_baseline = [value - kl[several[0]][prompt] for prompt, value in kl[one].items()]
         made[one] = {
-            "needles": plain(found.mean(label_of(one))),
-            "needles_to_dense": plain(difference),
-            "kl": plain(mean_interval([*kl[one].values()], low=0.0)),
-            "kl_to_baseline": plain(mean_interval(to_baseline)),
+            "needles": mean(one, "score"),
+            "needles_to_dense": mean(one, "score", dense),
+            "kl": mean(one, "kl"),
+            "kl_to_baseline": mean(one, "kl", baseline),
         }
     return made
 
 
-def mean_interval(values: Sequence[float], low: float = -math.inf) -> Interval:
-    sample = np.array(values, float)
-    return interval(float(sample.mean()), [[sample]], low)
-
-
-def plain(value: Interval) -> list[float | None]:
+def plain(value: Interval) -> Plain:
     """As JSON has it, which has no nan."""
     return [None if math.isnan(one) else round(one, DIGITS) for one in (value.value, value.low, value.high)]
 
