@@ -10,13 +10,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lazyllm import longbench as longbench
     from lazyllm import reproduce as reproduce
+    from lazyllm.calibration.calibrate import calibrate
     from lazyllm.checkpoints.demo_model import demo_model
     from lazyllm.errors import CheckpointError, DeviceError
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM, load
     from lazyllm.machine.info import info
     from lazyllm.method import Method
-    from lazyllm.methods import PromptCompression, RandomDrop, StaticPruning, parse_method
+    from lazyllm.methods import Preset, PromptCompression, RandomDrop, StaticPruning, parse_method
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
@@ -30,6 +31,7 @@ __all__ = [
     "Generation",
     "Mass",
     "Method",
+    "Preset",
     "PromptCompression",
     "Pruning",
     "RandomDrop",
@@ -38,6 +40,7 @@ __all__ = [
     "StaticPruning",
     "Sweep",
     "Trace",
+    "calibrate",
     "demo_model",
     "info",
     "load",
@@ -52,6 +55,7 @@ _HOMES = {
     "LLM": "llm",
     "Mass": "pruning",
     "Method": "method",
+    "Preset": "methods",
     "PromptCompression": "methods",
     "Pruning": "pruning",
     "RandomDrop": "methods",
@@ -60,6 +64,7 @@ _HOMES = {
     "StaticPruning": "methods",
     "Sweep": "sweeps.sweep",
     "Trace": "trace",
+    "calibrate": "calibration.calibrate",
     "demo_model": "checkpoints.demo_model",
     "info": "machine.info",
     "load": "llm",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from lazyllm.checkpoints.checkpoint import Checkpoint
     from lazyllm.checkpoints.config import ModelConfig
 
 
@@ -31,6 +32,10 @@ class Method(ABC):
     @abstractmethod
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if this model cannot be run with this setting."""
+
+    def mismatch(self, checkpoint: Checkpoint) -> str | None:
+        """The warning when a session opens on a checkpoint that the setting was not made for."""
+        return None
 
     def compress(self, llm: Any, text: str) -> str:
         """The shortened text that the model reads in place of `text`; `llm` is the model that answers."""

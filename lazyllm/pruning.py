@@ -327,16 +327,12 @@ class Pruning(Method):
     def _counted(
         self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Collection[int]
     ) -> int:
-        width = config.n_heads * config.head_dim
-        kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
-        other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
         total = 2 * config.hidden * config.vocab
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            rows = 1 if layer == config.n_layers - 1 else n
-            window = min(config.windows[layer] or m, m)
-            total += n * kv_row + rows * other_row + _visible_pairs(m, rows, window) * 4 * width
+            total += layer_flops(config, layer, m, n)
             if any(layer <= stage < layer + self.layers for stage in stages):
-                total += min(self.queries, n) * window * 2 * width
+                window = min(config.windows[layer] or m, m)
+                total += min(self.queries, n) * window * 2 * config.n_heads * config.head_dim
         return total
 
     def _always_kept(self, n_prompt: int) -> int:
@@ -414,6 +410,17 @@ class Pruning(Method):
 
 def _nearest(layers: list[int], wanted: int) -> int:
     return min(layers, key=lambda layer: abs(layer - wanted))
+
+
+def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:
+    """Counted operations of one layer that computes the last of the tokens in play, without scores."""
+    width = config.n_heads * config.head_dim
+    kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
+    other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
+    rows = 1 if layer == config.n_layers - 1 else computed
+    window = min(config.windows[layer] or in_play, in_play)
+    pairs = _visible_pairs(in_play, rows, window)
+    return computed * kv_row + rows * other_row + pairs * 4 * width
 
 
 def _visible_pairs(m: int, rows: int, window: int) -> int:

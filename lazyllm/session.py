@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
@@ -40,6 +41,8 @@ class Session:
 
     def __init__(self, model: Model, method: Method) -> None:
         method.check(model.config)
+        if told := method.mismatch(model.checkpoint):
+            warnings.warn(told, stacklevel=3)
         self.llm = model
         self.pruning = method
         self.core = model.core.session(method.core())

@@ -20,7 +20,7 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm import longbench
-from lazyllm.evaluation import conditions
+from lazyllm.checkpoints import digest
 from lazyllm.evaluation.intervals import interval, student_t
 from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.evaluation.options import (
@@ -790,10 +790,10 @@ def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pyt
             self.n += count
             seen.append(self.n)
 
-    monkeypatch.setattr(conditions, "bar", lambda *_: Line())
+    monkeypatch.setattr(digest, "bar", lambda *_: Line())
     for number, size in enumerate((1000, (9 << 20) + 700_000, 700_000)):
         (tmp_path / str(number)).write_bytes(bytes(size))
-    conditions.digest([tmp_path / str(number) for number in range(3)], True)
+    digest.digest([tmp_path / str(number) for number in range(3)], True)
     assert all(isinstance(value, int) for value in seen)
     assert seen[-1] == 10
 

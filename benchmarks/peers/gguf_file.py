@@ -11,8 +11,8 @@ import numpy as np
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.config import MODEL_TYPES, ModelConfig
+from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.checkpoints.gguf import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
-from lazyllm.evaluation.conditions import weights_digest
 
 ARCHITECTURES = {
     "mistral": "llama",

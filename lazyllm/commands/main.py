@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lazyllm.commands import (
+    calibrate,
     convert,
     demo,
     generate,
@@ -21,7 +22,20 @@ from lazyllm.commands import (
     sweep,
 )
 
-COMMANDS = (info, generate, convert, model, demo, longbench, ruler, niah, reproduce, sweep, lm_eval)
+COMMANDS = (
+    info,
+    generate,
+    convert,
+    model,
+    demo,
+    longbench,
+    ruler,
+    niah,
+    reproduce,
+    sweep,
+    calibrate,
+    lm_eval,
+)
 """In the order that --help lists them."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 

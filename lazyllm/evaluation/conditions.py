@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lazyllm
-from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.digest import digest, weights_digest
 from lazyllm.llm import DTYPES, LLM
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
 from lazyllm.methods import PromptCompression
-from lazyllm.support.progress import bar
 
 FORMAT = 1
 TOKENIZER_PARTS = (
@@ -28,33 +26,6 @@ TOKENIZER_PARTS = (
 )
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 """Packages, if installed, on which samples, tokens and scores depend."""
-BLOCK, MIB = 1 << 22, 20  # bytes; the shift from bytes to MiB
-
-
-_known: dict[tuple[tuple[Path, int, int], ...], str] = {}
-
-
-def digest(paths: Iterable[Path], progress: bool) -> str:
-    """SHA-256 of the concatenated files; cached in the process until a size or modification time changes."""
-    files = list(paths)
-    stats = [path.stat() for path in files]
-    state = tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in zip(files, stats, strict=True))
-    if state not in _known:
-        _known[state] = read_digest(files, sum(stat.st_size for stat in stats), progress)
-    return _known[state]
-
-
-def read_digest(files: Sequence[Path], n_bytes: int, progress: bool) -> str:
-    hasher = hashlib.sha256()
-    n_hashed = 0
-    with bar(n_bytes >> MIB, "hashing the model", "MiB", progress) as line:
-        for path in files:
-            with path.open("rb") as file:
-                while block := file.read(BLOCK):
-                    hasher.update(block)
-                    n_hashed += len(block)
-                    line.update((n_hashed >> MIB) - line.n)  # whole MiB only
-    return hasher.hexdigest()
 
 
 def items_digest(items: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -64,10 +35,6 @@ def items_digest(items: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         for row in rows:
             hasher.update(json.dumps([name, row], sort_keys=True).encode())
     return hasher.hexdigest()
-
-
-def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
-    return digest([checkpoint.folder / "config.json", *map(Path, checkpoint.shards)], progress)
 
 
 def conditions(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -233,15 +233,11 @@ def changed_nothing(method: Method, given: Prepared, in_play: np.ndarray) -> boo
 def means_so_far(rows: Sequence[Mapping[str, Any]], setting: str) -> str:
     """One setting and the means of its rows, for the progress bar."""
     good = [row for row in rows if row["setting"] == setting and "error" not in row]
-
-    def mean(values: Iterable[float]) -> float:
-        return float(np.mean(list(values)))
-
     parts = [setting if len(setting) <= SETTING_WIDTH else f"{setting[: SETTING_WIDTH - 1]}…"]
-    if good and "timing" in good[0]:
-        parts.append(f"TTFT {mean(row['timing']['ttft'] for row in good):.2f} s")
-    if good and "kl" in good[0]:
-        parts.append(f"KL {mean(row['kl'] for row in good):.4f}")
-    if good and "score" in good[0]:
-        parts.append(f"score {100 * mean(row['score'] for row in good):.1f}")
+    if times := [row["timing"]["ttft"] for row in good if "timing" in row]:
+        parts.append(f"TTFT {np.mean(times):.2f} s")
+    if kl := [row["kl"] for row in good if "kl" in row]:
+        parts.append(f"KL {np.mean(kl):.4f}")
+    if scores := [row["score"] for row in good if "score" in row]:
+        parts.append(f"score {100 * np.mean(scores):.1f}")
     return ", ".join(parts)

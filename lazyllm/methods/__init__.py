@@ -1,8 +1,17 @@
 """Methods that Pruning is compared with, on the same engine; and the parser that reads any method."""
 
 from lazyllm.methods.parsing import PruningInput, as_method, parse_method
+from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
 from lazyllm.methods.random_drop import RandomDrop
 from lazyllm.methods.static_pruning import StaticPruning
 
-__all__ = ["PromptCompression", "PruningInput", "RandomDrop", "StaticPruning", "as_method", "parse_method"]
+__all__ = [
+    "Preset",
+    "PromptCompression",
+    "PruningInput",
+    "RandomDrop",
+    "StaticPruning",
+    "as_method",
+    "parse_method",
+]

@@ -1,11 +1,13 @@
-"""Parsing of the argument `pruning`: a method, its text, stages, or None for dense."""
+"""Parsing of the argument `pruning`: a method, its text, stages, a preset's file, or None for dense."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lazyllm.method import Method
+from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
 from lazyllm.methods.random_drop import RandomDrop
 from lazyllm.methods.rival import Rival
@@ -13,22 +15,25 @@ from lazyllm.methods.static_pruning import StaticPruning
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
-PruningInput = Method | str | Mapping[Any, Any] | Sequence[Any] | None
+PruningInput = Method | str | Path | Mapping[Any, Any] | Sequence[Any] | None
 RIVALS: dict[str, type[Rival]] = {cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression)}
 TEXT_FIELDS = ("unit", "model")
 TRUTHS = {"true": True, "false": False}
 FORMS = (
     "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
-    'or stages as JSON such as {"10": 0.7}'
+    'stages as JSON such as {"10": 0.7}, or the file of a preset such as preset.json'
 )
+PRESET_SUFFIX = ".json"
 
 
 def as_method(pruning: object) -> Method:
-    """The method that `pruning` stands for: itself, text, stages, a mapping of fields, or None for dense."""
+    """The method that `pruning` stands for: a method, text, stages, fields, a preset's file or None."""
     if pruning is None:
         return DENSE
     if isinstance(pruning, Method):
         return pruning
+    if isinstance(pruning, Path):
+        return Preset.load(pruning)
     if isinstance(pruning, str):
         return parse_method(pruning)
     if isinstance(pruning, Mapping) and "method" in pruning:
@@ -39,12 +44,13 @@ def as_method(pruning: object) -> Method:
         return Pruning.from_fields(pruning)
     raise TypeError(
         "pruning must be a lazyllm.Pruning, another method such as lazyllm.RandomDrop, its text, stages such "
-        f"as {{10: 0.7}}, or None for dense, not {pruning!r}"
+        f"as {{10: 0.7}}, a preset's path, or None for dense, not {pruning!r}"
     )
 
 
 def parse_method(text: str) -> Method:
-    """A method from one argument: `dense`, `random:keep=0.5`, stages as JSON, or what `to_json` writes."""
+    """A method from one argument: `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or the
+    file of a preset, whose name ends with .json."""
     if not isinstance(text, str):
         raise TypeError(f"a method must be text, not {text!r}")
     name, _, options = text.strip().partition(":")
@@ -52,6 +58,8 @@ def parse_method(text: str) -> Method:
         return DENSE
     if name in RIVALS:
         return RIVALS[name].from_fields(_options(options, text))
+    if text.endswith(PRESET_SUFFIX):
+        return Preset.load(text)
     if text.strip()[:1] not in ("{", "[") and text.strip() != "null":
         raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
     return as_method(parse_json(text, "pruning", strict=True))

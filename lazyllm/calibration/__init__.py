@@ -1,0 +1,1 @@
+"""Calibration: stages for one checkpoint, from what its dense passes attend to and from trials."""

@@ -1,0 +1,193 @@
+"""`calibrate`: a Preset for one checkpoint and a wished speedup."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import lazyllm
+from lazyllm.calibration.curves import KEEPS, lost_shares, seeing_layers
+from lazyllm.calibration.prompts import (
+    CURVE_SEED,
+    FOR_CURVES,
+    FOR_TRIALS,
+    TRIAL_SEED,
+    CalibrationTasks,
+    encoded,
+    split,
+)
+from lazyllm.calibration.schedule import Losses, best_schedule
+from lazyllm.calibration.trials import Tried, best, results
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.evaluation.divergence import TOKENS
+from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.results import read_rows
+from lazyllm.evaluation.runner import Measure, checked_settings, run_items
+from lazyllm.evaluation.summary import Row
+from lazyllm.llm import LLM, load
+from lazyllm.machine.info import version
+from lazyllm.methods import Preset
+from lazyllm.prompt import Prompt
+from lazyllm.pruning import Pruning
+from lazyllm.support import checked
+
+DENSE_SHARES = (0.4, 0.55, 0.65, 0.75)
+"""Shares of the work that the speedup leaves; for each, one schedule is tried that spends at least this share
+on layers below its first stage. What the answer attends to does not tell what other tokens lose when those
+that they read are dropped early; the trials do."""
+WORST_SHARE = 0.25  # of the prompts: the schedule is chosen by these
+DIGITS = 4
+FOLDER_SUFFIX = ".calibration"
+PACKAGES = ("numpy", "tokenizers")
+
+
+def calibrate(
+    llm: LLM | str | Path,
+    prompts: Sequence[Prompt] | None = None,
+    speedup: float = 2.5,
+    out: str | Path | None = None,
+    progress: bool = True,
+) -> Preset:
+    """Finds the stages that lose least on this checkpoint at a wished counted speedup, and tries them.
+
+    Traced dense passes over generated needles and your `prompts` show how much of what dense later attends to
+    each stage would keep. The schedules that lose least on the worst prompts are tried on prompts kept back,
+    every third of yours among them, beside `Pruning.for_speedup`. The one that finds most needles is taken;
+    of equal ones, that with the least KL divergence from dense.
+
+    `prompts`: texts, lists of messages or lists of token ids. Text goes through the chat template, where the
+    model has one. `out`: a file such as preset.json for the preset, with a picture beside it; measurements go
+    to the folder preset.calibration, from which a calibration that was interrupted continues.
+    """
+    wished = checked.number(speedup, "speedup")
+    if wished < 1:
+        raise ValueError(f"speedup must be at least 1, not {wished:g}")
+    file = None if out is None else checked_file(Path(out))
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a list of prompts, not one text")
+    model = llm if isinstance(llm, LLM) else load(llm)
+    own = encoded(model, prompts or (), TOKENS)
+    options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
+    if file is None:
+        with TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
+            return preset_of(model, own, wished, Path(folder), options)
+    made = preset_of(model, own, wished, file.with_suffix(FOLDER_SUFFIX), options)
+    made.save(file)
+    with suppress(ImportError):  # without matplotlib there is no picture
+        made.plot(file.with_suffix(".png"))
+    return made
+
+
+def checked_file(file: Path) -> Path:
+    if file.suffix != ".json":
+        raise ValueError(f"out must be a file whose name ends with .json, not {file}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {file.parent} for {file.name}")
+    return file
+
+
+def preset_of(
+    llm: LLM, own: Mapping[str, list[int]], speedup: float, folder: Path, options: RunOptions
+) -> Preset:
+    for_curves, kept_back = split(own)
+    tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options)
+    n_prompt = tasks.median_tokens(llm)
+    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended()  # refuses one out of reach
+    conditions: dict[str, Any] = {
+        "measure": "attention lost",
+        "scores": str(Pruning().recommended()),
+        "keeps": KEEPS,
+        "answer tokens": TOKENS,
+    }
+    rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
+    losses = Losses(tuple(seeing_layers(llm.config)), KEEPS, worst_mean(lost_by_prompt(rows, llm.config)))
+    several = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
+
+    tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options)
+    conditions = {"measure": "trial", "forced tokens": TOKENS}
+    tried = measured(llm, [Pruning(), *several], tasks, folder / "trials", options, Tried(TOKENS), conditions)
+    trials = results(tried, several)
+    chosen = best(trials)
+    return Preset(
+        pruning=chosen,
+        speedup=round(chosen.speedup(llm.config, n_prompt), DIGITS),
+        model=llm.config.name or llm.checkpoint.folder.name,
+        sha256=weights_digest(llm.checkpoint, options.progress),
+        versions={
+            "lazyllm": lazyllm.__version__,
+            **{name: known for name in PACKAGES if (known := version(name))},
+        },
+        evidence={
+            "prompts": {"curves": len(rows), "trials": len(tried) // len(trials), "tokens": n_prompt},
+            "curves": curves(losses),
+            "candidates": [
+                {
+                    "pruning": json.loads(one.to_json()),
+                    "speedup": round(one.speedup(llm.config, n_prompt), DIGITS),
+                    "loss": round(losses.of(one.stages), DIGITS),
+                    **trial,
+                }
+                for one, trial in trials.items()
+            ],
+        },
+    )
+
+
+def schedules(losses: Losses, config: ModelConfig, n_prompt: int, speedup: float) -> Iterator[Pruning]:
+    """The schedule that loses least for each of DENSE_SHARES, where one reaches the speedup."""
+    options = Pruning().recommended()
+    for share in DENSE_SHARES:
+        above = losses.from_layer(round(share * config.n_layers / speedup))
+        if stages := best_schedule(above, config, n_prompt, options, speedup):
+            yield replace(options, stages=stages)
+
+
+def measured(
+    llm: LLM,
+    settings: Sequence[Pruning],
+    tasks: CalibrationTasks,
+    folder: Path,
+    options: RunOptions,
+    measure: Measure,
+    conditions: Mapping[str, Any],
+) -> Sequence[Row]:
+    """The rows of a run in the folder; a failed item is an error here, and runs again next time."""
+    run_items(llm, checked_settings(settings), tasks, folder, options, measure, conditions)
+    rows = read_rows(folder)
+    for row in rows:
+        if "error" in row:
+            raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
+    return rows
+
+
+def lost_by_prompt(rows: Sequence[Row], config: ModelConfig) -> np.ndarray:
+    """The shares lost (prompts, stages' layers, keeps, layers of the model); 0 where none is known."""
+    layers = seeing_layers(config)
+    lost = np.zeros((len(rows), len(layers), len(KEEPS), config.n_layers))
+    for prompt, row in enumerate(rows):
+        for place, (layer, above) in enumerate(zip(layers, row["lost"], strict=True)):
+            lost[prompt, place, :, layer + 1 : -1] = above
+    return lost
+
+
+def worst_mean(lost: np.ndarray) -> np.ndarray:
+    """The mean over the worst prompts of each stage, keep and layer."""
+    count = math.ceil(WORST_SHARE * len(lost))
+    mean: np.ndarray = np.sort(lost, axis=0)[-count:].mean(axis=0)
+    return mean
+
+
+def curves(losses: Losses) -> dict[str, Any]:
+    """The share kept on the worst prompts by stages' layers and keeps, mean over the layers above."""
+    above = [losses.lost[place, :, layer + 1 : -1].mean(axis=1) for place, layer in enumerate(losses.layers)]
+    kept = (1 - np.array(above)).round(DIGITS).tolist()
+    return {"layers": losses.layers, "keeps": losses.keeps, "kept": kept}

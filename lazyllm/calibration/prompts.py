@@ -1,0 +1,90 @@
+"""The prompts of a calibration: needles in generated texts and the user's own, some of them kept back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
+from lazyllm.evaluation.generated.tasks import GeneratedTasks, prompt_encoder, ruler_items
+from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.tasks import Prompt, Shorten, Task
+from lazyllm.llm import LLM
+from lazyllm.prompt import Conversation, is_messages
+from lazyllm.prompt import Prompt as Given
+
+NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
+LENGTHS = (1024, 2048)  # tokens of a prompt with its answer; at most the model's context
+MAX_NEW_TOKENS = 48  # of the answers that name needles
+FOR_CURVES, FOR_TRIALS = 2, 3  # generated prompts of each kind and length
+CURVE_SEED, TRIAL_SEED = 101, 102
+OWN = "own prompts"  # the data set of the user's
+KEPT_BACK = 3  # every third of the user's
+
+
+class CalibrationTasks(GeneratedTasks):
+    """Generated needles, and prompts given as token ids, which have no score."""
+
+    def __init__(
+        self, llm: LLM, own: Mapping[str, Sequence[int]], count: int, seed: int, options: RunOptions
+    ) -> None:
+        lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
+        encode = prompt_encoder(llm.tokenizer, options.chat)
+        items: dict[str, Sequence[dict[str, Any]]] = dict(ruler_items(encode, NEEDLES, lengths, count, seed))
+        if own:
+            items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
+        super().__init__(items, {"seed": seed, "lengths": lengths}, options, MAX_NEW_TOKENS)
+
+    def check(self, llm: LLM) -> None:
+        """The user's prompts are checked by `encoded`, generated ones fit."""
+
+    def median_tokens(self, llm: LLM) -> int:
+        tokens = [
+            len(self.prompt(llm, self.task(name), item).ids)
+            for name, items in self.items.items()
+            for item in items
+        ]
+        return int(np.median(tokens))
+
+    def task(self, name: str) -> Task:
+        return Task(OWN, OWN, MAX_NEW_TOKENS) if name == OWN else super().task(name)
+
+    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+        if task.name == OWN:
+            return Prompt(item["ids"], len(item["ids"]), False, "none")
+        return super().prompt(llm, task, item, shorten)
+
+
+def encoded(llm: LLM, prompts: Sequence[Given], new_tokens: int) -> dict[str, list[int]]:
+    """The token ids of the user's prompts by name, each with room for an answer.
+
+    Text goes through the model's chat template, where it has one, as chat messages do; ids stay as they are.
+    """
+    made: dict[str, list[int]] = {}
+    for number, prompt in enumerate(prompts, 1):
+        name = f"prompt {number}"
+        try:
+            if isinstance(prompt, str) and prompt:
+                ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
+            else:
+                ids = Conversation(llm).encode(prompt, is_messages(prompt), first=True, ended_by=None)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{name}: {error}") from None
+        if len(ids) + new_tokens > llm.config.context:
+            raise ValueError(
+                f"{name} has {len(ids)} tokens; with {new_tokens} of an answer it must fit into the model's "
+                f"context of {llm.config.context}"
+            )
+        made[name] = ids
+    return made
+
+
+def split(own: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """The user's prompts for curves, and those kept back: every third."""
+    kept_back = set(list(own)[KEPT_BACK - 1 :: KEPT_BACK])
+    return (
+        {name: ids for name, ids in own.items() if name not in kept_back},
+        {name: ids for name, ids in own.items() if name in kept_back},
+    )

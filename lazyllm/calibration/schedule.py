@@ -1,0 +1,160 @@
+"""The schedules that lose least for a wished counted speedup: dynamic programming over layers and keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.pruning import Pruning, layer_flops
+
+MAX_STAGES = 4
+STAGE_GAIN = 0.002  # of the share lost
+PRICES = tuple(np.geomspace(0.01, 10, 32).tolist())  # of a dense prefill, in shares lost
+HALVINGS, DIGITS, LEAST_KEEP = 20, 4, 1e-4  # of the keeps
+Stages = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """`lost` (layers, keeps, layers of the model) is the share of the attention of a layer of the model that
+    a stage after one of `layers` loses with one of `keeps`, which fall; 0 up to the stage's own layer."""
+
+    layers: tuple[int, ...]
+    keeps: tuple[float, ...]
+    lost: np.ndarray
+
+    def from_layer(self, first: int) -> Losses:
+        """Those of stages after the layer `first` and layers above it."""
+        left = [place for place, layer in enumerate(self.layers) if layer >= first]
+        return Losses(tuple(self.layers[place] for place in left), self.keeps, self.lost[left])
+
+    def of(self, stages: Sequence[tuple[int, Any]]) -> float:
+        """The share that a schedule loses, mean over the layers of the model.
+
+        Above several stages it is the largest of their shares. This is a lower bound: a stage chooses among
+        the tokens that the stages below it have left. A stage after none of `layers` loses nothing here.
+        """
+        by_layer = np.zeros(self.lost.shape[2])
+        rising = [*self.keeps[::-1], 1.0]
+        for layer, keep in ((layer, keep) for layer, keep in stages if layer in self.layers):
+            curves = np.append(self.lost[self.layers.index(layer), ::-1], [0 * by_layer], axis=0)
+            at_keep = [np.interp(keep, rising, curve) for curve in curves.T]
+            by_layer = np.maximum(by_layer, at_keep)
+        return float(by_layer.mean())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Counted operations as shares of a dense prefill: of each layer of the model dense (layers of the model)
+    and with each keep (keeps, layers of the model), and of the scores of one stage (layers)."""
+
+    dense: np.ndarray
+    pruned: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def counted(cls, losses: Losses, config: ModelConfig, n_prompt: int, options: Pruning) -> Costs:
+        def of_layers(n: int) -> list[int]:
+            return [layer_flops(config, layer, n, n) for layer in range(config.n_layers)]
+
+        whole = Pruning().flops(config, n_prompt)
+        pruned = [of_layers(math.ceil(keep * n_prompt)) for keep in losses.keeps]
+        scoring = [
+            replace(options, stages=((layer, 1.0),)).flops(config, n_prompt) - whole
+            for layer in losses.layers
+        ]
+        return cls(np.array(of_layers(n_prompt)) / whole, np.array(pruned) / whole, np.array(scoring) / whole)
+
+
+def cheapest(
+    losses: Losses, costs: Costs, price: float, lasting: bool, max_stages: int = MAX_STAGES
+) -> Iterator[tuple[float, Stages]]:
+    """For 1 to `max_stages` stages (fewer if there are fewer layers or keeps): the schedule with the least
+    sum of loss and price times cost, and that sum.
+
+    The loss is a mean over layers. `lasting` charges a stage for all layers above it, an upper bound of the
+    schedule's loss; otherwise only for those below the next stage, a lower bound.
+    """
+    places, n_layers = np.array(losses.layers, int), losses.lost.shape[2]
+    share = losses.lost / n_layers
+    entry = np.repeat(price * costs.scores[:, None], len(losses.keeps), axis=1)
+    running = np.repeat(price * costs.pruned[None], len(places), axis=0)
+    if lasting:
+        entry = entry + share.sum(axis=2)
+    else:
+        running = running + share
+    sums = running.cumsum(axis=2)  # a stage's sum up to a layer is this one without `before`
+    before = sums[np.arange(len(places)), :, places]
+    rest = sums[:, :, -1] - before
+
+    value = price * costs.dense.cumsum()[places][:, None] + entry  # of all up to a last stage here
+    origins: list[np.ndarray] = []
+    for _ in range(min(max_stages, len(places), len(losses.keeps))):
+        total = value + rest
+        place, keep = np.unravel_index(total.argmin(), total.shape)
+        if not np.isfinite(total[place, keep]):
+            return
+        chosen = [(place, keep)]
+        for origin in reversed(origins):
+            chosen.append(tuple(origin[chosen[-1]]))
+        stages = tuple((losses.layers[i], losses.keeps[r]) for i, r in reversed(chosen))
+        yield float(total[place, keep]), stages
+        value, origin = next_stage(value - before, sums, places, entry)
+        origins.append(origin)
+
+
+def next_stage(
+    value: np.ndarray, sums: np.ndarray, places: np.ndarray, entry: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The least value of schedules with one stage more, by its place and keep; and the place and keep of the
+    stage before, which lies below and keeps more."""
+    n_places, n_keeps = value.shape
+    best = np.full((n_places, n_keeps), np.inf)
+    origin = np.zeros((n_places, n_keeps, 2), int)
+    for place in range(1, n_places):
+        reached = value[:place] + sums[:place, :, places[place]]
+        below, least = reached.argmin(axis=0), reached.min(axis=0)
+        running = np.minimum.accumulate(least)
+        keep = np.maximum.accumulate(np.where(least == running, np.arange(n_keeps), 0))
+        best[place, 1:] = running[:-1] + entry[place, 1:]
+        origin[place, 1:] = np.stack([below[keep], keep], axis=1)[:-1]
+    return best, origin
+
+
+def best_schedule(
+    losses: Losses, config: ModelConfig, n_prompt: int, options: Pruning, speedup: float
+) -> Stages | None:
+    """The schedule with at least the wished counted speedup, and as little above it as keeps allow, that
+    loses least; a stage more must gain STAGE_GAIN. None if the speedup is out of reach."""
+    costs = Costs.counted(losses, config, n_prompt, options)
+    found = {
+        stages
+        for price in PRICES
+        for lasting in (False, True)
+        for _, stages in cheapest(losses, costs, price, lasting)
+    }
+
+    def reaches(stages: Stages) -> bool:
+        return replace(options, stages=stages).speedup(config, n_prompt) >= speedup
+
+    met = [tuned(stages, reaches) for stages in sorted(found)]
+    return min(filter(None, met), key=lambda one: losses.of(one) + STAGE_GAIN * len(one), default=None)
+
+
+def tuned(stages: Stages, reaches: Callable[[Stages], bool]) -> Stages | None:
+    """All keeps times the largest factor that reaches the speedup; None if there is none."""
+    low, high = 0.0, 1 / stages[0][1]
+    best = None
+    for _ in range(HALVINGS):
+        factor = (low + high) / 2
+        scaled = tuple((layer, max(LEAST_KEEP, round(factor * keep, DIGITS))) for layer, keep in stages)
+        if reaches(scaled):
+            low, best = factor, scaled
+        else:
+            high = factor
+    return best

@@ -1,0 +1,51 @@
+"""`lazyllm calibrate`"""
+
+from __future__ import annotations
+
+import argparse
+
+from lazyllm.commands import options
+
+
+def add(commands: options.Commands) -> None:
+    parser = options.new_command(
+        commands,
+        "calibrate",
+        run,
+        "find the stages that lose least on a checkpoint at a wished speedup, as a preset; it resumes",
+        example="calibrate --model DIR --speedup 2.5 --out preset.json",
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--speedup",
+        type=float,
+        default=argparse.SUPPRESS,
+        metavar="X",
+        help="counted speedup of prefill, default 2.5",
+    )
+    parser.add_argument(
+        "--prompt-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a prompt of yours beside the generated ones (repeatable); every third is kept for the trials",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=options.out_file,
+        metavar="FILE",
+        help="the preset, such as preset.json; --pruning takes it. The folder preset.calibration is resumed",
+    )
+    options.add_device(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from lazyllm.calibration.calibrate import calibrate, checked_file
+    from lazyllm.commands.generate import read_prompt
+
+    checked_file(args.out)
+    prompts = [read_prompt(file) for file in args.prompt_file]
+    made = calibrate(options.loaded(args), prompts, out=args.out, **options.chosen(args, "speedup"))
+    print(f"{made!r}\n\nwrote {args.out}")
+    return 0

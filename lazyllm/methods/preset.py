@@ -1,0 +1,166 @@
+"""Preset: a Pruning found for one checkpoint, with the evidence for it; its file is a setting too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.method import Method
+from lazyllm.pictures.survival import plot_survival
+from lazyllm.pruning import Pruning
+from lazyllm.support import checked
+from lazyllm.support.files import write_whole
+from lazyllm.support.json_text import parse_object
+from lazyllm.support.tables import Table
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.checkpoint import Checkpoint
+    from lazyllm.checkpoints.config import ModelConfig
+
+FORMAT = 1
+PICTURE = "survival.png"
+TITLE = "Schedules tried on prompts kept back [95 %]; * is the preset's"
+HEADS = (
+    "stages",
+    "counted speedup",
+    "attention lost",
+    "needles found, percent",
+    "difference to dense",
+    "KL from dense",
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Preset(Method):
+    """What `calibrate` finds; used as `pruning=` it is its `pruning`, and warns on any other checkpoint.
+
+    `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
+    prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
+    `curves`, the `candidates` with their trials, and the numbers of `prompts`. Comparisons leave both out.
+    """
+
+    pruning: Pruning
+    speedup: float
+    model: str
+    sha256: str
+    versions: Mapping[str, str] = field(compare=False)
+    evidence: Mapping[str, Any] = field(compare=False)
+
+    def __str__(self) -> str:
+        return str(self.pruning)
+
+    def __repr__(self) -> str:
+        heading = f"Preset for {self.model}: {self.pruning}, counted speedup {self.speedup:.2f}"
+        return f"{heading}\n\n{self.table.title}\n\n{self.table.text()}"
+
+    @property
+    def table(self) -> Table:
+        """Dense and the schedules that were tried; the chosen one is marked."""
+        rows = []
+        for one in self.evidence["candidates"]:
+            tried = Pruning.from_fields(one["pruning"])
+            stages = ", ".join(f"{layer}: {keep:g}" for layer, keep in tried.stages)
+            rows.append(
+                [
+                    f"{'*' if tried == self.pruning else ' '} {{{stages}}}",
+                    f"{one['speedup']:.2f}",
+                    f"{one['loss']:.1%}",
+                    _interval(one["needles"], ".1f"),
+                    _interval(one.get("needles_to_dense"), "+.1f"),
+                    _interval(one.get("kl"), ".4f"),
+                ]
+            )
+        return Table(TITLE, HEADS, rows)
+
+    # ---- as a method -----------------------------------------------------------------------------
+
+    def core(self) -> dict[str, Any]:
+        return self.pruning.core()
+
+    def to_json(self) -> str:
+        """That of the `pruning`."""
+        return self.pruning.to_json()
+
+    def check(self, config: ModelConfig) -> None:
+        self.pruning.check(config)
+
+    def mismatch(self, checkpoint: Checkpoint) -> str | None:
+        """Compares hashes, for which it reads the whole checkpoint once in a process."""
+        if weights_digest(checkpoint, progress=True) == self.sha256:
+            return None
+        name = checkpoint.config.name or checkpoint.folder.name
+        other = f"{name} with other weights" if name == self.model else name
+        return f"the preset was made for {self.model}, not for {other}; lazyllm.calibrate makes one for it"
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        return self.pruning.prefill_flops(config, n_prompt, last_pass)
+
+    # ---- files -----------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the preset as JSON."""
+        table = {one.name: getattr(self, one.name) for one in fields(self)}
+        table["pruning"] = json.loads(self.pruning.to_json())
+        write_whole(Path(path), json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Preset:
+        """The preset of a file that `save` wrote."""
+        table = parse_object(Path(path).read_bytes(), path, strict=True)
+        names = [one.name for one in fields(cls)]
+        if table.pop("format", None) != FORMAT:
+            raise ValueError(f"{path} is no preset of format {FORMAT}, as lazyllm calibrate writes it")
+        for name in names:
+            if name not in table:
+                raise ValueError(f"{path}: the preset has no {name}")
+        if unknown := sorted(set(table) - set(names)):
+            raise ValueError(f"{path}: a preset has no field {unknown[0]!r}; it has {', '.join(names)}")
+        try:
+            made = cls(**{**table, "pruning": Pruning.from_fields(table["pruning"])})
+            made._check_fields()
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
+        return made
+
+    def _check_fields(self) -> None:
+        checked.number(self.speedup, "speedup")
+        for name, kind, what in (
+            ("model", str, "text"),
+            ("sha256", str, "text"),
+            ("versions", dict, "an object"),
+            ("evidence", dict, "an object"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} must be {what}, not {getattr(self, name)!r}")
+        try:
+            _ = self.table, self._curves()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"evidence is not as calibrate writes it: {error!r}") from None
+
+    def _curves(self) -> tuple[list[int], list[float], np.ndarray]:
+        curves = self.evidence["curves"]
+        layers, keeps, kept = curves["layers"], curves["keeps"], np.array(curves["kept"], float)
+        if kept.shape != (len(layers), len(keeps)):
+            raise ValueError("kept needs a number for each layer and keep")
+        return layers, keeps, kept
+
+    def plot(self, file: str | Path = PICTURE) -> Path:
+        """Draws how much each keep keeps of what the answer attends to, by layer; needs matplotlib."""
+        stages = [(layer, keep) for layer, keep in self.pruning.stages if isinstance(keep, float)]
+        title = f"{self.model}: counted speedup {self.speedup:.2f}"
+        return plot_survival(*self._curves(), stages, title, Path(file))
+
+
+def _interval(value: Sequence[float | None] | None, form: str) -> str:
+    """The value with its bounds, where it has them."""
+    if value is None:
+        return ""
+    told = [f"{one:{form}}" for one in value if one is not None]
+    return told[0] if len(told) < 3 else f"{told[0]} [{told[1]}, {told[2]}]"
