@@ -195,12 +195,20 @@ def test_shares_leave_out_tokens_that_never_leave_play() -> None:
 
 def test_remembered_scores_fade_with_every_decode_step() -> None:
     reference = selecting("ppp", memory=0.5)
-    assert reference.remember(1, np.array([0.8, 0.2, 0.4]), [0, 1, 2], False).tolist() == [0.8, 0.2, 0.4]
-    assert reference.remember(1, np.array([0.1, 0.3]), [0, 2], True).tolist() == [0.4, 0.3]
-    assert reference.remember(1, np.array([0.1, 0.1, 0.1]), [0, 1, 2], True).tolist() == [0.2, 0.1, 0.15]
-    assert reference.remember(2, np.array([0.1]), [0], True).tolist() == [0.1]
-    assert reference.remember(1, np.array([0.05]), [1], False).tolist() == [0.05]
-    assert reference.remember(1, np.array([0.0, 0.0]), [0, 1], True).tolist() == [0.0, 0.025]
+    assert reference.recall(1, [0, 1, 2], np.array([0.8, 0.2, 0.4])).tolist() == [0.8, 0.2, 0.4]
+    assert reference.recall(1, [0, 2], np.array([0.1, 0.3])).tolist() == [0.4, 0.3]
+    assert reference.recall(1, [0, 1, 2], np.array([0.1, 0.1, 0.1])).tolist() == [0.2, 0.1, 0.15]
+    assert reference.recall(2, [0], np.array([0.1])).tolist() == [0.1]
+
+
+def test_a_prompt_forgets_what_every_stage_remembered(model: Tiny) -> None:
+    reference = start(model, [(2, 0.5)], memory=0.5, decode=[(0, (0.5, 0.0, 1.0)), (2, (0.5, 0.0, 1.0))])
+    ids = model.ids(20)
+    reference.forward(ids[:12])
+    reference.forward(ids[12:13], generated=True)
+    assert set(reference.remembered) == {0, 2}
+    reference.forward(ids[13:])
+    assert set(reference.remembered) == {2}  # no stage of a prompt follows layer 0
 
 
 def test_score_is_the_query_tokens_own_attention_row(model: Tiny) -> None:
