@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CORE   := $(shell find csrc -name '*.[ch]' 2>/dev/null)
 CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
-PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check
+PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
 .PHONY: help demo test build bench long oracle asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean

@@ -361,8 +361,9 @@ class Pruning(Method):
         In a model with sliding windows, they are after the nearest layers that see all of the context,
         so there may be fewer of them.
 
-        The counted speedup of the result is at most 1 % above the target (more for prompts of a few dozen
-        tokens, which can only be cut in coarse steps).
+        The schedule reaches the target with the scores of `recommended()` counted. Its own counted speedup is
+        at most 1 % above the target (more for prompts of a few dozen tokens, which can only be cut in coarse
+        steps).
         """
         target = checked.number(target, "target")
         if target < 1.0:
@@ -371,14 +372,18 @@ class Pruning(Method):
         if top < 0:
             raise ValueError("the model has one layer, so no stage fits below the last one")
         seeing = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
+
+        def reached(one: Pruning) -> float:
+            return one.recommended().speedup(config, n_prompt)
+
         for depths in SPEEDUP_DEPTHS:
             layers = sorted({_nearest(seeing, round(depth * config.n_layers)) for depth in depths})
-            if cls._falling(layers, SPEEDUP_MIN_KEEP).speedup(config, n_prompt) >= target:
+            if reached(cls._falling(layers, SPEEDUP_MIN_KEEP)) >= target:
                 break
 
         low, high = 0.0, 1.0
         best = cls._falling(layers, low)
-        reach = best.speedup(config, n_prompt)
+        reach = reached(best)
         if reach < target:
             raise ValueError(
                 f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, layers))} of "
@@ -387,7 +392,7 @@ class Pruning(Method):
         while high - low > 1e-5:
             middle = (low + high) / 2
             candidate = cls._falling(layers, middle)
-            if candidate.speedup(config, n_prompt) >= target:
+            if reached(candidate) >= target:
                 low, best = middle, candidate
             else:
                 high = middle

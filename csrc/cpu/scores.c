@@ -49,12 +49,13 @@ static void average_heads(void *job, int task, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    int n_heads = t->stream->config->n_heads, end = block_end(task, TOKENS_PER_TASK, t->m);
-    for (int j = task * TOKENS_PER_TASK; j < end; j++) {
-        double sum = 0;
-        bool visible = j >= t->seen.begin && j < t->seen.end;
-        for (int h = 0; h < n_heads && visible; h++) sum += t->shares[(int64_t)h * t->m + j];
-        float share = (float)(sum / ((double)n_heads * t->n_rows));
+    int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK, end = block_end(task, TOKENS_PER_TASK, t->m);
+    int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
+    double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * t->n_rows;
+    for (int h = 0; h < n_heads; h++)
+        for (int j = first; j < last; j++) sums[j - begin] += t->shares[(int64_t)h * t->m + j];
+    for (int j = begin; j < end; j++) {
+        float share = (float)(sums[j - begin] / n);
         t->scores[j] = t->row ? t->scores[j] + share : share;
     }
 }

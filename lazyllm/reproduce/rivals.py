@@ -36,19 +36,8 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
         STATIC: [StaticPruning(layers, static)],
         COMPRESSION: [PromptCompression(round(1 - share, 4), by_sentence=True)],
         LAZY: [lazy],
-        RECOMMENDED: [recommended_for(speedup, config, n_prompt)],
+        RECOMMENDED: [lazy.recommended()],
     }
-
-
-def recommended_for(target: float, config: ModelConfig, n_prompt: int) -> Pruning:
-    """The schedule of `for_speedup`, asked for more until the recommended scores' own work is made up for."""
-    asked = target
-    while True:
-        made = Pruning.for_speedup(asked, config, n_prompt).recommended()
-        reached = made.speedup(config, n_prompt)
-        if reached >= target:
-            return made
-        asked *= target / reached
 
 
 def kept_for(target: float, speedup: Callable[[float], float]) -> float:
