@@ -18,7 +18,7 @@ from comparison import drive
 from folders import model_folder
 from reference import Reference
 from tiny import DEVICE, DTYPES, Shape, Tiny, build
-from tolerances import NEAR_TIE, SCORES, error
+from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
 
 import lazyllm
 from lazyllm import LLM, Mass, Method, Policy, Pruning
@@ -107,12 +107,12 @@ SHAPES = [
     Shape(seed=4, n_layers=6, head_dim=16, dtype=DTYPES[-1], post_norms=True, norm_plus_one=True, gelu=True),
 ]
 OPTIONS: list[dict[str, Any]] = [
-    {},
     {"sink": 3, "window": 4, "protect": [(11, 14), (60, 70)]},
     {"decode": "frozen"},
     {"decode": {1: 0.2}},
     {"min_tokens": 35},
-]
+    {},
+][0 if DEVICE == "cpu" else -1 :]  # the emulated device is slow
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -196,6 +196,26 @@ def test_a_view_shows_what_the_reference_has(tiny_of: Build, shape: Shape) -> No
                 assert error(got[name], want[name]) <= 3 * SCORES[shape.dtype], name
     assert reference.margin > NEAR_TIE
     assert revived > 0
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the CPU computes in float32 always")
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_activations_of_16_bits_are_shown_in_float32(tiny_of: Build, dtype: str) -> None:
+    shown: list[dict[str, np.ndarray]] = []
+
+    def rule(view: Any) -> Any:
+        names = ("attention", "queries", "keys", "values", "hidden")
+        shown.append({name: getattr(view, name)() for name in names})
+        return view.positions[:5]
+
+    tiny, policy = tiny_of(Shape(dtype=dtype)), Calls({0: 0.5, 2: 0.2}, rule)
+    tiny.load().session(policy.core()).forward(tiny.ids(30))
+    Reference(tiny.config, tiny.weights, policy.core(), policy).forward(tiny.ids(30))
+    for got, want in zip(shown[:2], shown[2:], strict=True):
+        for name, array in got.items():
+            assert array.dtype == np.float32
+            assert array.shape == want[name].shape
+            assert error(array, want[name]) <= HALF_LOGITS[dtype], name
 
 
 def test_equal_scores_go_to_the_smaller_position(tiny_of: Build) -> None:
@@ -604,6 +624,47 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
     session = llm.session(Calls({1: 0.5}, slow, min_tokens=200))
     session.forward(IDS)
     assert session.last_policy_seconds == 0
+
+
+def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
+    """Divergence and scores; a run does not go on under a policy of another source."""
+    options: dict[str, Any] = {
+        "datasets": ["niah_single_1"],
+        "max_length": 560,
+        "limit": 1,
+        "chat": "none",
+        "warm_ups": 0,
+        "measure": "both",
+        "out": tmp_path,
+        "progress": False,
+    }
+    stages = {1: 0.6, 3: 0.3}
+    swept = lazyllm.sweep(llm, [Pruning(stages), Paper(stages)], **options)
+    theirs, mine = (
+        [row for row in swept.rows if row["setting"] == str(one(stages))] for one in (Pruning, Paper)
+    )
+    assert len(mine) == len(theirs) == 1
+    for name in ("kl", "agreement", "prediction", "computed", "in_play", "revived"):
+        assert mine[0][name] == pytest.approx(theirs[0][name]), name
+    assert mine[0]["flops"] < theirs[0]["flops"]
+
+    class Other(Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(2).mean(axis=(0, 1))
+
+    Other.__name__ = "Paper"
+    with pytest.raises(ValueError, match="policy of Paper"):
+        lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
+
+
+def test_the_example_of_the_docs_runs(folder: Path) -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "policies.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    code = code.replace("path/to/checkpoint", str(folder)).replace("{9: 0.5, 15: 0.3}", "{2: 0.5, 4: 0.3}")
+    made: dict[str, Any] = {"prompt": "The sea was calm. " * 9}
+    exec(code, made)
+    assert made["answer"].policy_seconds > 0
+    assert made["answer"].reached_top < 0.4
 
 
 def test_any_method_is_taken(llm: LLM) -> None:
