@@ -47,14 +47,14 @@ typedef struct lazy_cache {
     int32_t *in_play[2]; /* (capacity,) */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */
-    float *shares;   /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; NULL if layers is 1, and for a policy */
-    void *x[2];      /* (capacity, d) hidden states of this layer and the next */
-    void *qkv;       /* (capacity, (H + 2G) D) */
-    void *attention; /* (capacity, H D) */
-    void *normed;    /* (row_chunk, d) */
-    void *ffn;       /* (row_chunk, F) */
-    float *logits;   /* (vocab,) */
-    int32_t *notes;  /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
+    float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
+    void *x[2];          /* (capacity, d) hidden states of this layer and the next */
+    void *qkv;           /* (capacity, (H + 2G) D) */
+    void *attention;     /* (capacity, H D) */
+    void *normed;        /* (row_chunk, d) */
+    void *ffn;           /* (row_chunk, F) */
+    float *logits;       /* (vocab,) */
+    int32_t *notes;      /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
 
     /* (host) staging buffer of uploads and downloads: holds the flags or positions of all tokens, the notes, or rows of a RoPE table */
     int32_t *staging;

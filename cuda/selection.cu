@@ -10,13 +10,14 @@ enum {
     BUCKETS = 1 << DIGIT_BITS,
 };
 
-constexpr uint32_t SIGN = 1u << 31;
+/* Scores that are not negative have the order of their bit patterns. */
+__device__ __forceinline__ uint32_t bits_of(float score) { return __float_as_uint(score + 0.0f); /* -0 becomes 0 */ }
 
-/* A score as an integer of the same order. The bits of floats sort like the floats where these are not negative, else the other way. */
+/* The same for scores of either sign: the bits of those below 0 have the opposite order. */
 __device__ __forceinline__ uint32_t order_of(float score)
 {
-    uint32_t bits = __float_as_uint(score + 0.0f); /* -0 becomes 0 */
-    return bits & SIGN ? ~bits : bits | SIGN;
+    uint32_t bits = bits_of(score), sign = 1u << 31;
+    return bits & sign ? ~bits : bits | sign;
 }
 
 __global__ void __launch_bounds__(THREADS) average_scores(float *mean, const float *scores, int m, int n)
@@ -64,8 +65,9 @@ struct histogram { /* in shared memory */
     unsigned long long total, forced; /* count_mass: shares of all prunable tokens, and of the forced ones among them */
 };
 
-/* Radix select: the bits of the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A token
- * weighs shares_of(score), or 1. Afterwards h->above is the weight of the tokens with higher scores. */
+/* Radix select: the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A token weighs
+ * shares_of(score), and the result is bits_of(score); or a token weighs 1, and it is order_of(score). Afterwards h->above is the weight of
+ * the tokens with higher scores. */
 template <bool BY_SHARES> __device__ uint32_t threshold_of(const tokens &t, unsigned long long wanted, histogram *h)
 {
     if (threadIdx.x == 0) {
@@ -77,7 +79,7 @@ template <bool BY_SHARES> __device__ uint32_t threshold_of(const tokens &t, unsi
         for (int b = threadIdx.x; b < BUCKETS; b += SCAN_THREADS) h->weight[b] = 0;
         __syncthreads();
         for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
-            uint32_t bits = order_of(t.scores[j]);
+            uint32_t bits = BY_SHARES ? bits_of(t.scores[j]) : order_of(t.scores[j]);
             if (!is_free(t, j) || (digit && (bits ^ h->prefix) >> (shift + DIGIT_BITS))) continue;
             atomicAdd(&h->weight[bits >> shift & (BUCKETS - 1)], BY_SHARES ? shares_of(t.scores[j]) : 1ull);
         }
@@ -148,13 +150,13 @@ __global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, toke
     uint32_t threshold = threshold_of<true>(t, wanted, &h);
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
         if (!is_free(t, j)) continue;
-        uint32_t bits = order_of(t.scores[j]);
+        uint32_t bits = bits_of(t.scores[j]);
         if (bits > threshold) atomicAdd(&above_threshold, 1);
         if (bits == threshold) atomicAdd(&at_threshold, 1);
     }
     __syncthreads();
     if (threadIdx.x) return;
-    unsigned long long each = at_threshold ? shares_of(__uint_as_float(threshold & ~SIGN)) : 0,
+    unsigned long long each = at_threshold ? shares_of(__uint_as_float(threshold)) : 0,
                        ties = each ? (wanted - h.above + each - 1) / each : 0;
     *n_free = above_threshold + (ties < (unsigned long long)at_threshold ? (int)ties : at_threshold);
 }

@@ -80,15 +80,20 @@ int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m,
     return LAZY_OK;
 }
 
-static const uint32_t SIGN = 1u << 31;
-
-/* A score as an integer of the same order. The bits of floats sort like the floats where these are not negative, else the other way. */
-static uint32_t order_of(float score)
+/* A score that is not negative as an integer of the same order: its bits. */
+static uint32_t score_bits(float score)
 {
     uint32_t bits;
     score += 0.0f; /* -0 becomes 0 */
     memcpy(&bits, &score, sizeof bits);
-    return bits & SIGN ? ~bits : bits | SIGN;
+    return bits;
+}
+
+/* The same for scores of either sign: the bits of those below 0 have the opposite order. */
+static uint32_t order_of(float score)
+{
+    uint32_t bits = score_bits(score), sign = 1u << 31;
+    return bits & sign ? ~bits : bits | sign;
 }
 
 static int check_scores(const int32_t *in_play, const float *scores, int m, float lowest, lazy_error *err)
@@ -117,14 +122,13 @@ int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, cons
     for (int j = 0; j < m; j++) {
         if (!(flags[in_play[j]] & LAZY_PRUNABLE)) continue;
         total += scores[j];
-        if (is_free(flags, in_play[j])) sorted[n++] = order_of(scores[j]);
+        if (is_free(flags, in_play[j])) sorted[n++] = score_bits(scores[j]);
         else held += scores[j];
     }
     qsort(sorted, (size_t)n, sizeof *sorted, higher);
     for (*n_free = 0; *n_free < n && held < mass * total; ++*n_free) {
         float score;
-        uint32_t bits = sorted[*n_free] & ~SIGN; /* of a score that is not negative */
-        memcpy(&score, &bits, sizeof score);
+        memcpy(&score, &sorted[*n_free], sizeof score);
         held += score;
     }
     return LAZY_OK;
