@@ -217,8 +217,12 @@ class Policy(Method):
 
     def __repr__(self) -> str:
         inner = repr(self.schedule).removeprefix("Pruning(").removesuffix(")")
-        fields = [f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_")]
-        return f"{type(self).__name__}({', '.join([inner, *fields])})"
+        fields = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        texts = [
+            f"{name}={_array_text(value) if isinstance(value, np.ndarray) else repr(value)}"
+            for name, value in fields.items()
+        ]
+        return f"{type(self).__name__}({', '.join([inner, *texts])})"
 
     def to_json(self) -> str:
         """The class, a hash of its source where there is one, its schedule and its fields.
@@ -226,12 +230,20 @@ class Policy(Method):
         It tells settings apart; a policy is code and cannot be made from it.
         """
         name = f"{type(self).__module__}.{type(self).__qualname__}"
-        fields = {**json.loads(self.schedule.to_json()), "layers": self.layers, **self._fields()}
-        return json.dumps({"policy": name, "source sha256": _source_digest(type(self)), "fields": fields})
+        table = {
+            "policy": name,
+            "source sha256": _source_digest(type(self)),
+            "schedule": json.loads(self.schedule.to_json()),
+            "layers": self.layers,
+            "fields": self._fields(),
+        }
+        return json.dumps(table)
 
     def check(self, config: ModelConfig) -> None:
+        """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
         self.schedule.check(config)
         checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
+        self._fields()
 
     def core(self) -> dict[str, Any]:
         def call(
@@ -300,13 +312,17 @@ class Policy(Method):
         return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
 
 
+def _array_text(array: np.ndarray) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return f"<{array.dtype} {array.shape} sha256 {digest[:16]}>"
+
+
 def _plain(value: Any, name: str) -> Any:
     """A field as JSON holds it; an array by its type, shape and hash."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-        return {"array": str(value.dtype), "shape": list(value.shape), "sha256": digest}
+        return _array_text(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(one, name) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -519,6 +519,8 @@ def test_equality_hash_and_forms() -> None:
     arrays = [Weighted({9: 0.3}, np.full(5000, value, np.float32)) for value in (0, 1, 1)]
     assert arrays[0] != arrays[1] == arrays[2]
     assert hash(arrays[1]) == hash(arrays[2])
+    assert repr(arrays[0]) != repr(arrays[1]) == repr(arrays[2])
+    assert "\n" not in repr(arrays[0])
 
 
 def test_json_names_the_class_and_its_source() -> None:
@@ -526,8 +528,9 @@ def test_json_names_the_class_and_its_source() -> None:
     assert told["policy"].endswith("test_policy.Weighted")
     assert len(told["source sha256"]) == 64
     assert told["source sha256"] != json.loads(Paper({1: 0.5}).to_json())["source sha256"]
-    assert told["fields"]["weight"] == 0.5
-    assert told["fields"]["stages"] == {"1": 0.5}
+    assert told["fields"] == {"weight": 0.5}
+    assert told["schedule"]["stages"] == {"1": 0.5}
+    assert told["layers"] == 1
     made: dict[str, Any] = {}
     exec("class Mine(Policy):\n    def score(self, view): return view.positions", {"Policy": Policy}, made)
     assert json.loads(made["Mine"]({1: 0.5}).to_json())["source sha256"] is None
@@ -564,10 +567,11 @@ def test_settings_that_are_refused(make: Callable[[], Any], kind: type[Exception
     [
         (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
         (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
+        (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
         (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),
         (Paper, TypeError, "pruning must be"),
     ],
-    ids=["layer", "layers", "unready", "class"],
+    ids=["layer", "layers", "field", "unready", "class"],
 )
 def test_settings_that_a_model_cannot_run(llm: LLM, policy: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
