@@ -266,6 +266,19 @@ def test_positions_keep_what_is_always_kept(tiny_of: Build) -> None:
         assert session.last_trace[-1]["in_play"].tolist() == list(want)
 
 
+def test_stages_may_return_positions_and_scores_in_turn(tiny_of: Build) -> None:
+    """Three free tokens stay after layer 0; of them as many as the keep says after layer 1; one after 2."""
+    tiny = tiny_of(Shape())
+    answers = {0: lambda view: view.positions[3:6], 1: lambda view: -1.0 * view.positions}
+    answers[2] = lambda view: view.positions[1:2]
+    policy = Calls({0: 0.5, 1: 0.15, 2: 0.1}, lambda view: answers[view.layer](view))
+    session = tiny.load().session(policy.core())
+    session.trace = True
+    session.forward(tiny.ids(20))
+    sets = [run["in_play"].tolist() for run in session.last_trace]
+    assert sets == [list(range(20)), [3, 4, 5, 19], [3, 4, 19], [4, 19]]
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 NO_SCORES = {
