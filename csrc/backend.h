@@ -4,7 +4,7 @@
  * order given, possibly after the call returns; only ops marked "Waits" have finished when they return.
  *
  * Pointers are addresses in the backend's memory unless marked (host); the method never dereferences them. Activations are of the
- * backend's own type, `activation_bytes` wide (f32 on the CPU). Scores and logits are f32, positions int32. Sums are accumulated
+ * backend's own type, `activations` (f32 on the CPU). Scores and logits are f32, positions int32. Sums are accumulated
  * in f32 or wider.
  *
  * Shapes: n rows being computed, d hidden, H query heads, G key-value heads, D head_dim, F ffn, m tokens in play.
@@ -127,7 +127,7 @@ typedef struct lazy_ops {
     int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
                 lazy_error *);
     /* kept = the tokens in play that are not prunable or are forced, and the n_free highest-scoring others (of equal scores the smaller
-     * position); ascending. NaN is an error. */
+     * position); ascending. Scores may be negative. NaN is an error. */
     int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, int n_free,
                   lazy_error *);
 
@@ -155,9 +155,12 @@ struct lazy_backend {
     const char *name;    /* device: "cpu" */
     const char *variant; /* instruction set of the kernels: "avx512" */
     int threads;
-    size_t activation_bytes; /* bytes of one activation */
-    int row_chunk;           /* rows per call of the FFN and of the projections */
+    lazy_dtype activations;
+    int row_chunk; /* rows per call of the FFN and of the projections */
 };
+
+/* Bytes of one activation. */
+static inline size_t lazy_activation_bytes(const lazy_backend *backend) { return lazy_dtype_width(backend->activations); }
 
 /* The first member of every backend's stream. */
 struct lazy_stream {

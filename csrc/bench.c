@@ -80,7 +80,7 @@ static int random_buffer(lazy_bench *b, void **out, size_t elements, size_t widt
 
 static int activations(lazy_bench *b, void **out, int64_t rows, int64_t cols, lazy_error *err)
 {
-    return random_buffer(b, out, (size_t)rows * (size_t)cols, b->backend->activation_bytes, -1.0f, err);
+    return random_buffer(b, out, (size_t)rows * (size_t)cols, lazy_activation_bytes(b->backend), -1.0f, err);
 }
 
 static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
@@ -175,7 +175,7 @@ static int prepare_rmsnorm(lazy_bench *b, lazy_error *err)
     int code = activations(b, &b->x, s->n, s->cols, err);
     if (!code) code = activations(b, &b->y, s->n, s->cols, err);
     if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)s->cols, sizeof *b->factors, 0.5f, err);
-    b->bytes = 1.0 * s->n * s->cols * (double)b->backend->activation_bytes;
+    b->bytes = 1.0 * s->n * s->cols * (double)lazy_activation_bytes(b->backend);
     return code;
 }
 
@@ -209,7 +209,7 @@ static int prepare_rotate(lazy_bench *b, lazy_error *err)
     if (!code) code = activations(b, &b->kv.v, n, lazy_kv_width(c), err);
     if (!code) code = counting_up(b, &b->in_play, n, n, err);
     if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)n * (size_t)c->head_dim, sizeof *b->factors, 0.0f, err);
-    b->bytes = 1.0 * n * lazy_qkv_width(c) * (double)b->backend->activation_bytes;
+    b->bytes = 1.0 * n * lazy_qkv_width(c) * (double)lazy_activation_bytes(b->backend);
     return code;
 }
 
@@ -253,7 +253,7 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
     for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
-    b->bytes = 2.0 * (double)kv_width * s->m * (double)b->backend->activation_bytes;
+    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_activation_bytes(b->backend);
     return code;
 }
 
@@ -289,7 +289,7 @@ static int prepare_regroup(lazy_bench *b, lazy_error *err)
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->n_revived, sizeof *b->n_revived, "a count", err);
     if (!code) code = run_select(b, err);
     b->flops = 0.0;
-    b->bytes = 1.0 * s->m * s->cols * (double)b->backend->activation_bytes;
+    b->bytes = 1.0 * s->m * s->cols * (double)lazy_activation_bytes(b->backend);
     return code;
 }
 

@@ -11,7 +11,7 @@ enum { MAX_PER_SESSION = 16 };
 static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
 {
     const lazy_config *c = &cache->model->config;
-    size_t a = cache->model->backend->activation_bytes;
+    size_t a = lazy_activation_bytes(cache->model->backend);
     size_t d = (size_t)c->hidden * a, head = (size_t)c->head_dim * a;
     int code = lazy_alloc_zeroed((void **)&cache->growing, 3 * (size_t)c->n_layers + MAX_PER_SESSION, sizeof *cache->growing,
                                  "the buffer list", err);
@@ -28,7 +28,7 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
         if (lazy_rules_stage_at(rules, l))
             list[n++] =
                 (lazy_growing){ (void **)&cache->remembered[l].scores, 1, sizeof(float), true, false, -1, "remembered scores", NULL };
-    if (rules->pruning.layers > 1)
+    if (rules->pruning.layers > 1 && !rules->pruning.policy.call)
         list[n++] = (lazy_growing){
             (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, -1, "shares", NULL
         };
@@ -61,7 +61,7 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     *cache = (lazy_cache){ .model = model };
     lazy_backend *backend = model->backend;
     const lazy_config *c = &model->config;
-    size_t chunk = (size_t)backend->row_chunk * backend->activation_bytes;
+    size_t chunk = (size_t)backend->row_chunk * lazy_activation_bytes(backend);
     int code = lazy_alloc_zeroed((void **)&cache->kv, (size_t)c->n_layers, sizeof *cache->kv, "the cache table", err);
     if (!code)
         code = lazy_alloc_zeroed((void **)&cache->remembered, (size_t)c->n_layers, sizeof *cache->remembered, "the cache table", err);
@@ -101,7 +101,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 {
     const lazy_backend *backend = cache->model->backend;
     const lazy_config *c = &cache->model->config;
-    uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * backend->activation_bytes;
+    uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * lazy_activation_bytes(backend);
     for (const lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++)
         per_token += g->per_token * (uint64_t)g->pieces;
     uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + (uint64_t)c->vocab * sizeof(float) + lazy_n_notes(c) * sizeof(int32_t);

@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "numeric.h"
+#include "policy.h"
 
 /* A set of positions, ascending and without repeats, on the backend; and room for the set that follows it. */
 typedef struct set {
@@ -25,8 +26,10 @@ typedef struct pass {
 
     int length;               /* tokens of the context, the new ones included */
     int first_new;            /* position of the first new token */
+    bool is_prompt;           /* the new tokens are the user's */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
+    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
 
     set in_play;     /* A[l], the tokens in play */
     set computed;    /* C[l], those of them that layer l computes; its positions are read through computed_rows() */
@@ -37,7 +40,7 @@ typedef struct pass {
 
 static void *offset(const pass *p, void *activations, size_t elements)
 {
-    return (char *)activations + elements * p->session->model->backend->activation_bytes;
+    return (char *)activations + elements * lazy_activation_bytes(p->session->model->backend);
 }
 
 /* Makes the n positions in s->next the set. The old ones stay readable until the next replacement. */
@@ -121,21 +124,25 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
 
 /* ---- which layers are scored --------------------------------------------------------------- */
 
-/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. */
+/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. A policy may keep fewer tokens
+ * than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
 static bool needs_scores(const pass *p, const lazy_stage *stage)
 {
-    return stage->by_mass || p->session->trace.on || p->session->rules.pruning.memory > 0 ||
+    const lazy_pruning *pruning = &p->session->rules.pruning;
+    return stage->by_mass || (p->session->trace.on && !pruning->policy.call) || pruning->memory > 0 ||
            lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
 
-/* True if a stage is scored by layer l, and by others perhaps. */
-static bool scores_layer(const pass *p, int l)
+/* True if a stage after layer `first` or a higher one is scored by layer l, and by others perhaps. */
+static bool scores_from(const pass *p, int l, int first)
 {
     const lazy_schedule *schedule = &p->schedule;
     for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
-        if (l <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
+        if (first <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
     return false;
 }
+
+static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
@@ -199,7 +206,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
     return finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
-                       n - skip, scores_layer(p, l), err);
+                       n - skip, scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -223,6 +230,36 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     return p->ops->largest(p->stream, *scores, cache->shares, min_int(layers, l + 1), capacity, p->in_play.positions, m, err);
 }
 
+/* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in score_stage. */
+static int ask_policy(pass *p, int l, float **out, lazy_error *err)
+{
+    const lazy_session *session = p->session;
+    const lazy_policy *policy = &session->rules.pruning.policy;
+    const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
+    int window = session->model->layers[l].window, code = LAZY_OK;
+    const lazy_layer_state state = { p->cache, l, p->in_play.positions, computed_rows(p), p->x };
+    lazy_view view = {
+        .layer = l,
+        .is_prompt = p->is_prompt,
+        .observes = true,
+        .length = p->length,
+        .first_new = p->first_new,
+        .n_in_play = p->in_play.n,
+        .n_rows = p->computed.n,
+        .window = window == INT32_MAX ? 0 : window,
+        .activations = session->model->backend->activations,
+        .config = p->config,
+        .state = &state,
+    };
+    if (scores_from(p, l, l + 1)) code = lazy_policy_ask(policy, &view, NULL, NULL, err);
+    if (code || !stage || !needs_scores(p, stage)) return code;
+    view.observes = false;
+    view.n_keep = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0);
+    p->n_free = -1;
+    *out = p->cache->scores[0];
+    return lazy_policy_ask(policy, &view, *out, &p->n_free, err);
+}
+
 /* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects by; NULL where
  * there is none or it keeps everything. */
 static int score_stage(pass *p, int l, float **out, lazy_error *err)
@@ -232,6 +269,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     float *scores = cache->scores[0], *spare = cache->scores[1];
     *out = NULL;
     if (!scores_layer(p, l)) return LAZY_OK;
+    if (pruning->policy.call) return ask_policy(p, l, out, err);
 
     int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, p->first_new, cache->kv[l],
                               p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
@@ -265,6 +303,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
         by_mass += p->n_forced;
     }
     int budget = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, by_mass);
+    if (p->n_free >= 0) budget = min_int(p->n_forced + p->n_free, p->prunable_in_play);
     if (budget == p->prunable_in_play) return LAZY_OK;
 
     code = p->ops->select(p->stream, in_play->next, in_play->positions, scores, in_play->n, flags, budget - p->n_forced, err);
@@ -424,6 +463,8 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .schedule = lazy_rules_schedule(&session->rules, generated, length),
         .outputs = outputs,
         .length = length,
+        .is_prompt = !generated,
+        .n_free = -1,
     };
     lazy_trace_begin(&session->trace);
     for (int l = 0; l < p.config->n_layers && !generated; l++) p.cache->remembered[l].n = 0; /* prompts forget what earlier passes scored */

@@ -105,6 +105,44 @@ typedef struct lazy_span {
     int64_t begin, end; /* positions begin … end-1 */
 } lazy_span;
 
+/* What a policy is told after a layer, and by lazy_view_read what it may look at. Valid during the call that it is handed to. */
+typedef struct lazy_view {
+    int layer;
+    bool is_prompt;         /* a pass over prompt tokens */
+    bool observes;          /* no scores are wanted: the layer is below the stage that they are for */
+    int n_keep;             /* prompt tokens that the stage keeps, if scores are wanted */
+    int length;             /* tokens of the context, the new ones included */
+    int first_new;          /* position of the first new token */
+    int n_in_play;          /* m */
+    int n_rows;             /* n tokens of them computed in this layer */
+    int window;             /* of this layer; 0: none */
+    lazy_dtype activations; /* type of queries, keys, values and hidden states */
+    const lazy_config *config;
+    const struct lazy_layer_state *state;
+} lazy_view;
+
+typedef enum lazy_view_part {
+    LAZY_VIEW_IN_PLAY,     /* (m,) int32 positions, ascending */
+    LAZY_VIEW_ROWS,        /* (n,) int32 positions, ascending */
+    LAZY_VIEW_PROTECTED,   /* (length,) uint8, by position: 1 where the pass cannot drop the token */
+    LAZY_VIEW_PROJECTIONS, /* (n, H + 2G, D) H queries, rotated and not scaled; the rest is scratch */
+    LAZY_VIEW_KEYS,        /* (G, length, D) rotated, by position */
+    LAZY_VIEW_VALUES,      /* (G, length, D) by position */
+    LAZY_VIEW_HIDDEN,      /* (n, hidden) outputs of the layer */
+} lazy_view_part;
+
+/* Copies entries first … first+n-1 of the part's first axis (keys and values: of the second) to `out` (host). */
+int lazy_view_read(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err);
+
+/* A rule of scoring by the caller. */
+typedef struct lazy_policy {
+    /* scores: (m,) to be filled with numbers, unless the policy observes. *n_free: of the tokens that the pass can drop, how many stay,
+     * the highest-scoring first; unchanged (-1): as many as the stage keeps. A result other than 0 stops the pass, which then returns
+     * LAZY_CANCELLED. Runs on the calling thread, with no op under way and no lock held. NULL: the paper's rule. */
+    int (*call)(void *context, const lazy_view *view, float *scores, int *n_free);
+    void *context;
+} lazy_policy;
+
 typedef struct lazy_pruning {
     const lazy_stage *stages; /* for passes over prompt tokens */
     int n_stages;
@@ -123,6 +161,9 @@ typedef struct lazy_pruning {
     /* Static pruning instead: one stage, in passes over prompt tokens only. Scores are the mean over its layer and all layers below;
      * dropped tokens leave the context. */
     bool permanent;
+    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory, permanent
+     * or stages by mass. */
+    lazy_policy policy;
 } lazy_pruning;
 
 /* No stages: dense. */

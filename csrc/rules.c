@@ -38,6 +38,18 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     return LAZY_OK;
 }
 
+/* What would change the scores of a policy, or needs scores to be shares. */
+static int check_policy(const lazy_pruning *p, lazy_error *err)
+{
+    int n_by_mass = 0;
+    for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
+    for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
+    if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
+    if (p->queries > 1 || p->smooth > 1 || p->memory > 0 || p->permanent)
+        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, smooth, memory and permanent pruning: its scores are final");
+    return LAZY_OK;
+}
+
 static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
 {
     int code = check_stages(p->stages, p->n_stages, n_layers, "stages", err);
@@ -59,7 +71,7 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->permanent && (p->n_stages != 1 || p->decode != LAZY_DECODE_SAME))
         return lazy_fail(err, LAZY_INVALID, "permanent pruning has %d stages%s; it must have one, and none of its own for decode",
                          p->n_stages, p->decode == LAZY_DECODE_SAME ? "" : " and others for decode");
-    return LAZY_OK;
+    return p->policy.call ? check_policy(p, err) : LAZY_OK;
 }
 
 static int copy(void *out, const void *from, int n, size_t size, lazy_error *err)

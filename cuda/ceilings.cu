@@ -34,7 +34,7 @@ int lazy_cuda_multiply_adds(lazy_stream *stream, double *flops, lazy_error *err)
 {
     lazy_cuda *cuda = lazy_cuda_of(stream);
     int side = cuda->processors * SIZE_PER_PROCESSOR;
-    size_t width = cuda->base.activation_bytes, words = (size_t)side * (size_t)side * width / sizeof(uint32_t);
+    size_t width = lazy_activation_bytes(&cuda->base), words = (size_t)side * (size_t)side * width / sizeof(uint32_t);
     /* random sign and fraction, magnitudes in [0.5, 1): two 16-bit values or one f32 per word */
     uint32_t mask = cuda->type == LAZY_F32 ? 0x807fffffu : 0x807f807fu, bits = cuda->type == LAZY_F32    ? 0x3f000000u
                                                                                : cuda->type == LAZY_BF16 ? 0x3f003f00u

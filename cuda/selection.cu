@@ -10,10 +10,15 @@ enum {
     BUCKETS = 1 << DIGIT_BITS,
 };
 
-/* Scores are never negative, so their bit patterns have the same order. */
+/* Scores that are not negative have the order of their bit patterns. */
 __device__ __forceinline__ uint32_t bits_of(float score) { return __float_as_uint(score + 0.0f); /* -0 becomes 0 */ }
 
-__device__ __forceinline__ bool is_number(float score) { return score >= 0.0f; }
+/* The same for scores of either sign: the bits of those below 0 have the opposite order. */
+__device__ __forceinline__ uint32_t order_of(float score)
+{
+    uint32_t bits = bits_of(score), sign = 1u << 31;
+    return bits & sign ? ~bits : bits | sign;
+}
 
 __global__ void __launch_bounds__(THREADS) average_scores(float *mean, const float *scores, int m, int n)
 {
@@ -44,10 +49,10 @@ struct tokens {
 
 __device__ __forceinline__ bool is_free(const tokens &t, int j) { return t.flags[t.in_play[j]] == LAZY_PRUNABLE; }
 
-__device__ __forceinline__ void note_bad_scores(const tokens &t)
+__device__ __forceinline__ void note_bad_scores(const tokens &t, float lowest)
 {
     for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS)
-        if (!is_number(t.scores[j])) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);
+        if (!(t.scores[j] >= lowest)) atomicMin(t.bad, (lazy_bad_score)t.layer << 32 | (unsigned)t.in_play[j]);
 }
 
 /* The score in units of 2^-60. Integer sums do not depend on the order of addition; the unit is far below f32's rounding. */
@@ -60,8 +65,9 @@ struct histogram { /* in shared memory */
     unsigned long long total, forced; /* count_mass: shares of all prunable tokens, and of the forced ones among them */
 };
 
-/* Radix select: the bits of the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A token
- * weighs shares_of(score), or 1. Afterwards h->above is the weight of the tokens with higher scores. */
+/* Radix select: the highest score such that the free tokens with at least that score weigh `wanted` or more in total. A token weighs
+ * shares_of(score), and the result is bits_of(score); or a token weighs 1, and it is order_of(score). Afterwards h->above is the weight of
+ * the tokens with higher scores. */
 template <bool BY_SHARES> __device__ uint32_t threshold_of(const tokens &t, unsigned long long wanted, histogram *h)
 {
     if (threadIdx.x == 0) {
@@ -73,7 +79,7 @@ template <bool BY_SHARES> __device__ uint32_t threshold_of(const tokens &t, unsi
         for (int b = threadIdx.x; b < BUCKETS; b += SCAN_THREADS) h->weight[b] = 0;
         __syncthreads();
         for (int j = threadIdx.x; j < t.m; j += SCAN_THREADS) {
-            uint32_t bits = bits_of(t.scores[j]);
+            uint32_t bits = BY_SHARES ? bits_of(t.scores[j]) : order_of(t.scores[j]);
             if (!is_free(t, j) || (digit && (bits ^ h->prefix) >> (shift + DIGIT_BITS))) continue;
             atomicAdd(&h->weight[bits >> shift & (BUCKETS - 1)], BY_SHARES ? shares_of(t.scores[j]) : 1ull);
         }
@@ -93,7 +99,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tok
 {
     __shared__ histogram h;
     __shared__ scan_scratch scratch;
-    note_bad_scores(t);
+    note_bad_scores(t, -INFINITY);
     uint32_t threshold = UINT32_MAX;
     int ties = 0; /* tokens with exactly the threshold score still to be kept */
     if (n_free) {
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) select_tokens(int32_t *kept, tok
     int out = 0;
     for (int first = 0; first < t.m; first += SCAN_THREADS) {
         int j = first + (int)threadIdx.x, total = 0;
-        uint32_t own = j < t.m ? bits_of(t.scores[j]) : 0;
+        uint32_t own = j < t.m ? order_of(t.scores[j]) : 0;
         bool stays = j < t.m && (!is_free(t, j) || own > threshold);
         bool tied = j < t.m && !stays && own == threshold;
         int rank = rank_in_block(tied, &total, &scratch);
@@ -121,7 +127,7 @@ __global__ void __launch_bounds__(SCAN_THREADS) count_mass(int32_t *n_free, toke
 {
     __shared__ histogram h;
     __shared__ int above_threshold, at_threshold;
-    note_bad_scores(t);
+    note_bad_scores(t, 0.0f);
     if (threadIdx.x == 0) {
         h.total = 0;
         h.forced = 0;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from lazyllm.machine.info import info
     from lazyllm.method import Method
     from lazyllm.methods import Preset, PromptCompression, RandomDrop, StaticPruning, parse_method
+    from lazyllm.policy import Policy
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
@@ -31,6 +32,7 @@ __all__ = [
     "Generation",
     "Mass",
     "Method",
+    "Policy",
     "Preset",
     "PromptCompression",
     "Pruning",
@@ -55,6 +57,7 @@ _HOMES = {
     "LLM": "llm",
     "Mass": "pruning",
     "Method": "method",
+    "Policy": "policy",
     "Preset": "methods",
     "PromptCompression": "methods",
     "Pruning": "pruning",

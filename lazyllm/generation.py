@@ -22,12 +22,12 @@ class Generation:
     """One answer and its cost.
 
     `ttft` and `seconds` run from the token ids to the first and to the last new id; they include compressing
-    or sampling the prompt and exclude `tokenize_seconds`. `prompt_ids` are the ids that the model read, from
-    a prompt of `n_given` tokens: RandomDrop and PromptCompression shorten it. `computed` is the share of
-    (prompt token, layer) pairs computed by the end, `reached_top` the share of prompt tokens computed in the
-    last layer, both among all `n_given`; the series have one value per new token. `token_ids` holds every id
-    drawn, end token and stop strings included; `text` excludes those. `finish_reason` is "stop" (an end
-    token or a stop string) or "length".
+    or sampling the prompt and exclude `tokenize_seconds`. `policy_seconds` of `seconds` were spent in a
+    `Policy`. `prompt_ids` are the ids that the model read, from a prompt of `n_given` tokens: RandomDrop and
+    PromptCompression shorten it. `computed` is the share of (prompt token, layer) pairs computed by the end,
+    `reached_top` the share of prompt tokens computed in the last layer, both among all `n_given`; the series
+    have one value per new token. `token_ids` holds every id drawn, end token and stop strings included;
+    `text` excludes those. `finish_reason` is "stop" (an end token or a stop string) or "length".
     """
 
     text: str
@@ -37,6 +37,7 @@ class Generation:
     ttft: float
     seconds: float
     tokenize_seconds: float
+    policy_seconds: float
     computed_series: np.ndarray
     reached_top_series: np.ndarray
     passes: np.ndarray
@@ -66,6 +67,7 @@ class Generation:
             f"{len(self.prompt_ids)} prompt tokens, first token after {self.ttft:.3f} s, "
             f"{len(self.token_ids)} tokens in {self.seconds:.3f} s, {self.computed:.1%} computed, "
             f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning}"
+            + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")
         )
 
     def __str__(self) -> str:

@@ -267,6 +267,7 @@ class Pruning(Method):
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
         table["protect"] = list(self.protect)
         table["permanent"] = False
+        table["policy"] = None
         return table
 
     def check(self, config: ModelConfig) -> None:
@@ -290,6 +291,11 @@ class Pruning(Method):
         a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
         keys as the window holds.
         """
+        in_play = self.planned(config, n_prompt)
+        return self._counted(config, in_play, in_play, dict(self._stages_of(in_play[0])))
+
+    def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
+        """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         forced = self._always_kept(n_prompt)
@@ -302,7 +308,7 @@ class Pruning(Method):
                 keep = rule.keep_max if isinstance(rule, Mass) else rule
                 kept = max(forced, min(kept, math.ceil(keep * n_prompt)))
             in_play.append(kept)
-        return self._counted(config, in_play, in_play, stages)
+        return in_play
 
     def pass_flops(self, config: ModelConfig, last_pass: np.ndarray, generated: bool = False) -> int:
         """Counted operations of a pass that has run, from its token counts, `Session.last_pass`.
@@ -327,9 +333,8 @@ class Pruning(Method):
     def _counted(
         self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Collection[int]
     ) -> int:
-        total = 2 * config.hidden * config.vocab
+        total = bare_flops(config, in_play, computed)
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            total += layer_flops(config, layer, m, n)
             if any(layer <= stage < layer + self.layers for stage in stages):
                 window = min(config.windows[layer] or m, m)
                 total += min(self.queries, n) * window * 2 * config.n_heads * config.head_dim
@@ -415,6 +420,14 @@ class Pruning(Method):
 
 def _nearest(layers: list[int], wanted: int) -> int:
     return min(layers, key=lambda layer: abs(layer - wanted))
+
+
+def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
+    """Counted operations of a pass without scores; the lists have a number of tokens for each layer."""
+    layers = enumerate(zip(in_play, computed, strict=True))
+    return 2 * config.hidden * config.vocab + sum(
+        layer_flops(config, layer, m, n) for layer, (m, n) in layers
+    )
 
 
 def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:

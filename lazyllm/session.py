@@ -96,6 +96,11 @@ class Session:
         """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
         return np.array(self.core.last_pass)
 
+    @property
+    def last_policy_seconds(self) -> float:
+        """The time that the last pass spent in a `Policy`."""
+        return float(self.core.policy_seconds)
+
     # ---- growing the context ---------------------------------------------------------------------
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
@@ -250,6 +255,7 @@ class Session:
                 ttft=ttft,
                 seconds=seconds,
                 tokenize_seconds=encoded.tokenize_seconds,
+                policy_seconds=recorder.policy_seconds,
                 computed_series=np.array(computed),
                 reached_top_series=np.array(reached_top),
                 passes=recorder.counts(),

@@ -100,6 +100,7 @@ class Recorder:
         self._counts: list[np.ndarray] = []
         self._passes: list[TracedPass] = []
         self._prefill_depths: np.ndarray | None = None
+        self.policy_seconds = 0.0
         core.trace = traced
 
     def passed(self, generated: bool) -> None:
@@ -109,6 +110,7 @@ class Recorder:
             if not generated:
                 self._prefill_depths = self._core.depths
         self._counts.append(self._core.last_pass)
+        self.policy_seconds += self._core.policy_seconds
 
     def counts(self) -> np.ndarray:
         """One row per pass and layer."""

@@ -47,7 +47,12 @@ def compare_pass(session: Any, reference: Reference, got: np.ndarray, want: np.n
 
 
 def drive(
-    tiny: Tiny, rules: dict[str, Any], passes: list[tuple[int, bool]], seed: int = 0, threads: int = 1
+    tiny: Tiny,
+    rules: dict[str, Any],
+    passes: list[tuple[int, bool]],
+    seed: int = 0,
+    threads: int = 1,
+    policy: Any = None,
 ) -> Reference:
     """Runs the same passes (number of tokens, generated) on both and compares after each, until a near-tie.
 
@@ -56,7 +61,7 @@ def drive(
     """
     session = tiny.load(threads).session(rules)
     session.trace = True
-    reference = Reference(tiny.config, tiny.weights, rules)
+    reference = Reference(tiny.config, tiny.weights, rules, policy)
     for number, (count, generated) in enumerate(passes):
         ids = tiny.ids(count, seed + number)
         want = reference.forward(ids, generated)

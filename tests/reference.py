@@ -19,6 +19,38 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
+class ReferenceView:
+    """What a policy sees of a layer; its arrays are in float64."""
+
+    def __init__(
+        self, session: Reference, layer: int, first: int, n_keep: int | None, state: dict[str, Any]
+    ) -> None:
+        self.layer, self.n_keep = layer, n_keep
+        self.earlier, self.observed = session.earlier, session.observed
+        self.is_prompt = session.kinds[-1] == 0
+        self.positions = np.array(state["in_play"])
+        self.rows = np.array(state["computed"])
+        always = session.always_kept()
+        self.protected = np.array([not session.prunable(i) or i in always for i in state["in_play"]])
+        self._session, self._state = session, state
+        self._new = [i for i in state["computed"] if i >= first]
+
+    def attention(self, rows: int = 1) -> np.ndarray:
+        return np.stack([self._state["rows"][i] for i in self._new[-rows:]], axis=1)
+
+    def queries(self, rows: int = 1) -> np.ndarray:
+        return np.stack([self._session.queries[i] for i in self._new[-rows:]], axis=1)
+
+    def keys(self) -> np.ndarray:
+        return np.stack([self._session.K[self.layer][i] for i in self._state["in_play"]], axis=1)
+
+    def values(self) -> np.ndarray:
+        return np.stack([self._session.V[self.layer][i] for i in self._state["in_play"]], axis=1)
+
+    def hidden(self) -> np.ndarray:
+        return np.stack([self._state["hidden"][i] for i in self._state["computed"]])
+
+
 class Reference:
     """One session: a context that grows with `forward`; K, V and Aux rows are stored by position.
 
@@ -28,8 +60,13 @@ class Reference:
     """
 
     def __init__(
-        self, config: dict[str, Any], weights: dict[str, np.ndarray], pruning: dict[str, Any]
+        self,
+        config: dict[str, Any],
+        weights: dict[str, np.ndarray],
+        pruning: dict[str, Any],
+        policy: Any = None,
     ) -> None:
+        self.policy = policy  # an object with score, observe and layers, in place of the rule's scores
         self.config = config
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self.pruning = pruning
@@ -81,6 +118,8 @@ class Reference:
         if not generated:  # a pass over prompt tokens remembers its own scores alone, whatever its stages are
             self.remembered = {}
         self.last_trace = []
+        self.earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.observed: dict[int, Any] = {}
         for layer in range(self.n_layers):
             if frozen:
                 in_play = [i for i in in_play if i in new or i in self.K[layer]]
@@ -94,11 +133,14 @@ class Reference:
                 self.depths[i] = layer + 1
             scores = None
             stay = in_play
-            if permanent:
+            if self.policy:
+                state = {"in_play": in_play, "computed": computed, "rows": rows, "hidden": hidden}
+                stay, scores = self.ask(layer, first, stages, state)
+            elif permanent:
                 by_layer.append(self.attention(rows, computed, in_play, first))
             elif last > 1 and stages:
                 shares.append(self.shares(self.attention(rows, computed, in_play, first), in_play))
-            if layer in stages:
+            if layer in stages and not self.policy:
                 if permanent:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
@@ -143,8 +185,8 @@ class Reference:
         """Computes K, V and output of the `computed` tokens; returns attention rows (heads, in play)."""
         c = self.config
         group = c["n_heads"] // c["n_kv_heads"]
+        self.queries: dict[int, np.ndarray] = {}  # of this layer
         prefix = f"model.layers.{layer}."
-        query: dict[int, np.ndarray] = {}
         for i in computed:
             x = self.norm(hidden[i], prefix + "input_layernorm.weight")
             q = self.linear(x, prefix + "self_attn.q_proj", c["qkv_bias"]).reshape(
@@ -160,7 +202,7 @@ class Reference:
                 q = self.norm(q, prefix + "self_attn.q_norm.weight")
                 k = self.norm(k, prefix + "self_attn.k_norm.weight")
             assert i not in self.K[layer], "computed twice"
-            query[i] = self.rope(q, i, layer)
+            self.queries[i] = self.rope(q, i, layer)
             self.K[layer][i] = self.rope(k, i, layer)
             self.V[layer][i] = v
         keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
@@ -169,7 +211,7 @@ class Reference:
         rows = {}
         for i in computed:
             seen = np.array([0 <= i - j < window for j in in_play])
-            logits = np.einsum("hd,hjd->hj", query[i], keys) / math.sqrt(c["query_scalar"])
+            logits = np.einsum("hd,hjd->hj", self.queries[i], keys) / math.sqrt(c["query_scalar"])
             logits = np.where(seen, logits, -np.inf)
             weight = np.exp(logits - logits.max(axis=1, keepdims=True))
             rows[i] = weight / weight.sum(axis=1, keepdims=True)
@@ -245,6 +287,33 @@ class Reference:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
         return np.asarray(np.mean([rows[i].mean(axis=0) for i in asking], axis=0))
 
+    def ask(
+        self, layer: int, first: int, stages: dict[int, Rule], state: dict[str, Any]
+    ) -> tuple[list[int], np.ndarray | None]:
+        """The tokens that a policy keeps after this layer, and its scores; it observes the layer first."""
+
+        def count(stage: int) -> int:
+            """Prompt tokens that the stage keeps."""
+            always = self.always_kept()
+            forced = sum(self.prunable(i) and i in always for i in in_play)
+            wanted = math.ceil(stages[stage] * sum(map(self.prunable, range(len(self.depths)))))
+            return max(forced, min(wanted, sum(map(self.prunable, in_play))))
+
+        in_play = state["in_play"]
+        dropping = [p for p in stages if count(p) < sum(map(self.prunable, in_play))]
+        if any(p - self.policy.layers < layer < p for p in dropping):
+            view = ReferenceView(self, layer, first, None, state)
+            self.observed[layer] = self.policy.observe(view)
+        if layer not in dropping:
+            return in_play, None
+        view = ReferenceView(self, layer, first, count(layer), state)
+        returned = np.asarray(self.policy.score(view))
+        self.earlier[layer] = view.positions, returned
+        if returned.dtype.kind == "f":
+            return self.select(stages[layer], in_play, returned), returned
+        kept = set(returned.tolist()) | set(view.positions[view.protected].tolist())
+        return [i for i in in_play if i in kept], np.isin(view.positions, returned).astype(float)
+
     def smooth(self, raw: np.ndarray) -> np.ndarray:
         half = self.pruning["smooth"] // 2
         return np.array([raw[max(0, k - half) : k + half + 1].mean() for k in range(len(raw))])
@@ -268,8 +337,8 @@ class Reference:
         count = max(len(forced), min(len(pool), count)) - len(forced)
         if 0 < count < len(free):
             lowest, rejected = score[free[count - 1]], score[free[count]]
-            if lowest > 0:  # zeros lie outside the window, so that ties between them are exact
-                self.margin = min(self.margin, (lowest - rejected) / lowest)
+            if lowest != 0:  # zeros lie outside the window, so that ties between them are exact
+                self.margin = min(self.margin, (lowest - rejected) / abs(lowest))
         kept = set(forced) | set(free[:count])
         return [i for i in in_play if i in kept or not self.prunable(i)]
 

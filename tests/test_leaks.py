@@ -80,6 +80,34 @@ def interrupted():
     except Stop:
         pass
 
+class Mine(lazyllm.Policy):
+    layers = 2
+
+    def observe(self, view):
+        return view.attention(2).mean(axis=(0, 1))
+
+    def score(self, view):
+        view.protected, view.queries(), view.keys(), view.values(), view.hidden(), view.observed
+        return view.attention().mean(axis=(0, 1)) if view.earlier else view.positions[::2]
+
+mine = Mine({1: 0.6, 2: 0.3})
+
+def by_policy():
+    llm.generate(ids, pruning=mine, max_new_tokens=4)
+
+class Failing(Mine):
+    def score(self, view):
+        return view.positions if view.is_prompt else view.hidden()
+
+failing = Failing({1: 0.6})
+
+def failed_policy():
+    try:
+        llm.generate(ids, pruning=failing, max_new_tokens=4)
+    except TypeError:
+        return
+    raise AssertionError
+
 def held():
     gc.collect()
     info = mallinfo() if mallinfo else MallocInfo()
@@ -92,7 +120,8 @@ def held():
 
 grown = {}
 tracemalloc.start()
-for scenario in (dense, pruned, traced, left_early, conversation, refused, interrupted):
+answered = (dense, pruned, traced, left_early, conversation, refused, interrupted)
+for scenario in (*answered, by_policy, failed_policy):
     for _ in range(300):
         scenario()
     before = held()

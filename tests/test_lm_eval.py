@@ -196,6 +196,20 @@ def test_a_pruned_context_changes_the_numbers_and_not_from_run_to_run(
     assert answers(pruned, [TEXT], max_gen_toks=40) != answers(ours, [TEXT], max_gen_toks=40)
 
 
+def test_a_policy_is_a_setting(ours: HarnessModel, pruned: HarnessModel) -> None:
+    class Paper(lazyllm.Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(1).mean(axis=(0, 1))
+
+    model = HarnessModel(ours.llm, Paper(STAGES))
+    pairs = [(TEXT, "x"), (TEXT, " and went on")]
+    assert_same(likelihoods(model, pairs), likelihoods(pruned, pairs))
+    assert answers(model, [TEXT], until=[], max_gen_toks=4) == answers(
+        pruned, [TEXT], until=[], max_gen_toks=4
+    )
+    assert "Paper" in model.get_model_info()["pruning"]
+
+
 def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: HarnessModel) -> None:
     tokenizer, want = pruned.llm.tokenizer, 0.0
     session = pruned.llm.session(lazyllm.Pruning(STAGES))

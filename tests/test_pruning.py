@@ -182,6 +182,7 @@ def test_core_has_plain_values_only() -> None:
         "min_tokens": 0,
         "prune_generated": False,
         "permanent": False,
+        "policy": None,
     }
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
 

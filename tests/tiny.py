@@ -85,6 +85,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
         "min_tokens": 0,
         "prune_generated": False,
         "permanent": False,
+        "policy": None,
     }
     assert set(options) <= set(defaults)
     return {**defaults, **options}

@@ -214,7 +214,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err)
         .name = "cpu",
         .variant = reference ? "reference" : kernels->name,
         .threads = threads,
-        .activation_bytes = sizeof(float),
+        .activations = LAZY_F32,
         .row_chunk = ROW_CHUNK,
     };
     cpu->kernels = kernels;

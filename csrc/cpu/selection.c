@@ -80,7 +80,7 @@ int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m,
     return LAZY_OK;
 }
 
-/* A score as an integer of the same order: the bits of floats that are not negative sort like the floats. */
+/* A score that is not negative as an integer of the same order: its bits. */
 static uint32_t score_bits(float score)
 {
     uint32_t bits;
@@ -89,10 +89,17 @@ static uint32_t score_bits(float score)
     return bits;
 }
 
-static int check_scores(const int32_t *in_play, const float *scores, int m, lazy_error *err)
+/* The same for scores of either sign: the bits of those below 0 have the opposite order. */
+static uint32_t order_of(float score)
+{
+    uint32_t bits = score_bits(score), sign = 1u << 31;
+    return bits & sign ? ~bits : bits | sign;
+}
+
+static int check_scores(const int32_t *in_play, const float *scores, int m, float lowest, lazy_error *err)
 {
     for (int j = 0; j < m; j++)
-        if (!(scores[j] >= 0))
+        if (!(scores[j] >= lowest))
             return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is %g; the weights before it are damaged",
                              in_play[j], scores[j]);
     return LAZY_OK;
@@ -107,7 +114,7 @@ static int higher(const void *a, const void *b)
 int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
                   lazy_error *err)
 {
-    int code = check_scores(in_play, scores, m, err);
+    int code = check_scores(in_play, scores, m, 0.0f, err);
     if (code) return code;
     uint32_t *sorted = ((lazy_cpu_stream *)stream)->order;
     double total = 0, held = 0;
@@ -149,16 +156,16 @@ static uint32_t threshold(const uint32_t *bits, int n, int n_free, int *above)
 int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
                     int n_free, lazy_error *err)
 {
-    int code = check_scores(in_play, scores, m, err);
+    int code = check_scores(in_play, scores, m, -INFINITY, err);
     if (code) return code;
     uint32_t *bits = ((lazy_cpu_stream *)stream)->order;
     int n = 0, above = 0;
     for (int j = 0; j < m; j++)
-        if (is_free(flags, in_play[j])) bits[n++] = score_bits(scores[j]);
+        if (is_free(flags, in_play[j])) bits[n++] = order_of(scores[j]);
     uint32_t lowest = n_free ? threshold(bits, n, n_free, &above) : UINT32_MAX;
     int ties = n_free - above; /* tokens with a score equal to the threshold that stay: the first ones */
     for (int j = 0, out = 0; j < m; j++) {
-        uint32_t own = score_bits(scores[j]);
+        uint32_t own = order_of(scores[j]);
         if (!is_free(flags, in_play[j]) || own > lowest || (own == lowest && ties-- > 0)) kept[out++] = in_play[j];
     }
     return LAZY_OK;

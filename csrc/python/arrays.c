@@ -36,6 +36,38 @@ PyObject *array_new_float(Py_ssize_t n, float **data)
     return array;
 }
 
+PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data)
+{
+    static const int types[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 };
+    const lazy_config *c = view->config;
+    int type = types[view->activations], rank = 3;
+    npy_intp shape[3] = { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim };
+    switch (part) {
+    case LAZY_VIEW_IN_PLAY:
+    case LAZY_VIEW_ROWS:
+        type = NPY_INT32;
+        rank = 1;
+        break;
+    case LAZY_VIEW_PROTECTED:
+        type = NPY_UINT8;
+        rank = 1;
+        break;
+    case LAZY_VIEW_PROJECTIONS: break;
+    case LAZY_VIEW_KEYS:
+    case LAZY_VIEW_VALUES:
+        shape[0] = c->n_kv_heads;
+        shape[1] = n;
+        break;
+    case LAZY_VIEW_HIDDEN:
+        shape[1] = c->hidden;
+        rank = 2;
+        break;
+    }
+    PyObject *array = PyArray_SimpleNew(rank, shape, type);
+    if (array) *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}
+
 int array_read_ids(PyObject *object, int32_t **ids, int *n)
 {
     *ids = NULL;

@@ -17,11 +17,20 @@ typedef struct {
     lazy_model *model;
 } ModelObject;
 
+typedef struct watcher watcher;
+
 typedef struct {
     PyObject_HEAD
     ModelObject *model; /* kept alive */
     lazy_session *session;
     bool in_use; /* by a call that may have released the GIL; read and written with the GIL held */
+
+    PyObject *policy; /* policy(session, view, memo), or NULL; see policy.c */
+    /* of the pass under way, else NULL */
+    watcher *watcher;
+    PyObject *memo;        /* a dict; NULL until the policy is first called */
+    const lazy_view *view; /* while the policy runs */
+    int64_t policy_ns;     /* spent in the policy by the last pass */
 } SessionObject;
 
 typedef struct {
@@ -43,8 +52,9 @@ PyObject *core_raise(const core_state *state, const lazy_error *err);
 extern PyType_Spec model_spec, session_spec, sampler_spec, bench_spec;
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
 
-/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. 0 or -1 with an exception. */
-int pruning_parse(PyObject *dict, lazy_pruning *pruning);
+/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable (a new reference)
+ * or NULL. 0 or -1 with an exception. */
+int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
 void pruning_release(lazy_pruning *pruning);
 
 /* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
@@ -59,16 +69,23 @@ int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n);
 
 /* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and calls
  * callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
-typedef struct watcher {
+struct watcher {
     lazy_watch watch;
     PyObject *callback;
     PyThreadState *thread;
     int reported;      /* layers done when callback was last called */
     int64_t polled_ns; /* when signals were last checked */
-} watcher;
+};
 
 void watcher_begin(watcher *w, PyObject *callback);
 void watcher_end(watcher *w);
+/* Between these the GIL is held again. */
+void watcher_hold(watcher *w);
+void watcher_release(watcher *w);
+
+/* policy.c: the session's policy, for the core; and what it may read while it runs: session.read(part, first, n) -> array. */
+lazy_policy policy_of(SessionObject *self);
+PyObject *policy_read(SessionObject *self, PyObject *args);
 
 /* arrays.c: NumPy arrays. */
 int arrays_import(void);
@@ -77,6 +94,8 @@ PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n);
 PyObject *array_of_float(const float *from, Py_ssize_t n);
 PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n); /* (n, 3) int32 */
 PyObject *array_new_float(Py_ssize_t n, float **data);
+/* An array for n entries of a part; bfloat16, which NumPy lacks, as uint16. */
+PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside int32 become -1,
  * which is never valid. */
 int array_read_ids(PyObject *object, int32_t **ids, int *n);

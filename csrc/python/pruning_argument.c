@@ -87,9 +87,22 @@ static int parse_protect(PyObject *object, lazy_pruning *pruning)
     return code;
 }
 
-int pruning_parse(PyObject *dict, lazy_pruning *pruning)
+static int parse_policy(PyObject *dict, PyObject **policy)
+{
+    PyObject *value = field_object(dict, WHAT, "policy");
+    if (!value) return -1;
+    if (value != Py_None && !PyCallable_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "pruning: policy is %R; it must be callable or None", value);
+        return -1;
+    }
+    if (value != Py_None) *policy = Py_NewRef(value);
+    return 0;
+}
+
+int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
 {
     *pruning = LAZY_PRUNING_DENSE;
+    *policy = NULL;
     if (dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
         PyErr_Format(PyExc_TypeError, "pruning must be a dict or None, not %s", Py_TYPE(dict)->tp_name);
@@ -105,7 +118,8 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning)
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
         field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
         field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "permanent", &pruning->permanent)) {
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "permanent", &pruning->permanent) ||
+        parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
     }

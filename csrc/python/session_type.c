@@ -5,24 +5,40 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
 {
     lazy_pruning pruning;
     lazy_error err = { 0 };
-    if (pruning_parse(dict, &pruning)) return NULL;
+    PyObject *policy;
+    if (pruning_parse(dict, &pruning, &policy)) return NULL;
     SessionObject *self = (SessionObject *)type->tp_alloc(type, 0);
     if (self) {
         Py_INCREF(model);
         self->model = model;
+        self->policy = Py_XNewRef(policy);
+        if (policy) pruning.policy = policy_of(self);
         if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
             core_raise(core_state_of(type), &err);
             Py_CLEAR(self);
         }
     }
+    Py_XDECREF(policy);
     pruning_release(&pruning);
     return (PyObject *)self;
+}
+
+/* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss then. */
+static int session_traverse(SessionObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->model);
+    Py_VISIT(self->policy);
+    Py_VISIT(self->memo);
+    return 0;
 }
 
 static void session_dealloc(SessionObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     lazy_session_close(self->session);
+    Py_XDECREF(self->policy);
     Py_XDECREF(self->model);
     type->tp_free(self);
     Py_DECREF(type);
@@ -70,14 +86,20 @@ static int run_given(SessionObject *self, given g, wanted out)
     lazy_error err = { 0 };
     watcher w;
     self->in_use = true;
+    self->policy_ns = 0;
+    self->watcher = &w;
     watcher_begin(&w, g.watch == Py_None ? NULL : g.watch);
     int code = out.logits  ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &w.watch, &err)
                : out.token ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
                            : lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err);
     watcher_end(&w);
+    self->watcher = NULL;
     self->in_use = false;
     PyMem_Free(g.ids);
     if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    PyObject *memo = self->memo;
+    self->memo = NULL;
+    Py_XDECREF(memo); /* last, because it may run Python code */
     return code ? -1 : 0;
 }
 
@@ -197,6 +219,7 @@ READ(computed, PyFloat_FromDouble(lazy_session_computed(s)))
 READ(reached_top, PyFloat_FromDouble(lazy_session_reached_top(s)))
 READ(last_pass, array_of_counts(lazy_session_last_pass(s), lazy_model_config(self->model->model)->n_layers))
 READ(trace, PyBool_FromLong(lazy_session_traces(s)))
+READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
 static int session_set_trace(SessionObject *self, PyObject *value, void *closure)
 {
@@ -252,6 +275,7 @@ static PyGetSetDef session_members[] = {
     { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
     { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
     { "last_pass", (getter)session_last_pass, NULL, "(layers, 3): in play, computed, revived", NULL },
+    { "policy_seconds", (getter)session_policy_seconds, NULL, "spent in the policy by the last pass", NULL },
     { "trace", (getter)session_trace, (setter)session_set_trace, "whether to keep the sets of each pass", NULL },
     { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers", NULL },
     { 0 },
@@ -266,6 +290,7 @@ static PyMethodDef session_methods[] = {
       "surprisal(ids, watch=None) -> -ln p of each new token" },
     { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
+    { "read", (PyCFunction)policy_read, METH_VARARGS, "read(part, first, n) -> entries of a part of what the policy under way may see" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };
@@ -273,11 +298,12 @@ static PyMethodDef session_methods[] = {
 PyType_Spec session_spec = {
     .name = "lazyllm._core.Session",
     .basicsize = sizeof(SessionObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_HAVE_GC,
     .slots =
         (PyType_Slot[]){
             { Py_tp_doc, "One context of a model; made by Model.session" },
             { Py_tp_dealloc, session_dealloc },
+            { Py_tp_traverse, session_traverse },
             { Py_tp_getset, session_members },
             { Py_tp_methods, session_methods },
             { 0 },

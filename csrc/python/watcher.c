@@ -11,7 +11,7 @@ static int poll_python(void *context, int layers_done, int n_layers)
     bool ends = w->callback && layers_done == n_layers && w->reported != n_layers;
     if (now - w->polled_ns < EVERY_NS && !ends) return 0;
 
-    PyEval_RestoreThread(w->thread);
+    watcher_hold(w);
     int stop = PyErr_CheckSignals();
     if (!stop && w->callback && layers_done != w->reported) {
         PyObject *result = PyObject_CallFunction(w->callback, "ii", layers_done, n_layers);
@@ -19,7 +19,7 @@ static int poll_python(void *context, int layers_done, int n_layers)
         Py_XDECREF(result);
         w->reported = layers_done;
     }
-    w->thread = PyEval_SaveThread();
+    watcher_release(w);
     w->polled_ns = now_ns();
     return stop;
 }
@@ -27,7 +27,9 @@ static int poll_python(void *context, int layers_done, int n_layers)
 void watcher_begin(watcher *w, PyObject *callback)
 {
     *w = (watcher){ .watch = { poll_python, w }, .callback = callback, .polled_ns = now_ns() };
-    w->thread = PyEval_SaveThread();
+    watcher_release(w);
 }
 
-void watcher_end(watcher *w) { PyEval_RestoreThread(w->thread); }
+void watcher_end(watcher *w) { watcher_hold(w); }
+void watcher_hold(watcher *w) { PyEval_RestoreThread(w->thread); }
+void watcher_release(watcher *w) { w->thread = PyEval_SaveThread(); }

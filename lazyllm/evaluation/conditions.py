@@ -13,6 +13,7 @@ from lazyllm.llm import DTYPES, LLM
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
 from lazyllm.methods import PromptCompression
+from lazyllm.policy import Policy
 
 FORMAT = 1
 TOKENIZER_PARTS = (
@@ -66,6 +67,11 @@ def conditions(
             )
             for label, method in settings.items()
             if isinstance(method, PromptCompression) and method.model is not None
+        },
+        **{
+            f"policy of {label}": method.to_json()
+            for label, method in settings.items()
+            if isinstance(method, Policy)
         },
         "items": {name: len(rows) for name, rows in items.items()},
         "items sha256": items_digest(items),

@@ -40,6 +40,11 @@ def as_method(pruning: object) -> Method:
         if (rival := RIVALS.get(str(pruning["method"]))) is None:
             raise ValueError(f"method is {pruning['method']!r}; it must be one of {', '.join(RIVALS)}")
         return rival.from_fields(pruning)
+    if isinstance(pruning, Mapping) and "policy" in pruning:
+        raise ValueError(
+            f"the policy {pruning['policy']} is code and cannot be made from text; give an instance of its "
+            "class as pruning= in Python"
+        )
     if isinstance(pruning, Mapping | list | tuple):
         return Pruning.from_fields(pruning)
     raise TypeError(

@@ -17,6 +17,7 @@ from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
 from lazyllm.evaluation.summary import DENSE, Row, Summary
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.llm import LLM, load
+from lazyllm.method import Method
 from lazyllm.methods import parse_method
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
@@ -34,20 +35,29 @@ KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 class Sweep(Frame):
     """The measured settings; `folder` is None for a sweep without `out`."""
 
-    def __init__(self, rows: Sequence[Row], manifest: Mapping[str, Any], folder: Path | None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        manifest: Mapping[str, Any],
+        folder: Path | None,
+        methods: Mapping[str, Method],
+    ) -> None:
         self.rows, self.manifest, self.folder = rows, manifest, folder
         self.summary = Summary(rows, category_of)
-        methods = {setting: parse_method(text) for setting, text in manifest["methods"].items()}
         super().__init__(list(points(self.summary, methods)))
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
-        """Opens the folder of a sweep that has ended or was interrupted."""
+        """Opens the folder of a sweep that has ended or was interrupted.
+
+        A sweep with policies, which are code, is opened by calling `sweep` again: finished items do not run.
+        """
         path = Path(folder)
         manifest = read_manifest(path)
         if "methods" not in manifest:
             raise ValueError(f"{path} holds a run that is no sweep; open it with lazyllm.longbench.Run")
-        return cls(read_rows(path), manifest, path)
+        methods = {setting: parse_method(text) for setting, text in manifest["methods"].items()}
+        return cls(read_rows(path), manifest, path, methods)
 
     def pareto(self) -> Frame:
         """The Pareto front in quality and measured speedup, slowest setting first.
@@ -149,13 +159,13 @@ def sweep(
         measured["forced tokens"] = tokens
     if out is not None:
         run_items(model, settings, tasks, Path(out), given, chosen, measured)
-        made = Sweep.read(out)
+        made = Sweep(read_rows(Path(out)), read_manifest(Path(out)), Path(out), settings)
         made.report()
         return made
     with TemporaryDirectory(prefix="lazyllm-sweep-") as name:
         folder = Path(name)
         run_items(model, settings, tasks, folder, given, chosen, measured)
-        return Sweep(read_rows(folder), read_manifest(folder), None)
+        return Sweep(read_rows(folder), read_manifest(folder), None, settings)
 
 
 def chosen_measure(measure: Quality, tokens: int) -> Measure:

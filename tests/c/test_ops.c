@@ -493,6 +493,8 @@ static void test_select(side fast, int m)
         n_free += flags[in_play[j]] == LAZY_PRUNABLE;
     }
     int budget = random_int(0, n_free), n = 0;
+    float lowered = random_int(0, 1) ? 0.0f : 0.5f / (float)m; /* some scores below 0 */
+    for (int j = 0; j < m; j++) scores[j] -= lowered;
     fast.backend->ops->select(fast.stream, kept, in_play, scores, m, flags, budget, NULL);
     bool same = true;
     for (int j = 0; j < m; j++)
@@ -500,6 +502,7 @@ static void test_select(side fast, int m)
     check(same, "select m %d, budget %d of %d free", m, budget, n_free);
     check(freed(kept, (size_t)m), "select m %d: wrote outside its output", m);
 
+    for (int j = 0; j < m; j++) scores[j] = fabsf(scores[j]);
     double share = random_float() * 0.5 + 0.5, total = 0, held = 0;
     int by_mass = -1, expected = 0;
     for (int j = 0; j < m; j++)

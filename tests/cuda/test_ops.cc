@@ -1057,6 +1057,11 @@ static void test_select(const rig &r, int m, flagging how, int levels)
         now("%s select m %d, flags %d, levels %d, %d of %d free", r.name(), m, how, levels, budget, n_free);
         test_choice(r, in_play, scores, flags, budget);
     }
+    floats lowered = scores; /* half of them below 0 */
+    std::sort(lowered.begin(), lowered.end());
+    float middle = lowered[(size_t)m / 2];
+    std::transform(scores.begin(), scores.end(), lowered.begin(), [&](float score) { return score - middle; });
+    test_choice(r, in_play, lowered, flags, n_free / 2);
     if (!levels) return;
     input positions(r.gpu, in_play), on_gpu(r.gpu, scores), allowed(r.gpu, flags);
     for (double mass : { random_bits() / 4294967296.0, 0.9, 1.0 }) {

@@ -1,0 +1,86 @@
+/* policy.c — calls a policy written in Python from within a pass, which runs without the GIL. */
+#include "core.h"
+
+#include <string.h>
+
+#include "../numeric.h"
+
+static const char *const PARTS[] = {
+    [LAZY_VIEW_IN_PLAY] = "in_play",         [LAZY_VIEW_ROWS] = "rows", [LAZY_VIEW_PROTECTED] = "protected",
+    [LAZY_VIEW_PROJECTIONS] = "projections", [LAZY_VIEW_KEYS] = "keys", [LAZY_VIEW_VALUES] = "values",
+    [LAZY_VIEW_HIDDEN] = "hidden",
+};
+enum { N_PARTS = sizeof PARTS / sizeof *PARTS };
+
+PyObject *policy_read(SessionObject *self, PyObject *args)
+{
+    const char *name;
+    int first, n, part = 0;
+    if (!PyArg_ParseTuple(args, "sii", &name, &first, &n)) return NULL;
+    if (!self->view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
+    while (part < N_PARTS && strcmp(name, PARTS[part]) != 0) part++;
+    if (part == N_PARTS) return PyErr_Format(PyExc_ValueError, "there is no part %s", name);
+    if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
+    void *data;
+    lazy_error err = { 0 };
+    PyObject *array = array_new_part(self->view, (lazy_view_part)part, n, &data);
+    if (array && lazy_view_read(self->view, (lazy_view_part)part, first, n, data, &err)) {
+        core_raise(core_state_of(Py_TYPE(self)), &err);
+        Py_CLEAR(array);
+    }
+    return array;
+}
+
+/* Calls policy(session, view, memo); memo is the same dict in all calls of a pass. */
+static PyObject *run_policy(SessionObject *self, const lazy_view *view)
+{
+    const lazy_config *c = view->config;
+    if (!self->memo && !(self->memo = PyDict_New())) return NULL;
+    return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:i}O", self, "layer", view->layer, "is_prompt",
+                                 view->is_prompt ? Py_True : Py_False, "observes", view->observes ? Py_True : Py_False, "n_keep",
+                                 view->n_keep, "first_new", view->first_new, "n_in_play", view->n_in_play, "n_rows", view->n_rows, "window",
+                                 view->window, "query_scalar", c->query_scalar ? (double)c->query_scalar : c->head_dim, "n_heads",
+                                 c->n_heads, self->memo);
+}
+
+/* Takes (scores, n_free), which the policy returns unless it observes. */
+static int take_answer(PyObject *answer, int m, float *scores, int *n_free)
+{
+    PyObject *array, *owner;
+    const float *data;
+    Py_ssize_t n;
+    if (!PyTuple_Check(answer)) {
+        PyErr_Format(PyExc_TypeError, "a policy returned %R; it must return (scores, n_free)", answer);
+        return -1;
+    }
+    if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &array, n_free)) return -1;
+    if (array_read_floats(array, "scores", &owner, &data, &n)) return -1;
+    if (n == m) memcpy(scores, data, (size_t)m * sizeof *scores);
+    else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", n, m);
+    Py_DECREF(owner);
+    return n == m ? 0 : -1;
+}
+
+static int call_policy(void *context, const lazy_view *view, float *scores, int *n_free)
+{
+    SessionObject *self = context;
+    lazy_error err = { 0 };
+    int32_t last;
+    int code = lazy_view_read(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err); /* a device is waited for without the GIL */
+    int64_t begun = now_ns();
+    watcher_hold(self->watcher);
+    if (code) {
+        core_raise(core_state_of(Py_TYPE(self)), &err);
+    } else {
+        self->view = view;
+        PyObject *answer = run_policy(self, view);
+        self->view = NULL;
+        code = !answer ? -1 : view->observes ? 0 : take_answer(answer, view->n_in_play, scores, n_free);
+        Py_XDECREF(answer);
+    }
+    watcher_release(self->watcher);
+    self->policy_ns += now_ns() - begun;
+    return code;
+}
+
+lazy_policy policy_of(SessionObject *self) { return (lazy_policy){ call_policy, self }; }

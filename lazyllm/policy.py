@@ -1,0 +1,347 @@
+"""Policy: a rule of scoring by the user, and the view of a layer that it scores by."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from math import sqrt
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from lazyllm.method import Method
+from lazyllm.pruning import DENSE, Mass, Pruning, StagesInput, bare_flops
+from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm import _core
+    from lazyllm.checkpoints.config import ModelConfig
+
+
+class View:
+    """A layer that has just run, as a policy sees it.
+
+    H query heads share G key-value heads of size D; m tokens are in play, n of them were computed in this
+    layer. Arrays are read-only copies, which may be kept; the view itself ends with the call.
+    """
+
+    def __init__(self, core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]) -> None:
+        self._core: _core.Session | None = core
+        self._told = told
+        self._copied: dict[tuple[str, int], np.ndarray] = {}
+        self.layer: int = told["layer"]
+        self.is_prompt: bool = told["is_prompt"]
+        """True in a pass over prompt tokens, False in a decode step."""
+        self.n_keep: int | None = None if told["observes"] else told["n_keep"]
+        """The number of prompt tokens that the stage keeps; None in `observe`."""
+        self.earlier: Mapping[int, tuple[np.ndarray, np.ndarray]] = MappingProxyType(memo["earlier"])
+        """By layer: the positions in play at an earlier stage of this pass, and what `score` returned."""
+        self.observed: Mapping[int, Any] = MappingProxyType(memo["observed"])
+        """By layer: what `observe` returned in this pass."""
+
+    def __repr__(self) -> str:
+        return f"<View of layer {self.layer}: {self._told['n_in_play']} tokens in play>"
+
+    def _part(self, name: str, first: int, n: int) -> np.ndarray:
+        if self._core is None:
+            raise RuntimeError(
+                f"the view of layer {self.layer} was used after its call had ended; what it gave out before "
+                "are copies, which may be kept"
+            )
+        key = name, n
+        if key not in self._copied:
+            self._copied[key] = _read_only(self._core.read(name, first, n))
+        return self._copied[key]
+
+    def _close(self) -> None:
+        self._core = None
+        self._copied = {}
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The positions in play (m,), ascending."""
+        return self._part("in_play", 0, self._told["n_in_play"])
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The positions computed in this layer (n,), ascending: new tokens, and revived ones before them."""
+        return self._part("rows", 0, self._told["n_rows"])
+
+    @property
+    def protected(self) -> np.ndarray:
+        """True (m,) for tokens in play that this pass cannot drop."""
+        first, span = self._span()
+        return _read_only(self._part("protected", first, span)[self.positions - first].astype(bool))
+
+    def queries(self, rows: int = 1) -> np.ndarray:
+        """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are.
+
+        They are rotated and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most).
+        """
+        n = self._n_asking(rows)
+        projections = self._part("projections", self._told["n_rows"] - n, n)
+        return _read_only(_wide(projections[:, : self._told["n_heads"]]).transpose(1, 0, 2))
+
+    def keys(self) -> np.ndarray:
+        """Rotated keys (G, m, D) of the tokens in play."""
+        return self._in_play("keys")
+
+    def values(self) -> np.ndarray:
+        """Values (G, m, D) of the tokens in play."""
+        return self._in_play("values")
+
+    def hidden(self) -> np.ndarray:
+        """The layer's outputs (n, hidden) for the tokens of `rows`."""
+        return _read_only(_wide(self._part("hidden", 0, self._told["n_rows"])))
+
+    def attention(self, rows: int = 1) -> np.ndarray:
+        """Attention (H, w, m) of the tokens of `queries(rows)` to those in play; 0 where one is not seen."""
+        queries, keys = self.queries(rows), self.keys()
+        heads, n, size = queries.shape
+        with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
+            products = queries.reshape(len(keys), -1, size) @ keys.transpose(0, 2, 1)
+            weights = products.reshape(heads, n, -1)
+            weights /= sqrt(self._told["query_scalar"])
+            distance = self.rows[-n:, None] - self.positions
+            seen = (distance >= 0) & (distance < (self._told["window"] or np.inf))
+            if not seen.all():
+                weights[:, ~seen] = -np.inf
+            weights -= weights.max(axis=-1, keepdims=True)
+            np.exp(weights, out=weights)
+            weights /= weights.sum(axis=-1, keepdims=True)
+        return _read_only(weights)
+
+    def _n_asking(self, rows: int) -> int:
+        n_new = int(np.count_nonzero(self.rows >= self._told["first_new"]))
+        return min(checked.whole(rows, "rows", 1), n_new)
+
+    def _span(self) -> tuple[int, int]:
+        """The first position in play, and the number of positions up to the last one."""
+        first = int(self.positions[0])
+        return first, int(self.positions[-1]) + 1 - first
+
+    def _in_play(self, name: str) -> np.ndarray:
+        first, span = self._span()
+        by_position = self._part(name, first, span)
+        gathered = by_position if span == self.positions.size else by_position[:, self.positions - first]
+        return _read_only(_wide(gathered))
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """As float32; bfloat16 comes as its 16 bits."""
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+class Policy(Method):
+    """A schedule whose tokens are scored by a subclass; the paper's rule would be
+
+        class Mine(lazyllm.Policy):
+            def score(self, view):
+                return view.attention(1).mean(axis=(0, 1))
+
+        llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
+
+    `stages` and options are those of `Pruning`, without `Mass`. docs/method.md says when a policy is called.
+    Attributes that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays;
+    those with a leading underscore are not. Sessions in several threads may share a policy, so what one pass
+    has to remember belongs in what `observe` returns, not in attributes.
+    """
+
+    layers: ClassVar[int] = 1
+    """With more than 1, `observe` is called after each of the `layers` - 1 layers below a stage."""
+
+    def __init__(
+        self,
+        stages: StagesInput,
+        *,
+        sink: int = 0,
+        window: int = 0,
+        protect: Iterable[Any] = (),
+        decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
+        min_tokens: int = 0,
+    ) -> None:
+        made = Pruning(
+            stages, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
+        )
+        for _, rule in (*made.stages, *(made.decode if isinstance(made.decode, tuple) else ())):
+            if isinstance(rule, Mass):
+                raise ValueError(
+                    f"a stage of {type(self).__name__} must be a keep, not {rule}; to keep a number of "
+                    "tokens that depends on the text, return their positions from score"
+                )
+        self._schedule = made
+
+    @abstractmethod
+    def score(self, view: View) -> np.ndarray:
+        """Scores (m,), finite floats, of the tokens in play; or the positions to keep, an integer array."""
+
+    def observe(self, view: View) -> Any:
+        """Looks at a layer below a stage; later calls of the pass find what it returns in `view.observed`."""
+        return None
+
+    @property
+    def schedule(self) -> Pruning:
+        """The stages and options."""
+        try:
+            return self._schedule
+        except AttributeError:
+            raise TypeError(f"{type(self).__name__}.__init__ must call super().__init__(stages)") from None
+
+    def _fields(self) -> dict[str, Any]:
+        """What a subclass has set, as plain values."""
+        return {
+            name: _plain(value, f"{type(self).__name__}.{name}")
+            for name, value in vars(self).items()
+            if not name.startswith("_")
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.schedule == other.schedule and self._fields() == other._fields()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.schedule, json.dumps(self._fields(), sort_keys=True)))
+
+    def __repr__(self) -> str:
+        inner = repr(self.schedule).removeprefix("Pruning(").removesuffix(")")
+        fields = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        texts = [
+            f"{name}={_array_text(value) if isinstance(value, np.ndarray) else repr(value)}"
+            for name, value in fields.items()
+        ]
+        return f"{type(self).__name__}({', '.join([inner, *texts])})"
+
+    def to_json(self) -> str:
+        """The class, a hash of its source where there is one, its schedule and its fields.
+
+        It tells settings apart; a policy is code and cannot be made from it.
+        """
+        name = f"{type(self).__module__}.{type(self).__qualname__}"
+        table = {
+            "policy": name,
+            "source sha256": _source_digest(type(self)),
+            "schedule": json.loads(self.schedule.to_json()),
+            "layers": self.layers,
+            "fields": self._fields(),
+        }
+        return json.dumps(table)
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
+        self.schedule.check(config)
+        checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
+        self._fields()
+
+    def core(self) -> dict[str, Any]:
+        def call(
+            core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]
+        ) -> tuple[Any, ...] | None:
+            if not memo:  # the first call of a pass
+                memo.update(earlier={}, observed={})
+            view = View(core, told, memo)
+            try:
+                if told["observes"]:
+                    memo["observed"][view.layer] = self.observe(view)
+                    return None
+                given, *answer = self._answer(view, self.score(view))
+                memo["earlier"][view.layer] = view.positions, given
+                return tuple(answer)
+            finally:
+                view._close()
+
+        return {**self.schedule.core(), "layers": self.layers, "policy": call}
+
+    def _answer(self, view: View, returned: object) -> tuple[np.ndarray, np.ndarray, int]:
+        """What was returned, as an array; the scores for the core; and how many of the tokens that can be
+        dropped stay, or -1: as many as the stage says."""
+        positions = view.positions
+        who = f"{type(self).__name__}.score after layer {view.layer}"
+        allowed = (
+            f"it must return a finite float for each of the {positions.size} tokens in play, or an integer "
+            "array of positions to keep"
+        )
+        try:
+            given = _read_only(np.array(returned))
+        except ValueError as error:
+            raise TypeError(f"{who} returned no array ({error}); {allowed}") from None
+        if given.dtype.kind not in "fiu" or given.ndim != 1:
+            raise TypeError(
+                f"{who} returned {type(returned).__name__} of type {given.dtype} and shape {given.shape}; "
+                f"{allowed}"
+            )
+        if given.dtype.kind == "f":
+            if given.shape != positions.shape:
+                raise ValueError(f"{who} returned {given.size} scores; {allowed}")
+            with np.errstate(over="ignore"):
+                scores = given.astype(np.float32)
+            for j in np.flatnonzero(~np.isfinite(scores))[:1]:
+                raise ValueError(f"{who} gave position {positions[j]} the score {given[j]}; {allowed}")
+            return given, scores, -1
+        for position in given[~np.isin(given, positions)][:1]:
+            raise ValueError(f"{who} keeps position {position}, which is not in play; {allowed}")
+        kept = np.isin(positions, given)
+        return given, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
+
+    # ---- counted work ----------------------------------------------------------------------------
+
+    def flops(self, config: ModelConfig, n_prompt: int) -> int:
+        """Counted operations of a prefill, as `Pruning.flops` counts, without scores: the policy's own work
+        is measured (`Generation.policy_seconds`), not counted. Every stage counts with its keep."""
+        in_play = self.schedule.planned(config, n_prompt)
+        return bare_flops(config, in_play, in_play)
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
+        return bare_flops(config, in_play, computed)
+
+    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
+        """Dense prefill's counted operations over those of this policy."""
+        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
+
+
+def _array_text(array: np.ndarray) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return f"<{array.dtype} {array.shape} sha256 {digest[:16]}>"
+
+
+def _plain(value: Any, name: str) -> Any:
+    """A field as JSON holds it; an array by its type, shape and hash."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        return _array_text(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one, name) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, name) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"{name} is a {type(value).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
+        "arrays, because they are its setting; begin the names of other attributes with an underscore"
+    )
+
+
+@cache
+def _source_digest(cls: type[Policy]) -> str | None:
+    """The hash of the source of a class and its bases up to Policy; None where there is no source."""
+    hasher = hashlib.sha256()
+    for one in cls.__mro__[: cls.__mro__.index(Policy)]:
+        try:
+            hasher.update(inspect.getsource(one).encode())
+        except (OSError, TypeError):
+            return None
+    return hasher.hexdigest()

@@ -1,0 +1,704 @@
+"""Policies: rules of scoring by users, against the reference; what a view shows; what is refused."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import drive
+from folders import model_folder
+from reference import Reference
+from tiny import DEVICE, DTYPES, Shape, Tiny, build
+from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
+
+import lazyllm
+from lazyllm import LLM, Mass, Method, Policy, Pruning
+from lazyllm.pruning import DENSE
+
+Build = Callable[[Shape], Tiny]
+IDS = list(range(40, 90))
+CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, True), (1, False), (1, True)]
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda shape: build(shape, folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return lazyllm.load(folder, device=DEVICE, threads=2)
+
+
+class Paper(Policy):
+    def score(self, view: Any) -> Any:
+        return view.attention(1).mean(axis=(0, 1))
+
+
+class ThreeLayers(Policy):
+    """The rule of `Pruning(layers=3)`."""
+
+    layers = 3
+
+    def observe(self, view: Any) -> Any:
+        scores = np.where(view.protected, 0.0, view.attention(1).mean(axis=(0, 1)))
+        return dict(zip(view.positions.tolist(), scores / (scores.sum() or 1.0), strict=True))
+
+    def score(self, view: Any) -> Any:
+        below = [view.observed[layer] for layer in view.observed if layer > view.layer - self.layers]
+        shares = [*below, self.observe(view)]
+        return np.max([[share[i] for i in view.positions.tolist()] for share in shares], axis=0)
+
+
+class SmallValues(Policy):
+    """Scores of both signs, from all arrays but attention."""
+
+    def score(self, view: Any) -> Any:
+        spread = np.square(view.queries(3)).mean() + np.abs(view.hidden()).mean()
+        return (view.keys() - np.square(view.values())).sum(axis=(0, 2)) * spread
+
+
+class Thirds(Policy):
+    """Positions: those of one remainder by 3, another at each layer."""
+
+    def score(self, view: Any) -> Any:
+        return view.positions[view.positions % 3 == view.layer % 3][::-1]
+
+
+class Calls(Policy):
+    """Scores by a function, and notes what it is called with."""
+
+    def __init__(self, stages: Any, rule: Any = None, layers: int = 1, **options: Any) -> None:
+        super().__init__(stages, **options)
+        self.layers = layers
+        self._rule = rule or (lambda view: view.attention(1).mean(axis=(0, 1)))
+        self._seen: list[Any] = []
+
+    def observe(self, view: Any) -> Any:
+        self._seen.append(("observe", view.layer, view.n_keep, view.is_prompt))
+        return view.layer
+
+    def score(self, view: Any) -> Any:
+        self._seen.append(("score", view.layer, view.n_keep, view.is_prompt))
+        return self._rule(view)
+
+
+# ---- against the reference ---------------------------------------------------------------------------------
+
+SHAPES = [
+    Shape(seed=1),
+    Shape(seed=2, n_layers=6, n_kv_heads=1, windows=(0, 5), qkv_bias=True),
+    Shape(seed=3, n_layers=5, n_kv_heads=4, windows=(7,), qk_norm=True, query_scalar=11.0),
+    Shape(seed=4, n_layers=6, head_dim=16, dtype=DTYPES[-1], post_norms=True, norm_plus_one=True, gelu=True),
+]
+OPTIONS: list[dict[str, Any]] = [
+    {"sink": 3, "window": 4, "protect": [(11, 14), (60, 70)]},
+    {"decode": "frozen"},
+    {"decode": {1: 0.2}},
+    {"min_tokens": 35},
+    {},
+][0 if DEVICE == "cpu" else -1 :]  # the emulated device is slow
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@pytest.mark.parametrize("rule", [Paper, ThreeLayers])
+def test_a_rule_of_the_core_written_as_a_policy(
+    tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
+) -> None:
+    """The reference scores by the rules of docs/method.md; the engine by the policy."""
+    policy = rule({0: 0.8, 1: 0.5, 2: 0.15}, **options)
+    assert drive(tiny_of(shape), policy.core(), CONVERSATION, seed=7).margin > NEAR_TIE
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+@pytest.mark.parametrize("rule", [SmallValues, Thirds])
+def test_rules_that_the_core_does_not_have(
+    tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
+) -> None:
+    policy = rule({0: 0.8, 2: 0.3}, **options)
+    reference = drive(tiny_of(shape), policy.core(), CONVERSATION, seed=11, policy=policy)
+    assert reference.margin > NEAR_TIE
+    assert reference.earlier or options in ({"decode": "frozen"}, {"decode": {1: 0.2}})
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"model {shape.seed}")
+def test_a_view_shows_what_the_reference_has(tiny_of: Build, shape: Shape) -> None:
+    """Every array of every call, through prefill, revival, follow-ups and decode steps."""
+    kept: list[dict[str, Any]] = []
+
+    def note(view: Any) -> None:
+        kept.append(
+            {
+                "layer": view.layer,
+                "is_prompt": view.is_prompt,
+                "n_keep": view.n_keep,
+                "positions": view.positions,
+                "rows": view.rows,
+                "protected": view.protected,
+                "attention": view.attention(3),
+                "queries": view.queries(2),
+                "keys": view.keys(),
+                "values": view.values(),
+                "hidden": view.hidden(),
+                "earlier": {layer: positions.tolist() for layer, (positions, _) in view.earlier.items()},
+                "observed": dict(view.observed),
+            }
+        )
+
+    class Noting(Paper):
+        layers = 2
+
+        def observe(self, view: Any) -> Any:
+            note(view)
+            return view.layer
+
+        def score(self, view: Any) -> Any:
+            note(view)
+            return super().score(view)
+
+    tiny, policy = tiny_of(shape), Noting({1: 0.6, 2: 0.3}, sink=2)
+    session = tiny.load().session(policy.core())
+    reference = Reference(tiny.config, tiny.weights, policy.core(), policy)
+    revived = 0
+    for number, (count, generated) in enumerate(CONVERSATION):
+        kept.clear()
+        reference.forward(tiny.ids(count, number), generated)
+        wanted = kept.copy()
+        kept.clear()
+        session.forward(tiny.ids(count, number), generated=generated)
+        revived += session.last_pass[:, 2].sum()
+        assert [one["layer"] for one in kept] == [one["layer"] for one in wanted] == [0, 1, 1, 2]
+        for got, want in zip(kept, wanted, strict=True):
+            for name in ("layer", "is_prompt", "n_keep", "earlier", "observed"):
+                assert got[name] == want[name], name
+            for name in ("positions", "rows", "protected"):
+                assert got[name].tolist() == want[name].tolist(), name
+            for name in ("attention", "queries", "keys", "values", "hidden"):
+                assert got[name].dtype == np.float32
+                assert got[name].shape == want[name].shape, name
+                assert error(got[name], want[name]) <= 3 * SCORES[shape.dtype], name
+    assert reference.margin > NEAR_TIE
+    assert revived > 0
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the CPU computes in float32 always")
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_activations_of_16_bits_are_shown_in_float32(tiny_of: Build, dtype: str) -> None:
+    shown: list[dict[str, np.ndarray]] = []
+
+    def rule(view: Any) -> Any:
+        names = ("attention", "queries", "keys", "values", "hidden")
+        shown.append({name: getattr(view, name)() for name in names})
+        return view.positions[:5]
+
+    tiny, policy = tiny_of(Shape(dtype=dtype)), Calls({0: 0.5, 2: 0.1}, rule)
+    tiny.load().session(policy.core()).forward(tiny.ids(30))
+    Reference(tiny.config, tiny.weights, policy.core(), policy).forward(tiny.ids(30))
+    for got, want in zip(shown[:2], shown[2:], strict=True):
+        for name, array in got.items():
+            assert array.dtype == np.float32
+            assert array.shape == want[name].shape
+            assert error(array, want[name]) <= HALF_LOGITS[dtype], name
+
+
+def test_equal_scores_go_to_the_smaller_position(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape())
+    session = tiny.load().session(Calls({1: 0.5}, lambda view: np.zeros(view.positions.size)).core())
+    session.trace = True
+    session.forward(tiny.ids(20))
+    assert session.last_trace[1]["in_play"].tolist() == [*range(9), 19]
+
+
+# ---- when it is called -------------------------------------------------------------------------------------
+
+
+def test_calls_of_a_conversation(tiny_of: Build) -> None:
+    """`observe` below a stage that will drop tokens, `score` at it; neither in a pass that drops none."""
+    tiny, policy = tiny_of(Shape(n_layers=6)), Calls({2: 0.5, 3: 0.25}, layers=3, min_tokens=12)
+    session = tiny.load().session(policy.core())
+    session.forward(tiny.ids(10))  # dense
+    assert policy._seen == []
+    session.forward(tiny.ids(10))
+    first = [("observe", 0, None, True), ("observe", 1, None, True), ("observe", 2, None, True)]
+    assert policy._seen == [*first, ("score", 2, 10, True), ("score", 3, 5, True)]
+    policy._seen.clear()
+    session.forward(tiny.ids(1), generated=True)
+    assert [one[3] for one in policy._seen] == [False] * 5
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_trace_changes_nothing(tiny_of: Build, trace: bool) -> None:
+    """A stage that keeps everything is not called, though its policy would drop tokens."""
+    tiny, policy = tiny_of(Shape()), Calls({0: 1.0, 1: 0.9}, lambda view: view.positions[:3])
+    session = tiny.load().session(policy.core())
+    session.trace = trace
+    session.forward(tiny.ids(20))
+    assert session.last_pass[:, 0].tolist() == [20, 20, 4, 4]
+    assert [one[:2] for one in policy._seen] == [("score", 1)]
+
+
+def test_positions_keep_what_is_always_kept(tiny_of: Build) -> None:
+    """No position at all, all of them, and protected ones among those chosen."""
+    for chosen, want in ([], [0, 1, 19]), (range(20), range(20)), ([0, 5, 5, 19], [0, 1, 5, 19]):
+        tiny = tiny_of(Shape())
+        policy = Calls({1: 0.5}, lambda view, chosen=chosen: np.array(chosen, np.int64), sink=2)
+        session = tiny.load().session(policy.core())
+        session.trace = True
+        session.forward(tiny.ids(20))
+        assert session.last_trace[-1]["in_play"].tolist() == list(want)
+
+
+def test_stages_may_return_positions_and_scores_in_turn(tiny_of: Build) -> None:
+    """Three free tokens stay after layer 0; of them as many as the keep says after layer 1; one after 2."""
+    tiny = tiny_of(Shape())
+    answers = {0: lambda view: view.positions[3:6], 1: lambda view: -1.0 * view.positions}
+    answers[2] = lambda view: view.positions[1:2]
+    policy = Calls({0: 0.5, 1: 0.15, 2: 0.1}, lambda view: answers[view.layer](view))
+    session = tiny.load().session(policy.core())
+    session.trace = True
+    session.forward(tiny.ids(20))
+    sets = [run["in_play"].tolist() for run in session.last_trace]
+    assert sets == [list(range(20)), [3, 4, 5, 19], [3, 4, 19], [4, 19]]
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+NO_SCORES = {
+    "None": (None, TypeError, "returned NoneType"),
+    "too few": (lambda view: np.zeros(3), ValueError, "returned 3 scores"),
+    "two axes": (lambda view: view.attention(1).mean(axis=0), TypeError, r"shape \(1, 20\)"),
+    "NaN": (lambda view: np.where(view.positions == 7, np.nan, 0.0), ValueError, "position 7 the score nan"),
+    "infinite": (lambda view: np.where(view.positions == 7, -np.inf, 0.0), ValueError, "position 7"),
+    "too large": (lambda view: np.full(20, 1e300), ValueError, "position 0 the score 1e[+]300"),
+    "booleans": (lambda view: view.protected, TypeError, "of type bool"),
+    "complex": (lambda view: np.zeros(20, complex), TypeError, "of type complex128"),
+    "texts": (lambda view: ["a"] * 20, TypeError, "of type <U1"),
+    "ragged": (lambda view: [[1.0], [1.0, 2.0]], TypeError, "returned no array"),
+    "not in play": (lambda view: np.array([3, 20]), ValueError, "keeps position 20, which is not in play"),
+    "negative": (lambda view: np.array([-1]), ValueError, "keeps position -1"),
+    "positions in two axes": (lambda view: view.positions[None], TypeError, r"shape \(1, 20\)"),
+}
+
+
+@pytest.mark.parametrize("what", NO_SCORES)
+def test_what_are_no_scores(tiny_of: Build, what: str) -> None:
+    rule, kind, message = NO_SCORES[what]
+    tiny = tiny_of(Shape())
+    session = tiny.load().session(Calls({1: 0.5}, rule or (lambda view: None)).core())
+    told = f"^Calls.score after layer 1 .*{message}.*20 tokens in play, or an integer array of positions"
+    with pytest.raises(kind, match=told):
+        session.forward(tiny.ids(20))
+    with pytest.raises(RuntimeError, match="did not finish"):
+        session.forward(tiny.ids(1))
+
+
+@pytest.mark.parametrize("where", ["score", "observe"])
+@pytest.mark.parametrize(
+    "raised", [ZeroDivisionError("mine"), KeyboardInterrupt("mine"), SystemExit(3)], ids=repr
+)
+def test_an_exception_reaches_the_caller_unchanged(
+    tiny_of: Build, raised: BaseException, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(view: Any) -> Any:
+        raise raised
+
+    tiny, policy = tiny_of(Shape()), Calls({1: 0.5}, layers=2)
+    model = tiny.load()
+    before = model.session(policy.core()).forward(tiny.ids(20))
+    session = model.session(policy.core())
+    with monkeypatch.context() as patch:
+        patch.setattr(policy, where, fail)
+        with pytest.raises(type(raised)) as caught:
+            session.forward(tiny.ids(20))
+    assert caught.value is raised
+    with pytest.raises(RuntimeError, match="did not finish"):
+        session.forward(tiny.ids(1))
+    assert model.session(policy.core()).forward(tiny.ids(20)).tolist() == before.tolist()
+
+
+def test_a_view_ends_with_its_call(tiny_of: Build) -> None:
+    """Its arrays stay as they were, even after the session is gone, and cannot be written."""
+    kept: list[tuple[Any, np.ndarray, list[Any]]] = []
+
+    def rule(view: Any) -> Any:
+        for array in (view.keys(), view.values(), view.hidden(), view.queries(), view.positions, view.rows):
+            kept.append((view, array, array.tolist()))
+        for array in (view.protected, view.attention()):
+            kept.append((view, array, array.tolist()))
+        return np.zeros(view.positions.size)
+
+    tiny = tiny_of(Shape())
+    session = tiny.load().session(Calls({1: 0.5, 2: 0.4}, rule).core())
+    session.forward(tiny.ids(20))
+    session.forward(tiny.ids(300))  # its buffers grow
+    del session
+    gc.collect()
+    assert len(kept) == 32
+    for view, array, values in kept:
+        assert array.tolist() == values
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+        for read in ("keys", "values", "hidden", "queries", "attention"):
+            with pytest.raises(RuntimeError, match=r"the view of layer \d was used after its call"):
+                getattr(view, read)()
+        for read in ("positions", "rows", "protected"):
+            with pytest.raises(RuntimeError, match=r"the view of layer \d was used after its call"):
+                getattr(view, read)
+
+
+def test_a_view_refuses_a_number_of_rows_below_one(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape())
+    session = tiny.load().session(Calls({1: 0.5}, lambda view: view.attention(0)).core())
+    with pytest.raises(ValueError, match="rows must be from 1"):
+        session.forward(tiny.ids(20))
+
+
+def test_the_core_refuses_what_is_no_part_of_a_view(tiny_of: Build) -> None:
+    refused: list[str] = []
+    tiny = tiny_of(Shape())
+    session: Any = None
+
+    def rule(view: Any) -> Any:
+        for part, first, n in (
+            ("keys", 0, 21),
+            ("rows", -1, 2),
+            ("hidden", 19, 2),
+            ("nothing", 0, 1),
+            ("keys", 0, -1),
+        ):
+            with pytest.raises(ValueError, match=r"entries|part|n is") as caught:
+                session.read(part, first, n)
+            refused.append(str(caught.value))
+        return np.zeros(20)
+
+    session = tiny.load().session(Calls({1: 0.5}, rule).core())
+    session.forward(tiny.ids(20))
+    assert [text.split(";")[0] for text in refused] == [
+        "entries 0 to 20 of a view",
+        "entries -1 to 0 of a view",
+        "entries 19 to 20 of a view",
+        "there is no part nothing",
+        "n is -1",
+    ]
+    with pytest.raises(RuntimeError, match="only while the session's policy runs"):
+        session.read("keys", 0, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"queries": 2},
+        {"smooth": 3},
+        {"memory": 0.5},
+        {"permanent": True},
+        {"stages": [(1, (0.5, 0.0, 1.0))]},
+        {"decode": [(1, (0.5, 0.0, 1.0))]},
+    ],
+    ids=str,
+)
+def test_the_core_refuses_options_that_a_policy_has_not(tiny_of: Build, change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a policy takes no"):
+        tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), **change})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (None, TypeError, r"must return \(scores, n_free\)"),
+        ((np.zeros(3, np.float32), -1), ValueError, "3 scores for 20 tokens"),
+        ((np.zeros(20),), TypeError, "a policy returns"),
+    ],
+)
+def test_the_core_refuses_other_answers(
+    tiny_of: Build, answer: Any, kind: type[Exception], message: str
+) -> None:
+    session = tiny_of(Shape()).load().session({**Paper({1: 0.5}).core(), "policy": lambda *given: answer})
+    with pytest.raises(kind, match=message):
+        session.forward(list(range(20)))
+
+
+# ---- sessions and threads ----------------------------------------------------------------------------------
+
+
+def test_threads_share_a_policy(tiny_of: Build) -> None:
+    tiny, policy = tiny_of(Shape(n_layers=6)), ThreeLayers({2: 0.5, 3: 0.2})
+    model = tiny.load(threads=2)
+
+    def run(seed: int) -> list[list[float]]:
+        session = model.session(policy.core())
+        return [session.forward(tiny.ids(40, seed)).tolist(), session.forward([3], generated=True).tolist()]
+
+    alone = [run(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(8))) == alone
+
+
+def test_a_policy_may_run_other_sessions_of_its_model(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape())
+    model = tiny.load(threads=2)
+    alone = model.session(Paper({1: 0.5}).core()).forward(tiny.ids(40)).tolist()
+    inner: list[list[float]] = []
+
+    def rule(view: Any) -> Any:
+        scores = view.attention().mean(axis=(0, 1))
+        inner.append(model.session(Paper({1: 0.5}).core()).forward(tiny.ids(40)).tolist())
+        assert scores.tolist() == view.attention().mean(axis=(0, 1)).tolist()
+        return scores
+
+    assert model.session(Calls({1: 0.5}, rule).core()).forward(tiny.ids(40)).tolist() == alone
+    assert inner == [alone]
+
+
+def test_a_policy_cannot_run_its_own_session(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape())
+    session: Any = None
+    session = tiny.load().session(Calls({1: 0.5}, lambda view: session.forward([1])).core())
+    with pytest.raises(RuntimeError, match="in use"):
+        session.forward(tiny.ids(20))
+
+
+def test_other_threads_run_while_a_policy_waits(tiny_of: Build) -> None:
+    """The policy waits for a thread, which needs the GIL and the model."""
+    tiny = tiny_of(Shape())
+    model = tiny.load(threads=2)
+    ran: list[Any] = []
+
+    def rule(view: Any) -> Any:
+        other = threading.Thread(target=lambda: ran.append(model.session(None).forward(tiny.ids(5))))
+        other.start()
+        other.join(60)
+        return np.zeros(view.positions.size)
+
+    model.session(Calls({1: 0.5}, rule).core()).forward(tiny.ids(20))
+    assert len(ran) == 1
+
+
+def test_a_policy_that_holds_its_session_is_collected(llm: LLM) -> None:
+    policy = Calls({1: 0.5})
+    session = llm.session(policy)
+    policy._session = session  # type: ignore[attr-defined]
+    session.forward(IDS)
+    gone = weakref.ref(policy)
+    del policy, session
+    gc.collect()
+    assert gone() is None
+
+
+# ---- the setting -------------------------------------------------------------------------------------------
+
+
+class Weighted(Paper):
+    def __init__(self, stages: Any, weight: Any = 1.0, **options: Any) -> None:
+        super().__init__(stages, **options)
+        self.weight = weight
+
+
+class Unready(Paper):
+    def __init__(self) -> None:
+        pass
+
+
+def test_equality_hash_and_forms() -> None:
+    one = Weighted([(9, 0.3), (15, 0.1)], 0.5, sink=4)
+    assert one == Weighted({15: 0.1, 9: 0.3}, 0.5, sink=4)
+    assert hash(one) == hash(Weighted({15: 0.1, 9: 0.3}, 0.5, sink=4))
+    others = [
+        Weighted({9: 0.3, 15: 0.1}, 0.25, sink=4),
+        Weighted({9: 0.3, 15: 0.1}, 0.5),
+        Paper({9: 0.3, 15: 0.1}, sink=4),
+        Pruning({9: 0.3, 15: 0.1}, sink=4),
+    ]
+    assert one not in others
+    assert len({other.to_json() for other in others} | {one.to_json()}) == 5
+    assert repr(one) == "Weighted({9: 0.3, 15: 0.1}, sink=4, weight=0.5)"
+    assert str(Paper({9: 0.3}, decode="frozen")) == "Paper({9: 0.3}, decode='frozen')"
+    arrays = [Weighted({9: 0.3}, np.full(5000, value, np.float32)) for value in (0, 1, 1)]
+    assert arrays[0] != arrays[1] == arrays[2]
+    assert hash(arrays[1]) == hash(arrays[2])
+    assert repr(arrays[0]) != repr(arrays[1]) == repr(arrays[2])
+    assert "\n" not in repr(arrays[0])
+
+
+def test_json_names_the_class_and_its_source() -> None:
+    told = json.loads(Weighted({1: 0.5}, 0.5).to_json())
+    assert told["policy"].endswith("test_policy.Weighted")
+    assert len(told["source sha256"]) == 64
+    assert told["source sha256"] != json.loads(Paper({1: 0.5}).to_json())["source sha256"]
+    assert told["fields"] == {"weight": 0.5}
+    assert told["schedule"]["stages"] == {"1": 0.5}
+    assert told["layers"] == 1
+    made: dict[str, Any] = {}
+    exec("class Mine(Policy):\n    def score(self, view): return view.positions", {"Policy": Policy}, made)
+    assert json.loads(made["Mine"]({1: 0.5}).to_json())["source sha256"] is None
+
+
+def test_a_policy_is_not_made_from_text() -> None:
+    for given in (Paper({1: 0.5}).to_json(), json.loads(Paper({1: 0.5}).to_json())):
+        with pytest.raises(ValueError, match=r"the policy .*Paper is code and cannot be made from text"):
+            lazyllm.methods.as_method(given)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
+        (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
+        (lambda: Paper({1: Mass(0.9)}), ValueError, r"a stage of Paper must be a keep, not Mass\(0.9\)"),
+        (lambda: Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a stage of Paper must be a keep"),
+        (lambda: Paper({1: 0.5}, queries=2), TypeError, "queries"),
+        (
+            lambda: Weighted({1: 0.5}, object()).to_json(),
+            TypeError,
+            "Weighted.weight is a object; a policy's fields",
+        ),
+    ],
+)
+def test_settings_that_are_refused(make: Callable[[], Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "message"),
+    [
+        (Paper({5: 0.5}), ValueError, "layer 5 is out of reach"),
+        (Calls({1: 0.5}, layers=0), ValueError, "Calls.layers must be from 1"),
+        (Weighted({1: 0.5}, print), TypeError, "Weighted.weight is a builtin_function_or_method"),
+        (Unready(), TypeError, r"Unready.__init__ must call super\(\).__init__\(stages\)"),
+        (Paper, TypeError, "pruning must be"),
+    ],
+    ids=["layer", "layers", "field", "unready", "class"],
+)
+def test_settings_that_a_model_cannot_run(llm: LLM, policy: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        llm.generate(IDS, pruning=policy)
+
+
+def test_counted_work_has_no_scores(llm: LLM) -> None:
+    policy, config = Paper({1: 0.6, 3: 0.3}, sink=4), llm.config
+    scores = (50 + 30) * 2 * config.n_heads * config.head_dim
+    assert policy.flops(config, 50) == Pruning({1: 0.6, 3: 0.3}, sink=4).flops(config, 50) - scores
+    assert policy.speedup(config, 50) == DENSE.flops(config, 50) / policy.flops(config, 50)
+    session = llm.session(policy)
+    session.forward(IDS)
+    assert policy.prefill_flops(config, 50, session.last_pass) == policy.flops(config, 50)
+    session = llm.session(Thirds({1: 0.6, 3: 0.3}))
+    session.forward(IDS)
+    assert Thirds({1: 0.6}).prefill_flops(config, 50, session.last_pass) < policy.flops(config, 50)
+
+
+# ---- where methods are given -------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_same_rule(llm: LLM) -> None:
+    """Prefill and decode steps, by `generate`, `stream` and a conversation, beside the core's own rule."""
+    stages = {1: 0.6, 3: 0.3}
+    want, got = (llm.generate(IDS, one(stages), max_new_tokens=8, trace=True) for one in (Pruning, Paper))
+    assert got.token_ids == want.token_ids
+    assert got.passes.tolist() == want.passes.tolist()
+    for mine, theirs in zip(got.trace.stages, want.trace.stages, strict=True):
+        assert mine.kept.tolist() == theirs.kept.tolist()
+        assert error(mine.scores, theirs.scores) <= 1e-5
+    stream = llm.stream(IDS, Paper(stages), max_new_tokens=8)
+    assert stream.finished().token_ids == want.token_ids
+    talks = [llm.session(one(stages)) for one in (Pruning, Paper)]
+    for text in ("Hello", "And you?"):
+        answers = [one.ask(text, chat=True, max_new_tokens=4) for one in talks]
+        assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
+    def slow(view: Any) -> Any:
+        threading.Event().wait(0.02)
+        return view.positions
+
+    out = llm.generate(IDS, Calls({1: 0.5}, slow), max_new_tokens=3)
+    assert 0.06 <= out.policy_seconds <= out.seconds
+    assert "s in the policy" in out.summary
+    dense = llm.generate(IDS, max_new_tokens=3)
+    assert dense.policy_seconds == 0
+    assert "policy" not in dense.summary
+    session = llm.session(Calls({1: 0.5}, slow, min_tokens=20))
+    session.forward(IDS)
+    assert 0.02 <= session.last_policy_seconds < out.policy_seconds
+    session = llm.session(Calls({1: 0.5}, slow, min_tokens=200))
+    session.forward(IDS)
+    assert session.last_policy_seconds == 0
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="long on the emulated device")
+def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
+    """Divergence and scores; a run does not go on under a policy of another source."""
+    options: dict[str, Any] = {
+        "datasets": ["niah_single_1"],
+        "max_length": 560,
+        "limit": 1,
+        "chat": "none",
+        "warm_ups": 0,
+        "measure": "both",
+        "out": tmp_path,
+        "progress": False,
+    }
+    stages = {1: 0.6, 3: 0.3}
+    swept = lazyllm.sweep(llm, [Pruning(stages), Paper(stages)], **options)
+    theirs, mine = (
+        [row for row in swept.rows if row["setting"] == str(one(stages))] for one in (Pruning, Paper)
+    )
+    assert len(mine) == len(theirs) == 1
+    for name in ("kl", "agreement", "prediction", "computed", "in_play", "revived"):
+        assert mine[0][name] == pytest.approx(theirs[0][name]), name
+    assert mine[0]["flops"] < theirs[0]["flops"]
+
+    class Other(Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(2).mean(axis=(0, 1))
+
+    Other.__name__ = "Paper"
+    with pytest.raises(ValueError, match="policy of Paper"):
+        lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
+
+
+def test_the_example_of_the_docs_runs(folder: Path) -> None:
+    page = Path(__file__).parents[1].joinpath("docs", "policies.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    code = code.replace("path/to/checkpoint", str(folder)).replace("{9: 0.5, 15: 0.3}", "{2: 0.5, 4: 0.3}")
+    made: dict[str, Any] = {"prompt": "The sea was calm. " * 9}
+    exec(code, made)
+    assert made["answer"].policy_seconds > 0
+    n = len(made["answer"].prompt_ids)
+    assert made["answer"].passes["in_play"][:6].tolist() == [n] * 3 + [-(-n // 2)] * 2 + [math.ceil(0.3 * n)]
+
+
+def test_any_method_is_taken(llm: LLM) -> None:
+    """A class of the user's own, which is no Pruning."""
+
+    class Half(Method):
+        def core(self) -> dict[str, Any]:
+            return Pruning({1: 0.5}).core()
+
+        def to_json(self) -> str:
+            return "{}"
+
+        def check(self, config: Any) -> None:
+            pass
+
+    want = llm.generate(IDS, {1: 0.5}, max_new_tokens=4)
+    assert llm.generate(IDS, Half(), max_new_tokens=4).token_ids == want.token_ids
