@@ -18,8 +18,13 @@ from lazyllm.support.json_text import parse_json
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
-SPEEDUP_DEPTHS = ((0.30, 0.50, 0.75), (0.20, 0.40, 0.60), (0.10, 0.25, 0.40))  # gentlest first
-SPEEDUP_MIN_KEEP = 0.25  # instead of a smaller k, earlier stages are used: they keep more and lose less
+# of for_speedup, by depth: the stages' keeps relative to the first one; those that lose least come first
+SPEEDUP_SHAPES: tuple[dict[float, float], ...] = (
+    {0.26: 1, 0.53: 0.5},
+    {0.23: 1, 0.47: 0.375, 0.67: 0.125},
+    {0.10: 1, 0.25: 0.4, 0.40: 0.16},
+)
+SPEEDUP_FIRST_KEEP = 0.36  # of the first stage, where a later shape keeps as much; below it answers are lost
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 
@@ -359,10 +364,11 @@ class Pruning(Method):
 
     @classmethod
     def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
-        """Three stages keeping k, k^2, k^3, with k as large as `target` allows.
+        """Stages that lose little under the scores of `recommended()`, keeping as much as `target` allows.
 
-        Their layers are near 30, 50 and 75 % of the depth. If k would be below a quarter, they are near 20,
-        40 and 60 % instead, or, if it still would, near 10, 25 and 40 %.
+        There is one stage after about a quarter of the layers, and one after half of them that keeps half as
+        many tokens. If the first would keep less than SPEEDUP_FIRST_KEEP, there are three, which keep fewer
+        tokens in the upper layers; or, where that does not do either, three early ones.
         In a model with sliding windows, they are after the nearest layers that see all of the context,
         so there may be fewer of them.
 
@@ -381,22 +387,22 @@ class Pruning(Method):
         def reached(one: Pruning) -> float:
             return one.recommended().speedup(config, n_prompt)
 
-        for depths in SPEEDUP_DEPTHS:
-            layers = sorted({_nearest(seeing, round(depth * config.n_layers)) for depth in depths})
-            if reached(cls._falling(layers, SPEEDUP_MIN_KEEP)) >= target:
+        for shape in SPEEDUP_SHAPES:
+            keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
+            if reached(cls._scaled(keeps, SPEEDUP_FIRST_KEEP)) >= target:
                 break
 
-        low, high = 0.0, 1.0
-        best = cls._falling(layers, low)
+        low, high = 0.0, 1 / min(keeps.values())
+        best = cls._scaled(keeps, low)
         reach = reached(best)
         if reach < target:
             raise ValueError(
-                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, layers))} of "
+                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
                 f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
             )
         while high - low > 1e-5:
             middle = (low + high) / 2
-            candidate = cls._falling(layers, middle)
+            candidate = cls._scaled(keeps, middle)
             if reached(candidate) >= target:
                 low, best = middle, candidate
             else:
@@ -404,18 +410,20 @@ class Pruning(Method):
         return best
 
     @classmethod
-    def _falling(cls, layers: list[int], keep: float) -> Pruning:
-        return cls([(layer, max(1e-5, round(keep**power, 5))) for power, layer in enumerate(layers, start=1)])
+    def _scaled(cls, keeps: Mapping[int, float], factor: float) -> Pruning:
+        """A stage whose keep would be 1 or more is left out."""
+        scaled = {layer: max(1e-5, round(factor * keep, 5)) for layer, keep in keeps.items()}
+        return cls({layer: keep for layer, keep in scaled.items() if keep < 1})
 
     def recommended(self) -> Pruning:
         """The same schedule under the rule of scoring that was found to lose least.
 
-        A token's score is its largest share in five layers, each the mean over the last 16 rows, smoothed
+        A token's score is its largest share in five layers, each the mean over the last 32 rows, smoothed
         over its neighbours and remembered in decode steps. The first four tokens, which draw attention
         whatever they say, are always kept.
         """
         sink = max(self.sink, RECOMMENDED_SINK)
-        return replace(self, layers=5, queries=16, smooth=13, memory=0.8, sink=sink)
+        return replace(self, layers=5, queries=32, smooth=31, memory=0.8, sink=sink)
 
 
 def _nearest(layers: list[int], wanted: int) -> int:

@@ -12,9 +12,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tiny import DEVICE
 
+from lazyllm import _core
+
 SANITIZED = bool(
     os.environ.get("LAZYLLM_SANITIZED")
 )  # a core built with sanitizers runs several times slower
+
+core_folder = os.environ.get("LAZYLLM_TEST_CORE")
+if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).parents:
+    raise pytest.UsageError(f"the tests are to run the core in {core_folder}, but import {_core.__file__}")
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 examples = 100 if DEVICE == "cpu" else 40  # the emulated device is slow
