@@ -18,13 +18,14 @@ from lazyllm.support.json_text import parse_json
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
-# of for_speedup, by depth: the stages' keeps relative to the first one; those that lose least come first
-SPEEDUP_SHAPES: tuple[dict[float, float], ...] = (
-    {0.26: 1, 0.53: 0.5},
-    {0.23: 1, 0.47: 0.375, 0.67: 0.125},
-    {0.10: 1, 0.25: 0.4, 0.40: 0.16},
+# of for_speedup, by depth: the stages' keeps relative to the first one, and the least keep of the first one
+# with which a shape is taken; those that lose least come first
+SPEEDUP_SHAPES: tuple[tuple[dict[float, float], float], ...] = (
+    ({0.26: 1, 0.53: 0.5}, 0.36),
+    ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
+    ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
 )
-SPEEDUP_FIRST_KEEP = 0.36  # of the first stage, where a later shape keeps as much; below it answers are lost
+WIDE_KEEP = 1 / 3  # of the first stage, from which on wide smoothing leaves room for other places
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 
@@ -367,8 +368,8 @@ class Pruning(Method):
         """Stages that lose little under the scores of `recommended()`, keeping as much as `target` allows.
 
         There is one stage after about a quarter of the layers, and one after half of them that keeps half as
-        many tokens. If the first would keep less than SPEEDUP_FIRST_KEEP, there are three, which keep fewer
-        tokens in the upper layers; or, where that does not do either, three early ones.
+        many tokens. Where the first would keep less than about a third of the prompt, there are three stages
+        with keeps that fall slowly; and where these do not reach the target, three early ones.
         In a model with sliding windows, they are after the nearest layers that see all of the context,
         so there may be fewer of them.
 
@@ -387,9 +388,9 @@ class Pruning(Method):
         def reached(one: Pruning) -> float:
             return one.recommended().speedup(config, n_prompt)
 
-        for shape in SPEEDUP_SHAPES:
+        for shape, least in SPEEDUP_SHAPES:
             keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
-            if reached(cls._scaled(keeps, SPEEDUP_FIRST_KEEP)) >= target:
+            if reached(cls._scaled(keeps, least)) >= target:
                 break
 
         low, high = 0.0, 1 / min(keeps.values())
@@ -418,12 +419,21 @@ class Pruning(Method):
     def recommended(self) -> Pruning:
         """The same schedule under the rule of scoring that was found to lose least.
 
-        A token's score is its largest share in five layers, each the mean over the last 32 rows, smoothed
-        over its neighbours and remembered in decode steps. The first four tokens, which draw attention
-        whatever they say, are always kept.
+        A token's score is its largest share in five layers, each the mean over the last 16 rows, smoothed
+        over its neighbours and remembered in decode steps. It is smoothed over 31 tokens if the first stage
+        keeps a third of the prompt or more, else over 13: each place that is kept takes as many. The first
+        four tokens, which draw attention whatever they say, are always kept.
         """
-        sink = max(self.sink, RECOMMENDED_SINK)
-        return replace(self, layers=5, queries=32, smooth=31, memory=0.8, sink=sink)
+        first = self.stages[0][1] if self.stages else 1.0
+        keep = first.keep_max if isinstance(first, Mass) else first
+        return replace(
+            self,
+            layers=5,
+            queries=16,
+            smooth=31 if keep >= WIDE_KEEP else 13,
+            memory=0.8,
+            sink=max(self.sink, RECOMMENDED_SINK),
+        )
 
 
 def _nearest(layers: list[int], wanted: int) -> int:

@@ -305,7 +305,7 @@ def test_flops_with_stages_of_every_kind() -> None:
 
 
 def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> None:
-    """Gemma 3 270M: the last layer of six sees everything; stages near 30, 50 and 75 % share two of them."""
+    """Gemma 3 270M: the last layer of six sees everything."""
     model: Any = SimpleNamespace(
         **{**vars(SMOL), "n_layers": 18, "windows": (512, 512, 512, 512, 512, 0) * 3}
     )
@@ -313,7 +313,7 @@ def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> 
     assert [layer for layer, _ in pruning.stages] == [5, 11]
     assert 1.5 <= pruning.speedup(model, 4000) <= 1.515
     local: Any = SimpleNamespace(**{**vars(model), "windows": (512,) * 18})
-    assert [layer for layer, _ in Pruning.for_speedup(1.5, local, 4000).stages] == [5, 9, 14]
+    assert [layer for layer, _ in Pruning.for_speedup(1.5, local, 4000).stages] == [5, 10]
 
 
 def test_speedup_of_a_known_schedule() -> None:
@@ -326,11 +326,12 @@ def test_speedup_of_a_known_schedule() -> None:
 @given(st.floats(1.0, 5.0), st.integers(1000, 30000))
 def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
     pruning = Pruning.for_speedup(target, SMOL, n)
+    assert target <= pruning.recommended().speedup(SMOL, n)
     assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
 
 
 @pytest.mark.parametrize(
-    ("target", "layers"), [(1.5, [9, 15, 22]), (2.0, [9, 15, 22]), (3.0, [6, 12, 18]), (5.0, [3, 8, 12])]
+    ("target", "layers"), [(1.2, [16]), (2.0, [8, 16]), (2.5, [7, 15, 19]), (5.0, [3, 8, 12])]
 )
 def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[int]) -> None:
     pruning = Pruning.for_speedup(target, SMOL, 3000)
@@ -339,11 +340,11 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 
 
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
-    for n_layers in range(2, 9):
+    for n_layers in range(3, 9):
         model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers, "windows": (0,) * n_layers})
-        pruning = Pruning.for_speedup(1.05, model, 7)
+        pruning = Pruning.for_speedup(1.05, model, 100)
         pruning.check(model)
-        assert pruning.speedup(model, 7) >= 1.05
+        assert pruning.speedup(model, 100) >= 1.05
 
 
 def test_for_speedup_refuses_what_cannot_be() -> None:
@@ -360,6 +361,12 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
 def test_recommended_keeps_the_schedule() -> None:
     pruning = Pruning({10: 0.7}, window=2)
     made = pruning.recommended()
-    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=13, memory=0.8)
+    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=31, memory=0.8)
     assert pruning == Pruning({10: 0.7}, window=2)
     assert Pruning({10: 0.7}, sink=9).recommended().sink == 9
+
+
+def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
+    for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
+        assert Pruning(stages).recommended().smooth == width
+    assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
