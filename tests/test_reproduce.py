@@ -286,3 +286,5 @@ def test_the_command_prints_its_tables(
     out = capsys.readouterr().out
     assert "Table 2" in out
     assert f"wrote {tmp_path / 'table2.csv'}" in out
+    rows = [json.loads(line) for line in (tmp_path / "methods" / ITEMS).read_text().splitlines()]
+    assert {row["setting"].partition("(")[0] for row in rows} == {"dense", "GemFilter", "Pruning"}
