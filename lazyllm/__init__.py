@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM, load
     from lazyllm.machine.info import info
     from lazyllm.method import Method
-    from lazyllm.methods import Preset, PromptCompression, RandomDrop, StaticPruning, parse_method
+    from lazyllm.methods import (
+        CLAA,
+        FastKV,
+        GemFilter,
+        Preset,
+        PromptCompression,
+        RandomDrop,
+        StaticPruning,
+        parse_method,
+    )
     from lazyllm.policy import Policy
     from lazyllm.pruning import Mass, Pruning
     from lazyllm.sampling import SamplingParams
@@ -26,9 +35,12 @@ if TYPE_CHECKING:
     from lazyllm.trace import Trace
 
 __all__ = [
+    "CLAA",
     "LLM",
     "CheckpointError",
     "DeviceError",
+    "FastKV",
+    "GemFilter",
     "Generation",
     "Mass",
     "Method",
@@ -51,8 +63,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CLAA": "methods",
     "CheckpointError": "errors",
     "DeviceError": "errors",
+    "FastKV": "methods",
+    "GemFilter": "methods",
     "Generation": "generation",
     "LLM": "llm",
     "Mass": "pruning",

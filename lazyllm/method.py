@@ -45,8 +45,11 @@ class Method(ABC):
         """The number of tokens of a prompt that reach the model."""
         return n_prompt
 
-    def ids(self, prompt_ids: list[int], turn: int) -> list[int]:
-        """The prompt's token ids that the model reads, at consecutive positions."""
+    def check_length(self, config: ModelConfig, n_prompt: int) -> None:  # noqa: B027  # most take any length
+        """Raises ValueError if a prompt is too long to be shortened; what remains of it is checked later."""
+
+    def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
+        """The prompt's token ids that the model reads, at consecutive positions; `llm` is the model."""
         return prompt_ids
 
     def gaps(self, n_prompt: int, turn: int) -> np.ndarray:

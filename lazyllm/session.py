@@ -109,7 +109,7 @@ class Session:
         n_given = len(new)
         if not generated:
             self._refuse_ids()
-            new = self.pruning.ids(new, self._n_prompts)
+            new = self.pruning.ids(self.llm, new, self._n_prompts)
         with self._exclusive_use():
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()
@@ -162,6 +162,7 @@ class Session:
         """
         ids = self._tokenized(prompt, chat)
         if not self.pruning.compresses:
+            self.pruning.check_length(self.llm.config, len(ids))
             self._check_room(self.pruning.kept(len(ids)), request.max_new_tokens)
 
     # ---- encoding --------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class Session:
         """
         with self._exclusive_use():
             started = time.perf_counter() - encoded.compress_seconds
-            prompt_ids = self.pruning.ids(encoded.ids, self._n_prompts)
+            prompt_ids = self.pruning.ids(self.llm, encoded.ids, self._n_prompts)
             self._reserve(len(prompt_ids), request.max_new_tokens, spare=self.length)
             sampling = request.sampling
             sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)

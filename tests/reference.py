@@ -51,6 +51,65 @@ class ReferenceView:
         return np.stack([self._state["hidden"][i] for i in self._state["computed"]])
 
 
+# ---- rules of other methods: each is the policy of a Reference --------------------------------------------
+
+
+def mean_with_zeros(row: np.ndarray, width: int) -> np.ndarray:
+    """The mean of the `width` values around each; values beyond the ends count as 0."""
+    half = width // 2
+    return np.array([sum(row[max(0, k - half) : k + half + 1]) / width for k in range(len(row))])
+
+
+class FastKVRule:
+    """Attention of the last 8 tokens, over heads and rows, then over the 7 neighbours that exist."""
+
+    layers = 1
+
+    def score(self, view: ReferenceView) -> np.ndarray:
+        raw = view.attention(8).mean(axis=(0, 1))
+        return np.array([raw[max(0, k - 3) : k + 4].mean() for k in range(len(raw))])
+
+
+class CLAARule:
+    """The largest z-score over four layers and all key-value heads; see docs/method.md."""
+
+    layers = 4
+
+    def observe(self, view: ReferenceView) -> list[np.ndarray]:
+        """z-scores of the tokens that can be dropped, by key-value head."""
+        attention, n_kv_heads = view.attention(8), len(view.keys())
+        group = len(attention) // n_kv_heads
+        told = []
+        for g in range(n_kv_heads):
+            row = attention[g * group : (g + 1) * group].mean(axis=0).mean(axis=0)
+            row = mean_with_zeros(row[~view.protected], 7)
+            told.append((row - row.mean()) / (row.std() or 1.0))
+        return told
+
+    def score(self, view: ReferenceView) -> np.ndarray:
+        layers = [*view.observed.values(), self.observe(view)]
+        scores = np.zeros(len(view.positions))
+        scores[~view.protected] = np.max([row for heads in layers for row in heads], axis=0)
+        return scores
+
+
+class GemFilterRule:
+    """Chooses the tokens of GemFilter's second pass; `margin` is the gap to the first one left out."""
+
+    layers = 1
+
+    def score(self, view: ReferenceView) -> np.ndarray:
+        queries, keys = view.queries(1)[:, 0], view.keys()
+        group = len(queries) // len(keys)
+        raw = np.sum([keys[head // group] @ query for head, query in enumerate(queries)], axis=0)
+        scores = mean_with_zeros(raw, 5)
+        best = sorted(range(len(scores)), key=lambda k: (-scores[k], k))
+        self.chosen = sorted(best[: view.n_keep])
+        gap = scores[best[view.n_keep - 1]] - scores[best[view.n_keep]]
+        self.margin = float(gap / np.abs(scores).max())
+        return scores
+
+
 class Reference:
     """One session: a context that grows with `forward`; K, V and Aux rows are stored by position.
 

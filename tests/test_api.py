@@ -218,7 +218,7 @@ def test_a_method_of_ones_own_is_run(llm: LLM) -> None:
         def check(self, config: Any) -> None:
             pass
 
-        def ids(self, prompt_ids: list[int], turn: int) -> list[int]:
+        def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
             return prompt_ids[len(prompt_ids) // 2 :]
 
     made = llm.generate(IDS, LastHalf(), max_new_tokens=3)

@@ -24,7 +24,10 @@ from tolerances import NEAR_TIE, error
 
 import lazyllm
 from lazyllm import (
+    CLAA,
     LLM,
+    FastKV,
+    GemFilter,
     Mass,
     PromptCompression,
     Pruning,
@@ -701,6 +704,9 @@ METHODS = [
     RandomDrop(0.25, seed=7),
     RandomDrop(0.25, seed=7, original_positions=True),
     StaticPruning(8, 0.5),
+    FastKV(14, 0.2),
+    CLAA(14, 0.2),
+    GemFilter(12, 0.1),
     PromptCompression(0.5),
     PromptCompression(0.2, "token", "some/model"),
     Pruning({10: 0.7, 20: Mass(0.9)}, sink=3),
@@ -720,6 +726,7 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
 def test_settings_print_as_they_are_typed() -> None:
     assert repr(RandomDrop(0.5)) == "RandomDrop(keep=0.5, seed=0)"
     assert str(StaticPruning(8, 0.5)) == "StaticPruning(layers=8, keep=0.5)"
+    assert str(CLAA(14, 0.2)) == "CLAA(layer=14, keep=0.2)"
     compression = "PromptCompression(ratio=0.5, unit='sentence', model=None, by_sentence=True)"
     assert repr(PromptCompression(0.5, by_sentence=True)) == compression
 
@@ -739,6 +746,9 @@ def test_settings_print_as_they_are_typed() -> None:
         (lambda: StaticPruning(2.0, 0.5), TypeError, "layers must be a whole number"),
         (lambda: StaticPruning(2, -0.1), ValueError, "keep must be above 0"),
         (lambda: StaticPruning(2, None), TypeError, "keep must be a number"),
+        (lambda: FastKV(-1, 0.5), ValueError, "layer must be from 0"),
+        (lambda: CLAA(2.0, 0.5), TypeError, "layer must be a whole number"),
+        (lambda: GemFilter(2, 0), ValueError, "keep must be above 0"),
         (lambda: PromptCompression(-0.1), ValueError, "ratio must be from 0 to 1, not -0.1"),
         (lambda: PromptCompression(1.1), ValueError, "ratio must be from 0 to 1"),
         (lambda: PromptCompression(math.inf), ValueError, "ratio must be finite"),
@@ -775,6 +785,9 @@ def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
         ("random:keep=1,original_positions=true", RandomDrop(1.0, 0, True)),
         ("random: keep = 5e-1 , seed = 3", RandomDrop(0.5, 3)),
         ("static:layers=8,keep=0.5", StaticPruning(8, 0.5)),
+        ("fastkv:layer=14,keep=0.2", FastKV(14, 0.2)),
+        ("claa:layer=14,keep=0.2", CLAA(14, 0.2)),
+        ("gemfilter:layer=12,keep=0.1", GemFilter(12, 0.1)),
         ("compress:ratio=0.5", PromptCompression(0.5)),
         ("compress:ratio=0.5,unit=token,model=7", PromptCompression(0.5, "token", "7")),
     ],
@@ -798,6 +811,9 @@ def test_parse_method(text: str, method: Any) -> None:
         ("random:keep=0.5,layers=3", ValueError, "random has no field 'layers'; its fields are keep, seed"),
         ("random:keep=0.5,seed=1.5", TypeError, "seed must be a whole number"),
         ("static:keep=0.5", ValueError, "static needs layers"),
+        ("fastkv:layer=3", ValueError, "fastkv needs keep"),
+        ("claa:layers=3,keep=0.2", ValueError, "claa has no field 'layers'; its fields are layer, keep"),
+        ("gemfilter:keep=0.2", ValueError, "gemfilter needs layer"),
         ("compress:unit=token", ValueError, "compress needs ratio"),
         ("{", ValueError, "pruning is not JSON"),
         ('{"method": "magic"}', ValueError, "method is 'magic'; it must be one of random, static, compress"),
@@ -824,7 +840,8 @@ def test_from_json_refuses_other_methods() -> None:
 def test_the_command_line_takes_every_method(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from lazyllm.commands.main import main
 
-    for method in ("random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5,unit=token", "dense"):
+    static = ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5,unit=token", "dense"]
+    for method in (*static, *(f"{name}:layer=2,keep=0.4" for name in ("fastkv", "claa", "gemfilter"))):
         common = ["--model", str(folder), "--prompt", TEXT, "--max-new-tokens", "2", "--threads", "1"]
         assert main(["generate", *common, "--pruning", method]) == 0
         assert str(parse_method(method)) in capfd.readouterr().err

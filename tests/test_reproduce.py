@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from folders import model_folder
 
 import lazyllm
+from lazyllm import CLAA, FastKV, GemFilter
 from lazyllm.commands.main import main
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.results import ITEMS
@@ -20,7 +22,17 @@ from lazyllm.reproduce.attention import MASSES, QUANTILES, attention_scores, sha
 from lazyllm.reproduce.preset import OTHER, PRESETS, preset_of
 from lazyllm.reproduce.published import BY_MODEL, METHODS
 from lazyllm.reproduce.reproduction import TARGETS
-from lazyllm.reproduce.rivals import COMPRESSION, LAZY, RANDOM, RECOMMENDED, STATIC, kept_for, rivals
+from lazyllm.reproduce.rivals import (
+    CLAA_ROW,
+    COMPRESSION,
+    FASTKV,
+    GEMFILTER,
+    LAZY,
+    RANDOM,
+    kept_for,
+    rivals,
+)
+from lazyllm.reproduce.rivals import METHODS as RIVALS
 from lazyllm.reproduce.tables import first_token
 
 TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
@@ -32,6 +44,9 @@ OPTIONS: dict[str, Any] = {
     "warm_ups": 0,
     "progress": False,
 }
+
+
+ROWS = (FASTKV, CLAA_ROW, GEMFILTER)
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +88,11 @@ def llm(model: Path) -> lazyllm.LLM:
 @pytest.mark.parametrize("speedup", [1.1, 1.4, 1.9])
 def test_rivals_promise_the_same_speedup(llm: lazyllm.LLM, speedup: float) -> None:
     several = rivals(llm.config, 1000, speedup, seeds=3)
-    assert list(several) == [RANDOM, STATIC, COMPRESSION, LAZY, RECOMMENDED]
+    assert list(several) == list(RIVALS.values())
     assert len(several[RANDOM]) == 3
     assert len(set(several[RANDOM])) == 3
-    for method in (*several[RANDOM], *several[STATIC], *several[LAZY], *several[RECOMMENDED]):
-        assert not isinstance(method, lazyllm.PromptCompression)
+    assert not hasattr(several.pop(COMPRESSION)[0], "speedup")
+    for method in (method for methods in several.values() for method in methods):
         assert speedup <= method.speedup(llm.config, 1000) < 1.02 * speedup
 
 
@@ -86,6 +101,32 @@ def test_kept_is_the_largest_that_will_do() -> None:
     assert kept_for(1.0, lambda keep: 1 / keep) == 1.0
     with pytest.raises(ValueError, match="out of reach"):
         kept_for(3.0, lambda keep: 1.5)
+
+
+def test_rivals_of_one_stage_stand_where_their_authors_have_them_or_below() -> None:
+    """30 layers. The layer falls when the least keep would not reach the speedup, and skips windows."""
+    model: Any = SimpleNamespace(
+        **{"n_layers": 30, "hidden": 576, "n_heads": 9, "n_kv_heads": 3, "head_dim": 64, "ffn": 1536},
+        **{"vocab": 49152, "windows": (0,) * 30},
+    )
+    told = {
+        speedup: {
+            name: (one.layer, one.keep)
+            for name in ROWS
+            for one in rivals(model, 3500, speedup, seeds=1)[name]
+        }
+        for speedup in (1.3, 2.0, 3.0)
+    }
+    assert [layer for layer, _ in told[1.3].values()] == [14, 14, 12]
+    for name, (made, least) in zip(ROWS, {FastKV: 0.2, CLAA: 0.2, GemFilter: 0.1}.items(), strict=True):
+        layer, keep = told[3.0][name]
+        assert made(layer, keep).speedup(model, 3500) >= 3.0 > made(layer + 1, least).speedup(model, 3500)
+    for layers in told.values():
+        assert all(keep >= least for (_, keep), least in zip(layers.values(), (0.2, 0.2, 0.1), strict=True))
+    windows = (0, 512, 512) * 10
+    local: Any = SimpleNamespace(**{**vars(model), "windows": windows})
+    for name in ROWS:
+        assert rivals(local, 3500, 1.3, seeds=1)[name][0].layer == 12
 
 
 def test_presets_are_known_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
@@ -161,7 +202,7 @@ def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_
     lines = (tmp_path / "table1.csv").read_text().splitlines()
     heads = "category,method,score,paired difference [95 %],TTFT speedup,paper: score,paper: TTFT speedup"
     assert lines[0] == heads
-    assert len(lines) == 1 + 3 * 6  # two categories and all, six methods
+    assert len(lines) == 1 + 3 * 9  # two categories and all, nine methods
     code = "Code Completion (1 of 2 data sets)"
     lazy = next(line for line in lines if line.startswith(f"{code},LazyLLM,"))
     assert lazy.endswith(",53.30,1.94x")
@@ -195,8 +236,8 @@ def test_failed_items_are_told(
 
     monkeypatch.setattr(LongBench, "score", lambda *_: 1 / 0)
     made = reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "limit": 1})
-    assert made.failed == 14
-    assert "14 results failed and are in no figure." in (tmp_path / "table1.md").read_text()
+    assert made.failed == 20
+    assert "20 results failed and are in no figure." in (tmp_path / "table1.md").read_text()
 
 
 def test_a_named_preset_wraps_as_its_model_does(tmp_path: Path, data: Path) -> None:
@@ -214,16 +255,36 @@ def test_what_does_not_exist_is_refused_before_work(llm: lazyllm.LLM, data: Path
         reproduce(llm, ["table1", "table3"], out=tmp_path, data=data, **OPTIONS)
     with pytest.raises(ValueError, match="seeds must be from 1"):
         reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "seeds": 0})
+    for target, methods, words in [
+        ("table1", ["lazyllm", "magic"], "no method 'magic' to compare; there are random, static"),
+        ("table1", [], "no method to compare is named"),
+        ("table2", "claa", "table2 is about lazyllm"),
+        ("figure7", ["claa"], "figure7 is about lazyllm and recommended"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            reproduce(llm, target, methods=methods, out=tmp_path, data=data, **OPTIONS)
     assert not list(tmp_path.iterdir())
+
+
+def test_methods_can_be_chosen(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    asked = {**OPTIONS, "limit": 1}
+    reproduce(llm, ["table1", "table2"], methods=["lazyllm", "fastkv"], out=tmp_path, data=data, **asked)
+    rows = [json.loads(line) for line in (tmp_path / "methods" / ITEMS).read_text().splitlines()]
+    assert {row["setting"].partition("(")[0] for row in rows} == {"dense", "FastKV", "Pruning"}
+    names = [line.split(",")[1] for line in (tmp_path / "table1.csv").read_text().splitlines()[1:4]]
+    assert names == ["Baseline", "FastKV", "LazyLLM"]
 
 
 def test_the_command_prints_its_tables(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    asked = "table2 --datasets niah_single_1 --limit 1 --max-length 560 --max-new-tokens 2 --speedup 1.3"
+    asked = "table2 --methods lazyllm,gemfilter --datasets niah_single_1 --limit 1 "
+    asked += "--max-length 560 --max-new-tokens 2 --speedup 1.3"
     folder = ["--model", str(model), "--out", str(tmp_path), "--device", "cpu", "--warm-ups", "0"]
     assert main(["reproduce", *asked.split(), *folder]) == 0
     out = capsys.readouterr().out
     assert "Table 2" in out
     assert f"wrote {tmp_path / 'table2.csv'}" in out
+    rows = [json.loads(line) for line in (tmp_path / "methods" / ITEMS).read_text().splitlines()]
+    assert {row["setting"].partition("(")[0] for row in rows} == {"dense", "GemFilter", "Pruning"}

@@ -28,7 +28,8 @@ def add(commands: options.Commands) -> None:
         metavar="METHOD",
         default="dense",
         help='stages such as {"10": 0.7} or all of a Pruning as JSON; dense, random:keep=0.5, '
-        "static:layers=8,keep=0.5, compress:ratio=0.5 or the file of a preset",
+        "static:layers=8,keep=0.5, compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, "
+        "gemfilter:layer=12,keep=0.1 or the file of a preset",
     )
     parser.add_argument("--chat", action="store_true", help="put the prompt through the chat template")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default 128")

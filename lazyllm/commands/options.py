@@ -67,8 +67,9 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "--pruning",
         action="append",
         metavar="SETTING",
-        help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5 or '
-        "compress:ratio=0.5 (repeatable)",
+        help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, '
+        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2 or gemfilter:layer=12,keep=0.1 "
+        "(repeatable)",
     )
     parser.add_argument("--chat", default="auto", help=f"{CHATS}; default auto")
     add_folder(parser)

@@ -36,6 +36,12 @@ def add(commands: options.Commands) -> None:
         "--speedup", type=float, metavar="X", help="of all methods, by counted work; default: the preset's"
     )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of random drop, default 5")
+    parser.add_argument(
+        "--methods",
+        type=options.names,
+        metavar="NAME,…",
+        help="random, static, compress, fastkv, claa, gemfilter, lazyllm, recommended; default: all",
+    )
     parser.add_argument("--chat", help=f"{options.CHATS}; default: the preset's")
     options.add_folder(parser)
 
@@ -43,7 +49,7 @@ def add(commands: options.Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from lazyllm.reproduce import reproduce
 
-    given = options.chosen(args, *options.DATA, "preset", "speedup", "seeds")
+    given = options.chosen(args, *options.DATA, "preset", "speedup", "seeds", "methods")
     made = reproduce(options.loaded(args), args.targets, **given)
     print("\n".join([made.text(), "", *(f"wrote {path}" for path in made.files)]).lstrip())
     if made.failed:

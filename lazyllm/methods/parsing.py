@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm.method import Method
+from lazyllm.methods.claa import CLAA
+from lazyllm.methods.fastkv import FastKV
+from lazyllm.methods.gemfilter import GemFilter
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
 from lazyllm.methods.random_drop import RandomDrop
@@ -16,11 +19,14 @@ from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | str | Path | Mapping[Any, Any] | Sequence[Any] | None
-RIVALS: dict[str, type[Rival]] = {cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression)}
+RIVALS: dict[str, type[Rival]] = {
+    cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter)
+}
 TEXT_FIELDS = ("unit", "model")
 TRUTHS = {"true": True, "false": False}
 FORMS = (
     "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
+    "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
     'stages as JSON such as {"10": 0.7}, or the file of a preset such as preset.json'
 )
 PRESET_SUFFIX = ".json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class RandomDrop(Rival):
     def kept(self, n_prompt: int) -> int:
         return math.ceil(self.keep * n_prompt)
 
-    def ids(self, prompt_ids: list[int], turn: int) -> list[int]:
+    def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
         if self.original_positions:
             return prompt_ids
         return [prompt_ids[i] for i in self.positions(len(prompt_ids), turn)]

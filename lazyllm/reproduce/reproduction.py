@@ -25,7 +25,7 @@ from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.attention import attention_of
 from lazyllm.reproduce.preset import Preset, preset_of
 from lazyllm.reproduce.published import BY_MODEL, Published
-from lazyllm.reproduce.rivals import BASELINE, LAZY, RECOMMENDED, Rivals, all_settings, rivals
+from lazyllm.reproduce.rivals import BASELINE, LAZY, METHODS, RECOMMENDED, Rivals, all_settings, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import Table
@@ -62,6 +62,7 @@ class Reproducer:
     n_prompt: int
     speedup: float
     seeds: int
+    names: Sequence[str]
     out: Path
     options: DataOptions
     texts: list[str] = field(default_factory=list)
@@ -77,7 +78,8 @@ class Reproducer:
         return made
 
     def rivals(self, speedup: float) -> Rivals:
-        return rivals(self.llm.config, self.n_prompt, speedup, self.seeds)
+        made = rivals(self.llm.config, self.n_prompt, speedup, self.seeds)
+        return {METHODS[name]: made[METHODS[name]] for name in METHODS if name in self.names}
 
     @cached_property
     def strengths(self) -> list[Rivals]:
@@ -149,7 +151,9 @@ class Reproducer:
 
     def figure7(self) -> list[Path]:
         shares = token_use_by_setting(self.methods.summary.rows)
-        labels = [label for name in (LAZY, RECOMMENDED) for label in self.labels[name] if label in shares]
+        labels = [
+            label for name in (LAZY, RECOMMENDED) for label in self.labels.get(name, ()) if label in shares
+        ]
         if not labels:
             raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")
         return [plot_token_use({label: shares[label] for label in labels}, self.out / "figure7.png")]
@@ -193,6 +197,7 @@ def reproduce(
     preset: str | None = None,
     speedup: float | None = None,
     seeds: int = SEEDS,
+    methods: str | Sequence[str] | None = None,
     **options: Unpack[DataKeywords],
 ) -> Reproduction:
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
@@ -200,7 +205,8 @@ def reproduce(
 
     `preset` names a preset; the default is by the checkpoint's name. It sets `max_length`, `chat` and
     `speedup`, which all methods have by counted operations, unless they are given. `seeds`: number of runs of
-    random drop. The other options are those of `lazyllm.longbench.run`.
+    random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
+    and recommended; the default is all. The other options are those of `lazyllm.longbench.run`.
     """
     wanted = [targets] if isinstance(targets, str) else list(targets)
     if not wanted:
@@ -209,6 +215,8 @@ def reproduce(
         if name not in TARGETS:
             raise ValueError(f"there is no {name!r} to reproduce; there are {', '.join(TARGETS)}")
     checked.whole(seeds, "seeds", 1)
+    names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
+    check_methods(names, wanted)
     chosen = preset_of(llm, preset)
     given = DataOptions.of(options, max_length=chosen.max_length, chat=chosen.chat)
     maker = Reproducer(
@@ -218,12 +226,26 @@ def reproduce(
         given.max_length,
         chosen.speedup if speedup is None else speedup,
         seeds,
+        names,
         Path(out),
         given,
     )
     maker.check(wanted)
     files = [path for name in dict.fromkeys(wanted) for path in TARGETS[name](maker)]
     return Reproduction(files, maker.failed(), maker.texts)
+
+
+def check_methods(methods: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raises an error if a method does not exist, or one is missing that the tables and figures are about."""
+    if not methods:
+        raise ValueError(f"no method to compare is named; there are {', '.join(METHODS)}")
+    for name in methods:
+        if name not in METHODS:
+            raise ValueError(f"there is no method {name!r} to compare; there are {', '.join(METHODS)}")
+    if "table2" in wanted and "lazyllm" not in methods:
+        raise ValueError("table2 is about lazyllm, which methods must name")
+    if "figure7" in wanted and not {"lazyllm", "recommended"} & set(methods):
+        raise ValueError("figure7 is about lazyllm and recommended; methods must name one of them")
 
 
 def conditions_of(run: Run) -> str:

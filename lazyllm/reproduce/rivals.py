@@ -1,4 +1,4 @@
-"""The methods that the paper compares, at settings of equal speedup by counted operations."""
+"""The methods that the paper compares, and later ones, at settings of equal speedup by counted operations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lazyllm.method import Method
-from lazyllm.methods import PromptCompression, RandomDrop, StaticPruning
+from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
+from lazyllm.methods.one_stage import OneStage
 from lazyllm.pruning import Pruning
 
 if TYPE_CHECKING:
@@ -14,8 +15,23 @@ if TYPE_CHECKING:
 
 BASELINE, RANDOM, STATIC = "Baseline", "Random Token Drop", "Static Token Pruning"
 COMPRESSION, LAZY, RECOMMENDED = "Prompt Compression", "LazyLLM", "LazyLLM, recommended"
+FASTKV, CLAA_ROW, GEMFILTER = "FastKV", "CLAA", "GemFilter"
+METHODS = {
+    **{"random": RANDOM, "static": STATIC, "compress": COMPRESSION},
+    **{"fastkv": FASTKV, "claa": CLAA_ROW, "gemfilter": GEMFILTER},
+    **{"lazyllm": LAZY, "recommended": RECOMMENDED},
+}
+"""The methods by their short names."""
 STATIC_DEPTH = 1 / 8  # share of the layers that run before static pruning: 4 of 32
+LAZY_DEPTHS = (0.3, 0.5, 0.75)  # of LazyLLM's stages, not given in the paper: its rule loses less in later layers
 KEEP_STEP = 1e-4
+# by method: the layer in the authors' code, as a share of its model's 32, and the least keep. Theirs is 0.2
+# for FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; not known for CLAA
+ONE_STAGE: dict[type[OneStage], tuple[float, float]] = {
+    FastKV: (15 / 32, 0.2),
+    CLAA: (15 / 32, 0.2),
+    GemFilter: (13 / 32, 0.1),
+}
 
 Rivals = dict[str, list[Method]]
 """By method: its settings, several if they differ by seed."""
@@ -27,7 +43,7 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
     Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens,
     scored as in the code of its authors.
     """
-    lazy = Pruning.for_speedup(speedup, config, n_prompt)
+    lazy = kept_for(speedup, lambda keep: falling(config, keep).speedup(config, n_prompt))
     layers = max(1, round(STATIC_DEPTH * config.n_layers))
     share = kept_for(speedup, lambda keep: RandomDrop(keep).speedup(config, n_prompt))
     static = kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
@@ -35,9 +51,35 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
         RANDOM: [RandomDrop(share, seed) for seed in range(seeds)],
         STATIC: [StaticPruning(layers, static)],
         COMPRESSION: [PromptCompression(round(1 - share, 4), by_sentence=True)],
-        LAZY: [lazy],
-        RECOMMENDED: [lazy.recommended()],
+        FASTKV: [one_stage(FastKV, config, n_prompt, speedup)],
+        CLAA_ROW: [one_stage(CLAA, config, n_prompt, speedup)],
+        GEMFILTER: [one_stage(GemFilter, config, n_prompt, speedup)],
+        LAZY: [falling(config, lazy)],
+        RECOMMENDED: [Pruning.for_speedup(speedup, config, n_prompt).recommended()],
     }
+
+
+def falling(config: ModelConfig, keep: float) -> Pruning:
+    """Stages after LAZY_DEPTHS that keep k, k^2 and k^3 of the prompt."""
+    seeing = [layer for layer in range(config.n_layers - 1) if not config.windows[layer]]
+    layers = seeing or list(range(config.n_layers - 1))
+    at = {min(layers, key=lambda layer: abs(layer - depth * config.n_layers)) for depth in LAZY_DEPTHS}
+    return Pruning([(layer, round(keep**power, 5)) for power, layer in enumerate(sorted(at), 1)])
+
+
+def one_stage(made: type[OneStage], config: ModelConfig, n_prompt: int, speedup: float) -> OneStage:
+    """The method at the highest layer that reaches `speedup` with its least keep or more, up to its authors'.
+
+    In a model with sliding windows, only layers that see all of the context are taken.
+    """
+    depth, least = ONE_STAGE[made]
+    top = min(round(depth * config.n_layers), config.n_layers - 2)
+    layers = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
+    layer = next(
+        (one for one in reversed(layers) if made(one, least).speedup(config, n_prompt) >= speedup), layers[0]
+    )
+    keep = kept_for(speedup, lambda keep: made(layer, keep).speedup(config, n_prompt))
+    return made(layer, keep)
 
 
 def kept_for(target: float, speedup: Callable[[float], float]) -> float:
