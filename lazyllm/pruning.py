@@ -18,10 +18,10 @@ from lazyllm.support.json_text import parse_json
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
-# of for_speedup, by depth: the stages' keeps relative to the first one, and the least keep of the first one
-# with which a shape is taken; those that lose least come first
-SPEEDUP_SHAPES: tuple[tuple[dict[float, float], float], ...] = (
-    ({0.26: 1, 0.53: 0.5}, 0.36),
+Shapes = Sequence[tuple[Mapping[float, float], float]]
+"""Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
+taken; in the order in which they are tried."""
+SPEEDUP_SHAPES: Shapes = (
     ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
     ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
 )
@@ -367,9 +367,8 @@ class Pruning(Method):
     def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
         """Stages that lose little under the scores of `recommended()`, keeping as much as `target` allows.
 
-        There is one stage after about a quarter of the layers, and one after half of them that keeps half as
-        many tokens. Where the first would keep less than about a third of the prompt, there are three stages
-        with keeps that fall slowly; and where these do not reach the target, three early ones.
+        They are after about a quarter, a half and five eighths of the layers, and the later ones keep a
+        little less than the first; where these do not reach the target, there are three early ones.
         In a model with sliding windows, they are after the nearest layers that see all of the context,
         so there may be fewer of them.
 
@@ -377,6 +376,11 @@ class Pruning(Method):
         at most 1 % above the target (more for prompts of a few dozen tokens, which can only be cut in coarse
         steps).
         """
+        return cls.of_shapes(SPEEDUP_SHAPES, target, config, n_prompt)
+
+    @classmethod
+    def of_shapes(cls, shapes: Shapes, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
+        """As `for_speedup`, with stages of one of these shapes: the first that fits, else the last."""
         target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")
@@ -388,7 +392,7 @@ class Pruning(Method):
         def reached(one: Pruning) -> float:
             return one.recommended().speedup(config, n_prompt)
 
-        for shape, least in SPEEDUP_SHAPES:
+        for shape, least in shapes:
             keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
             if reached(cls._scaled(keeps, least)) >= target:
                 break

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lazyllm.method import Method
 from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
 from lazyllm.methods.one_stage import OneStage
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, Shapes
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
@@ -23,7 +23,12 @@ METHODS = {
 }
 """The methods by their short names."""
 STATIC_DEPTH = 1 / 8  # share of the layers that run before static pruning: 4 of 32
-LAZY_DEPTHS = (0.3, 0.5, 0.75)  # of LazyLLM's stages, not given in the paper: its rule loses less in later layers
+# of LazyLLM's stages, which the paper does not give: its rule loses less in later layers, with falling keeps
+LAZY_SHAPES: Shapes = (
+    ({0.30: 1, 0.50: 0.46, 0.75: 0.21}, 0.25),
+    ({0.20: 1, 0.40: 0.46, 0.60: 0.21}, 0.25),
+    ({0.10: 1, 0.25: 0.46, 0.40: 0.21}, 0.0),
+)
 KEEP_STEP = 1e-4
 # by method: the layer in the authors' code, as a share of its model's 32, and the least keep. Theirs is 0.2
 # for FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; not known for CLAA
@@ -43,7 +48,6 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
     Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens,
     scored as in the code of its authors.
     """
-    lazy = kept_for(speedup, lambda keep: falling(config, keep).speedup(config, n_prompt))
     layers = max(1, round(STATIC_DEPTH * config.n_layers))
     share = kept_for(speedup, lambda keep: RandomDrop(keep).speedup(config, n_prompt))
     static = kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
@@ -54,17 +58,9 @@ def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Ri
         FASTKV: [one_stage(FastKV, config, n_prompt, speedup)],
         CLAA_ROW: [one_stage(CLAA, config, n_prompt, speedup)],
         GEMFILTER: [one_stage(GemFilter, config, n_prompt, speedup)],
-        LAZY: [falling(config, lazy)],
+        LAZY: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt)],
         RECOMMENDED: [Pruning.for_speedup(speedup, config, n_prompt).recommended()],
     }
-
-
-def falling(config: ModelConfig, keep: float) -> Pruning:
-    """Stages after LAZY_DEPTHS that keep k, k^2 and k^3 of the prompt."""
-    seeing = [layer for layer in range(config.n_layers - 1) if not config.windows[layer]]
-    layers = seeing or list(range(config.n_layers - 1))
-    at = {min(layers, key=lambda layer: abs(layer - depth * config.n_layers)) for depth in LAZY_DEPTHS}
-    return Pruning([(layer, round(keep**power, 5)) for power, layer in enumerate(sorted(at), 1)])
 
 
 def one_stage(made: type[OneStage], config: ModelConfig, n_prompt: int, speedup: float) -> OneStage:
