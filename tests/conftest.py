@@ -23,7 +23,7 @@ if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).paren
     raise pytest.UsageError(f"the tests are to run the core in {core_folder}, but import {_core.__file__}")
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-examples = 100 if DEVICE == "cpu" else 40  # the emulated device is slow
+examples = 100 if DEVICE == "cpu" and not SANITIZED else 40  # the others are slow
 settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
 )
