@@ -330,9 +330,7 @@ def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
     assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
 
 
-@pytest.mark.parametrize(
-    ("target", "layers"), [(1.2, [7, 15, 19]), (2.5, [7, 15, 19]), (5.0, [3, 8, 12])]
-)
+@pytest.mark.parametrize(("target", "layers"), [(1.2, [7, 15, 19]), (2.5, [7, 15, 19]), (5.0, [3, 8, 12])])
 def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[int]) -> None:
     pruning = Pruning.for_speedup(target, SMOL, 3000)
     assert [layer for layer, _ in pruning.stages] == layers
