@@ -129,7 +129,7 @@ asan-ops: build/test_ops_asan
 
 asan-suite: $(VENV)/test.stamp
 	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
-	$(SANITIZED) LAZYLLM_TEST_CORE=$(ASAN_BUILD)/lib $(BIN)/pytest -o pythonpath='$(ASAN_BUILD)/lib .' -m 'not oracle' $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
+	$(SANITIZED) PYTHONPATH=$(CURDIR)/$(ASAN_BUILD)/lib LAZYLLM_TEST_CORE=$(ASAN_BUILD)/lib $(BIN)/pytest -o pythonpath='$(ASAN_BUILD)/lib .' -m 'not oracle' $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 
 # ---- the CUDA core ----
 

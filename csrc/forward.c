@@ -303,7 +303,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
         by_mass += p->n_forced;
     }
     int budget = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, by_mass);
-    if (p->n_free >= 0) budget = min_int(p->n_forced + p->n_free, p->prunable_in_play);
+    if (p->n_free >= 0) budget = p->n_forced + min_int(p->n_free, p->prunable_in_play - p->n_forced);
     if (budget == p->prunable_in_play) return LAZY_OK;
 
     code = p->ops->select(p->stream, in_play->next, in_play->positions, scores, in_play->n, flags, budget - p->n_forced, err);

@@ -8,6 +8,7 @@ int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *sco
     float *staging = (float *)cache->staging; /* room for a word of every token; nothing else uses it during the call */
     if (policy->call(policy->context, view, staging, n_free)) return lazy_fail(err, LAZY_CANCELLED, "the policy stopped the pass");
     if (view->observes) return LAZY_OK;
+    if (*n_free < -1) return lazy_fail(err, LAZY_INVALID, "the policy keeps %d tokens; it must be -1 or more", *n_free);
     return cache->model->backend->ops->upload(cache->stream, scores, staging, (size_t)view->n_in_play * sizeof *scores, err);
 }
 
@@ -46,7 +47,7 @@ int lazy_view_read(const lazy_view *view, lazy_view_part part, int first, int n,
                : part == LAZY_VIEW_PROTECTED || part == LAZY_VIEW_KEYS || part == LAZY_VIEW_VALUES ? view->length
                                                                                                    : view->n_rows;
     if (first < 0 || n < 0 || first > size - n)
-        return lazy_fail(err, LAZY_INVALID, "entries %d to %d of a view; this part has %d", first, first + n - 1, size);
+        return lazy_fail(err, LAZY_INVALID, "%d entries of a view from %d on; this part has %d", n, first, size);
     switch (part) {
     case LAZY_VIEW_IN_PLAY: return read_rows(view, out, state->in_play, sizeof *state->in_play, first, n, err);
     case LAZY_VIEW_ROWS: return read_rows(view, out, state->rows, sizeof *state->rows, first, n, err);

@@ -372,15 +372,17 @@ class Pruning(Method):
         In a model with sliding windows, they are after the nearest layers that see all of the context,
         so there may be fewer of them.
 
-        The schedule reaches the target with the scores of `recommended()` counted. Its own counted speedup is
-        at most 1 % above the target (more for prompts of a few dozen tokens, which can only be cut in coarse
-        steps).
+        The counted speedup is at most 1 % above the target (more for prompts of a few dozen tokens, which can
+        only be cut in coarse steps); the scores of `recommended()` take a few thousandths of it.
         """
         return cls.of_shapes(SPEEDUP_SHAPES, target, config, n_prompt)
 
     @classmethod
-    def of_shapes(cls, shapes: Shapes, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
-        """As `for_speedup`, with stages of one of these shapes: the first that fits, else the last."""
+    def of_shapes(
+        cls, shapes: Shapes, target: float, config: ModelConfig, n_prompt: int, recommended: bool = False
+    ) -> Pruning:
+        """As `for_speedup`, with stages of one of these shapes: the first that fits, else the last; with
+        `recommended`, under that rule of scoring, its work counted."""
         target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")
@@ -389,17 +391,18 @@ class Pruning(Method):
             raise ValueError("the model has one layer, so no stage fits below the last one")
         seeing = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
 
-        def reached(one: Pruning) -> float:
-            return one.recommended().speedup(config, n_prompt)
+        def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
+            made = cls._scaled(keeps, factor)
+            return made.recommended() if recommended else made
 
         for shape, least in shapes:
             keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
-            if reached(cls._scaled(keeps, least)) >= target:
+            if scaled(keeps, least).speedup(config, n_prompt) >= target:
                 break
 
         low, high = 0.0, 1 / min(keeps.values())
-        best = cls._scaled(keeps, low)
-        reach = reached(best)
+        best = scaled(keeps, low)
+        reach = best.speedup(config, n_prompt)
         if reach < target:
             raise ValueError(
                 f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
@@ -407,8 +410,8 @@ class Pruning(Method):
             )
         while high - low > 1e-5:
             middle = (low + high) / 2
-            candidate = cls._scaled(keeps, middle)
-            if reached(candidate) >= target:
+            candidate = scaled(keeps, middle)
+            if candidate.speedup(config, n_prompt) >= target:
                 low, best = middle, candidate
             else:
                 high = middle

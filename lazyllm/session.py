@@ -107,10 +107,10 @@ class Session:
         """Runs new tokens of a prompt or (generated=True) an answer: the last one's logits (vocab,)."""
         new = checked_ids(ids, self.llm.config.vocab)
         n_given = len(new)
-        if not generated:
-            self._refuse_ids()
-            new = self.pruning.ids(self.llm, new, self._n_prompts)
         with self._exclusive_use():
+            if not generated:
+                self._refuse_ids()
+                new = self.pruning.ids(self.llm, new, self._n_prompts)
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()
             if not generated:

@@ -392,14 +392,33 @@ def test_the_core_refuses_what_is_no_part_of_a_view(tiny_of: Build) -> None:
     session = tiny.load().session(Calls({1: 0.5}, rule).core())
     session.forward(tiny.ids(20))
     assert [text.split(";")[0] for text in refused] == [
-        "entries 0 to 20 of a view",
-        "entries -1 to 0 of a view",
-        "entries 19 to 20 of a view",
+        "21 entries of a view from 0 on",
+        "2 entries of a view from -1 on",
+        "2 entries of a view from 19 on",
         "there is no part nothing",
         "n is -1",
     ]
     with pytest.raises(RuntimeError, match="only while the session's policy runs"):
         session.read("keys", 0, 1)
+
+
+@pytest.mark.parametrize(("n_free", "kept"), [(0, 1), (3, 4), (2**31 - 1, 20)])
+def test_the_core_keeps_as_many_as_a_policy_says_at_most_all(tiny_of: Build, n_free: int, kept: int) -> None:
+    def call(core: Any, told: Any, memo: Any) -> tuple[np.ndarray, int]:
+        return np.zeros(20, np.float32), n_free
+
+    tiny = tiny_of(Shape())
+    session = tiny.load().session({**Paper({1: 0.5}).core(), "policy": call})
+    session.forward(tiny.ids(20))
+    assert session.last_pass[2][0] == kept
+
+
+def test_the_core_refuses_a_number_of_tokens_below_minus_one(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape())
+    call = lambda core, told, memo: (np.zeros(20, np.float32), -2)  # noqa: E731
+    session = tiny.load().session({**Paper({1: 0.5}).core(), "policy": call})
+    with pytest.raises(ValueError, match="the policy keeps -2 tokens"):
+        session.forward(tiny.ids(20))
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,7 @@ def test_speedup_of_a_known_schedule() -> None:
 @given(st.floats(1.0, 5.0), st.integers(1000, 30000))
 def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
     pruning = Pruning.for_speedup(target, SMOL, n)
-    assert target <= pruning.recommended().speedup(SMOL, n)
+    assert 0.99 * target <= pruning.recommended().speedup(SMOL, n)
     assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
 
 
@@ -338,11 +338,11 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 
 
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
-    for n_layers in range(3, 9):
+    for n_layers in range(2, 9):
         model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers, "windows": (0,) * n_layers})
-        pruning = Pruning.for_speedup(1.05, model, 100)
+        pruning = Pruning.for_speedup(1.05, model, 7)
         pruning.check(model)
-        assert pruning.speedup(model, 100) >= 1.05
+        assert pruning.speedup(model, 7) >= 1.05
 
 
 def test_for_speedup_refuses_what_cannot_be() -> None:

@@ -78,8 +78,7 @@ class Reproducer:
         return made
 
     def rivals(self, speedup: float) -> Rivals:
-        made = rivals(self.llm.config, self.n_prompt, speedup, self.seeds)
-        return {METHODS[name]: made[METHODS[name]] for name in METHODS if name in self.names}
+        return rivals(self.llm.config, self.n_prompt, speedup, self.seeds, self.names)
 
     @cached_property
     def strengths(self) -> list[Rivals]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from lazyllm.method import Method
 from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
 from lazyllm.methods.one_stage import OneStage
-from lazyllm.pruning import Pruning, Shapes
+from lazyllm.pruning import SPEEDUP_SHAPES, Pruning, Shapes
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
@@ -42,25 +42,36 @@ Rivals = dict[str, list[Method]]
 """By method: its settings, several if they differ by seed."""
 
 
-def rivals(config: ModelConfig, n_prompt: int, speedup: float, seeds: int) -> Rivals:
-    """Every method except dense, at `speedup` for prompts of `n_prompt` tokens.
+def rivals(
+    config: ModelConfig, n_prompt: int, speedup: float, seeds: int, names: Collection[str] = METHODS
+) -> Rivals:
+    """The methods named in `names`, at `speedup` for prompts of `n_prompt` tokens.
 
     Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens,
     scored as in the code of its authors.
     """
     layers = max(1, round(STATIC_DEPTH * config.n_layers))
-    share = kept_for(speedup, lambda keep: RandomDrop(keep).speedup(config, n_prompt))
-    static = kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
-    return {
-        RANDOM: [RandomDrop(share, seed) for seed in range(seeds)],
-        STATIC: [StaticPruning(layers, static)],
-        COMPRESSION: [PromptCompression(round(1 - share, 4), by_sentence=True)],
-        FASTKV: [one_stage(FastKV, config, n_prompt, speedup)],
-        CLAA_ROW: [one_stage(CLAA, config, n_prompt, speedup)],
-        GEMFILTER: [one_stage(GemFilter, config, n_prompt, speedup)],
-        LAZY: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt)],
-        RECOMMENDED: [Pruning.for_speedup(speedup, config, n_prompt).recommended()],
+
+    def dropping() -> float:
+        return kept_for(speedup, lambda keep: RandomDrop(keep).speedup(config, n_prompt))
+
+    def static() -> float:
+        return kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
+
+    def shaped(shapes: Shapes, recommended: bool) -> Pruning:
+        return Pruning.of_shapes(shapes, speedup, config, n_prompt, recommended)
+
+    makers: dict[str, Callable[[], Sequence[Method]]] = {
+        RANDOM: lambda: [RandomDrop(keep, seed) for keep in (dropping(),) for seed in range(seeds)],
+        STATIC: lambda: [StaticPruning(layers, static())],
+        COMPRESSION: lambda: [PromptCompression(round(1 - dropping(), 4), by_sentence=True)],
+        FASTKV: lambda: [one_stage(FastKV, config, n_prompt, speedup)],
+        CLAA_ROW: lambda: [one_stage(CLAA, config, n_prompt, speedup)],
+        GEMFILTER: lambda: [one_stage(GemFilter, config, n_prompt, speedup)],
+        LAZY: lambda: [shaped(LAZY_SHAPES, False)],
+        RECOMMENDED: lambda: [shaped(SPEEDUP_SHAPES, True)],
     }
+    return {row: [*makers[row]()] for name, row in METHODS.items() if name in names}
 
 
 def one_stage(made: type[OneStage], config: ModelConfig, n_prompt: int, speedup: float) -> OneStage:
