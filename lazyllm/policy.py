@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lazyllm.method import Method
-from lazyllm.pruning import DENSE, Mass, Pruning, StagesInput, bare_flops
+from lazyllm.pruning import Counted, Mass, Pruning, StagesInput, bare_flops
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Policy(Method):
+class Policy(Counted):
     """A schedule whose tokens are scored by a subclass; the paper's rule would be
 
         class Mine(lazyllm.Policy):
@@ -306,10 +305,6 @@ class Policy(Method):
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return bare_flops(config, in_play, computed)
-
-    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
-        """Dense prefill's counted operations over those of this policy."""
-        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
 
 
 def _array_text(array: np.ndarray) -> str:

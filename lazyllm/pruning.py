@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
+from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -150,8 +151,20 @@ def _core_stages(stages: Stages) -> list[tuple[int, Any]]:
     ]
 
 
+class Counted(Method):
+    """A method whose prefill's operations are known before it runs."""
+
+    @abstractmethod
+    def flops(self, config: ModelConfig, n_prompt: int) -> int:
+        """Counted operations of the prefill of `n_prompt` tokens."""
+
+    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
+        """Dense prefill's counted operations over those of this method."""
+        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
+
+
 @dataclass(frozen=True, init=False, repr=False)
-class Pruning(Method):
+class Pruning(Counted):
     """A schedule of stages and the options of the selection; frozen and hashable.
 
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass`; without stages the run is
@@ -356,10 +369,6 @@ class Pruning(Method):
                 count += end - first
                 position = end
         return count
-
-    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
-        """Dense prefill's counted operations over those of this schedule."""
-        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
 
     # ---- derived schedules -----------------------------------------------------------------------
 

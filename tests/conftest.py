@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tiny import DEVICE
+from tiny import DEVICE, Build, build
 
 from lazyllm import _core
 
@@ -37,6 +38,13 @@ def demo_model() -> Path:
     from lazyllm.checkpoints.demo_model import demo_model
 
     return demo_model(progress=False)
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds a tiny model, once for each shape."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return functools.cache(lambda shape: build(shape, folder))
 
 
 class Alarm(Protocol):

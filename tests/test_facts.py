@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from comparison import drive, per_layer
-from tiny import DEVICE, Shape, Tiny, build, pruning
+from tiny import DEVICE, Build, Shape, Tiny, pruning
 from tolerances import LOGITS, NEAR_TIE, error
 
 THREADS = [1, 2] if DEVICE == "cpu" else [1]  # of the CPU; they do not apply to other devices
-Build = Callable[[Shape], Tiny]
 Pass = tuple[int, bool]
 
 CONVERSATION: list[Pass] = [
@@ -35,12 +32,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "mass": pruning([(1, (0.7, 0.1, 0.6)), (3, (0.5, 0.0, 1.0))]),
     "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("tiny")
-    return functools.cache(lambda shape: build(shape, folder))
 
 
 def converse(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,18 +9,10 @@ import pytest
 from comparison import drive, per_layer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tiny import DTYPES, Shape, Tiny, build, pruning, random_weights
+from tiny import DTYPES, Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
-Build = Callable[[Shape], Tiny]
-
 EXAMPLES = settings().max_examples  # set by the profile that conftest.py loads
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("tiny")
-    return functools.cache(lambda shape: build(shape, folder))
 
 
 # ---- strategies ----

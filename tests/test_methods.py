@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -19,7 +18,7 @@ from folders import SHAPE, model_folder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import Reference
-from tiny import DEVICE, Shape, Tiny, build, pruning, random_weights
+from tiny import DEVICE, Build, Shape, build, pruning, random_weights
 from tolerances import NEAR_TIE, error
 
 import lazyllm
@@ -44,17 +43,10 @@ from lazyllm.methods.compression import (
     unit_ends,
 )
 
-Build = Callable[[Shape], Tiny]
 EXAMPLES = settings().max_examples
 SURPRISAL = 1e-5  # tolerance, relative to the largest value
 IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat! Was it there? The harbour slept."
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("tiny")
-    return functools.cache(lambda shape: build(shape, folder))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 import math
@@ -18,22 +17,15 @@ import pytest
 from comparison import drive
 from folders import model_folder
 from reference import Reference
-from tiny import DEVICE, DTYPES, Shape, Tiny, build
+from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
 
 import lazyllm
 from lazyllm import LLM, Mass, Method, Policy, Pruning
 from lazyllm.pruning import DENSE
 
-Build = Callable[[Shape], Tiny]
 IDS = list(range(40, 90))
 CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, True), (1, False), (1, True)]
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("tiny")
-    return functools.cache(lambda shape: build(shape, folder))
 
 
 @pytest.fixture(scope="module")

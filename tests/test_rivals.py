@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ from comparison import drive
 from folders import model_folder
 from reference import CLAARule, FastKVRule, GemFilterRule, Reference
 from test_pruning import SMALL, flops_token_by_token
-from tiny import DTYPES, Shape, Tiny, build, pruning
+from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
 import lazyllm
@@ -23,7 +22,6 @@ from lazyllm import CLAA, LLM, FastKV, GemFilter, Pruning
 from lazyllm.methods import gemfilter
 from lazyllm.methods.claa import Aggregation
 
-Build = Callable[[Shape], Tiny]
 IDS = list(range(40, 90))
 SHAPES = [
     Shape(seed=1, n_layers=6),
@@ -32,12 +30,6 @@ SHAPES = [
     Shape(seed=4, n_layers=6, windows=(60, 0), dtype=DTYPES[-1]),
 ]
 CONVERSATION = [(60, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    folder = tmp_path_factory.mktemp("tiny")
-    return functools.cache(lambda shape: build(shape, folder))
 
 
 @pytest.fixture(scope="module")

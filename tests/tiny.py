@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,9 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
     }
     assert set(options) <= set(defaults)
     return {**defaults, **options}
+
+
+Build = Callable[[Shape], Tiny]
 
 
 def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = None) -> Tiny:

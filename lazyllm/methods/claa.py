@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lazyllm.methods.fastkv import NEIGHBOURS, ROWS
-from lazyllm.methods.one_stage import OneStage
+from lazyllm.methods.fastkv import NEIGHBOURS, ROWS, FastKV
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import Pruning
 from lazyllm.support.pooling import pooled
@@ -17,7 +16,7 @@ LAYERS = 4
 
 
 @dataclass(frozen=True)
-class CLAA(OneStage):
+class CLAA(FastKV):
     """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache.
 
     As FastKV, but a token's score is its largest standardised one over `layer`, the three layers below it and

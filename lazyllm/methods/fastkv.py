@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lazyllm.methods.one_stage import OneStage
 from lazyllm.pruning import Pruning
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from lazyllm.checkpoints.config import ModelConfig
 
 ROWS = 8  # the last queries, which score; their tokens always stay
 NEIGHBOURS = 7
@@ -23,4 +28,16 @@ class FastKV(OneStage):
     name: ClassVar[str] = "fastkv"
 
     def stage(self) -> Pruning:
+        """The schedule, with the options that its counted work depends on."""
         return Pruning({self.layer: self.keep}, queries=ROWS, smooth=NEIGHBOURS, window=ROWS, decode="frozen")
+
+    def core(self) -> dict[str, Any]:
+        return self.stage().core()
+
+    def flops(self, config: ModelConfig, n_prompt: int) -> int:
+        """Counted operations of a prefill, as `Pruning.flops` counts, scores included."""
+        self.check(config)
+        return self.stage().flops(config, n_prompt)
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        return self.stage().prefill_flops(config, n_prompt, last_pass)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lazyllm.methods.one_stage import OneStage
 from lazyllm.policy import Policy, View
-from lazyllm.pruning import DENSE, Pruning, layer_flops
+from lazyllm.pruning import DENSE, layer_flops
 from lazyllm.support import checked
 from lazyllm.support.pooling import pooled
 
@@ -29,9 +29,6 @@ class GemFilter(OneStage):
     """
 
     name: ClassVar[str] = "gemfilter"
-
-    def stage(self) -> Pruning:
-        return Pruning({self.layer: self.keep})
 
     def core(self) -> dict[str, Any]:
         return DENSE.core()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lazyllm.methods.rival import Rival
-from lazyllm.pruning import DENSE
+from lazyllm.pruning import DENSE, Counted
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class RandomDrop(Rival):
+class RandomDrop(Rival, Counted):
     """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
 
     They keep their order. Their positions are consecutive, or with `original_positions` those in the prompt.
@@ -64,7 +64,3 @@ class RandomDrop(Rival):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.flops(config, n_prompt)
-
-    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
-        """Dense prefill's counted operations over those of this method."""
-        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lazyllm.methods.rival import Rival
-from lazyllm.pruning import DENSE, LAYER_LIMIT, Pruning
+from lazyllm.pruning import LAYER_LIMIT, Counted, Pruning
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StaticPruning(Rival):
+class StaticPruning(Rival, Counted):
     """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
 
     A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
@@ -51,7 +51,3 @@ class StaticPruning(Rival):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.flops(config, n_prompt)
-
-    def speedup(self, config: ModelConfig, n_prompt: int) -> float:
-        """Dense prefill's counted operations over those of this method."""
-        return DENSE.flops(config, n_prompt) / self.flops(config, n_prompt)
