@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,14 @@ def test_everything_is_made_and_nothing_twice(llm: lazyllm.LLM, data: Path, tmp_
     assert recommended.endswith(",,")
     random = next(line for line in lines if line.startswith(f"{code},Random"))
     assert random.split(",")[2].count("±") == 1
+    figure5 = [*csv.reader((tmp_path / "figure5.csv").read_text().splitlines())]
+    assert [row[0] for row in figure5[1:]] == [
+        "",
+        *(f"{speed}x" for speed in (1.2, 1.4, 1.6, 1.8) for _ in range(8)),
+    ]
+    assert figure5[1][1:2] + figure5[1][3:4] == ["Baseline", ""]
+    assert figure5[1][-3:] == ["1.00x", "1.00x", "100%"]
+    assert next(row for row in figure5 if row[:2] == ["1.8x", "FastKV"])[-1] != "100%"
     work = (tmp_path / "table2.csv").read_text().splitlines()
     assert work[1].startswith("Single-Document QA (1 of 3 data sets),")
     assert work[1].endswith("87.31%,1.34x")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from lazyllm.method import Method
@@ -100,7 +100,7 @@ def kept_for(target: float, speedup: Callable[[float], float]) -> float:
     return round((high if speedup(high * KEEP_STEP) >= target else low) * KEEP_STEP, 4)
 
 
-def all_settings(several: Sequence[Rivals]) -> list[Method]:
+def all_settings(several: Iterable[Rivals]) -> list[Method]:
     """Dense, then every other setting once."""
     given = [method for one in several for methods in one.values() for method in methods]
     return [Pruning(), *dict.fromkeys(given)]

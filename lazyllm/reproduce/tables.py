@@ -10,7 +10,7 @@ from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import figure, with_deviation, with_interval
 from lazyllm.evaluation.summary import DENSE, Summary
 from lazyllm.reproduce.published import FIRST_TOKEN, FirstToken, Published
-from lazyllm.reproduce.rivals import LAZY
+from lazyllm.reproduce.rivals import BASELINE, LAZY
 from lazyllm.support.tables import Table
 
 ALL = "All"
@@ -56,6 +56,36 @@ def work(summary: Summary, labels: Labels, published: Published | None) -> Table
     heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
     heads += ["paper: prompt computed", "paper: generation speedup"] if published else []
     return Table(f"Table 2: prompt tokens computed, and speedup of whole answers ({POOLED})", heads, rows)
+
+
+def strengths(summary: Summary, labels: Mapping[float, Labels]) -> Table:
+    """Figure 5 as a table: every method at every speedup by counted work."""
+    rows = [method_row(summary, "", BASELINE, [DENSE])]
+    for speed, several in labels.items():
+        rows += [method_row(summary, f"{speed:g}x", method, settings) for method, settings in several.items()]
+    heads = ["counted speedup", "method", "score [95 %]", "paired difference [95 %]"]
+    heads += ["TTFT speedup", "whole answers", "prompt computed by the end"]
+    return Table(f"Figure 5: score and speedup of every method ({POOLED})", heads, rows)
+
+
+def method_row(summary: Summary, counted: str, method: str, settings: Sequence[str]) -> list[str]:
+    if len(settings) == 1:
+        score = with_interval(summary.mean(settings[0]))
+    else:
+        score = spread([summary.mean_score(one) for one in settings])
+    speeds = [
+        [speed for one in settings if (speed := speedup(summary, one, timing, summary.datasets))]
+        for timing in ("ttft", "seconds")
+    ]
+    computed = np.mean([summary.average(one, "computed") for one in settings])
+    return [
+        counted,
+        method,
+        score,
+        difference_cell(summary, settings, ALL),
+        *(spread(one, "x") for one in speeds),
+        f"{computed:.0%}",
+    ]
 
 
 def first_token(summary: Summary) -> Table:
