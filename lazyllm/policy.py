@@ -177,8 +177,8 @@ class Policy(Counted):
         for _, rule in (*made.stages, *(made.decode if isinstance(made.decode, tuple) else ())):
             if isinstance(rule, Mass):
                 raise ValueError(
-                    f"a stage of {type(self).__name__} must be a keep, not {rule}; to keep a number of "
-                    "tokens that depends on the text, return their positions from score"
+                    f"a stage of {type(self).__name__} must be a keep or a Drop, not {rule}; to keep a "
+                    "number of tokens that depends on the text, return their positions from score"
                 )
         self._schedule = made
 

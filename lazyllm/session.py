@@ -69,7 +69,7 @@ class Session:
 
     @property
     def depths(self) -> np.ndarray:
-        """Layers that hold K,V of each token (under StaticPruning: layers that computed it)."""
+        """Layers that hold K,V of each token (of tokens that are gone: that computed it)."""
         return np.array(self.core.depths)
 
     @property

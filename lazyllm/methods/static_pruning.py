@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lazyllm.methods.rival import Rival
-from lazyllm.pruning import LAYER_LIMIT, Counted, Pruning
+from lazyllm.pruning import LAYER_LIMIT, Counted, Drop, Pruning
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class StaticPruning(Rival, Counted):
         object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
 
     def _stage(self) -> Pruning:
-        return Pruning({self.layers - 1: self.keep})
+        return Pruning({self.layers - 1: Drop(self.keep)}, decode={})
 
     def check(self, config: ModelConfig) -> None:
         if self.layers >= config.n_layers:
@@ -41,7 +41,7 @@ class StaticPruning(Rival, Counted):
             )
 
     def core(self) -> dict[str, Any]:
-        return {**self._stage().core(), "permanent": True}
+        return {**self._stage().core(), "average": True}
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of a prefill, as `Pruning.flops` counts, with the scores of all `layers`."""
