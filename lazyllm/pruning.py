@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,7 @@ def _core_stages(stages: Stages) -> list[tuple[Any, ...]]:
     return [(layer, *core(rule)) for layer, rule in stages]
 
 
-class Counted(Method):
+class Counted(Method, ABC):
     """A method whose prefill's operations are known before it runs."""
 
     @abstractmethod

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lazyllm.methods.rival import Rival
 from lazyllm.pruning import LAYER_LIMIT, Counted, Drop, Pruning
 from lazyllm.support import checked
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StaticPruning(Rival, Counted):
+class StaticPruning(Counted):
     """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
 
     A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
