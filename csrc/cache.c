@@ -6,7 +6,7 @@
 #include "memory.h"
 #include "numeric.h"
 
-enum { MAX_PER_SESSION = 16 };
+enum { MAX_PER_SESSION = 18 };
 
 static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
 {
@@ -33,6 +33,8 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
             (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, -1, "shares", NULL
         };
     if (lazy_rules_revive(rules)) list[n++] = (lazy_growing){ &cache->aux, 1, d, true, true, -1, "the Aux cache", NULL };
+    if (lazy_rules_drop_for_good(rules))
+        list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, -1, "tokens dropped for good", NULL };
     const size_t angles = (size_t)c->head_dim * sizeof(float);
     if (c->local_inv_freq) list[n++] = (lazy_growing){ (void **)&cache->rope[1], 1, angles, true, false, -1, "the RoPE table", NULL };
     const lazy_growing others[] = {

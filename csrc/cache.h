@@ -44,6 +44,7 @@ typedef struct lazy_cache {
     /* working memory of one pass */
     int32_t *ids;        /* (capacity,) */
     uint8_t *flags;      /* (capacity,) */
+    int32_t *gone;       /* (capacity,) by position: 1 for tokens that this pass has dropped for good; NULL if no stage does */
     int32_t *in_play[2]; /* (capacity,) */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */

@@ -29,6 +29,7 @@ typedef struct pass {
     bool is_prompt;           /* the new tokens are the user's */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
+    int n_gone; /* tokens that this pass has dropped for good */
     int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
 
     set in_play;     /* A[l], the tokens in play */
@@ -88,6 +89,14 @@ static int upload_flags(pass *p, lazy_error *err)
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
+/* Nothing is gone yet. Positions of tokens that are not in play are read back as well. */
+static int clear_gone(pass *p, lazy_error *err)
+{
+    size_t bytes = (size_t)p->length * sizeof *p->cache->gone;
+    memset(p->cache->staging, 0, bytes);
+    return p->ops->upload(p->stream, p->cache->gone, p->cache->staging, bytes, err);
+}
+
 static int upload_notes(pass *p, lazy_error *err)
 {
     int32_t *notes = p->cache->staging; /* no bad layer, nothing revived */
@@ -114,6 +123,7 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
     if (!code) code = upload_positions(p, p->in_play.positions, 0, p->in_play.n, err);
     if (!code && !computes_all(p)) code = upload_positions(p, p->computed.positions, p->first_new, p->computed.n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
+    if (!code && p->schedule.n_stages && cache->gone) code = clear_gone(p, err);
     if (!code) code = upload_ids(p, ids, n_new, err);
     /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them. */
     int depth = p->schedule.frozen ? p->config->n_layers : 0;
@@ -211,13 +221,13 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
 /* ---- between layers --------------------------------------------------------------------- */
 
-/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean in static pruning, else the
- * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the largest
+ * share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
-    if (p->schedule.permanent) {
+    if (p->session->rules.pruning.average) {
         float *mean = *spare;
         *spare = *scores;
         *scores = mean;
@@ -307,20 +317,25 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     if (budget == p->prunable_in_play) return LAZY_OK;
 
     code = p->ops->select(p->stream, in_play->next, in_play->positions, scores, in_play->n, flags, budget - p->n_forced, err);
+    int n_dropped = p->prunable_in_play - budget;
+    if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->positions, in_play->n, 1, err);
+    if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->next, in_play->n - n_dropped, 0, err);
     if (code) return lazy_fail_in(err, "selection");
-    replace_set(in_play, in_play->n - (p->prunable_in_play - budget));
+    if (stage->permanent) p->n_gone += n_dropped;
+    replace_set(in_play, in_play->n - n_dropped);
     p->prunable_in_play = budget;
     return LAZY_OK;
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back from Aux.
- * Hidden states of dropped tokens go to Aux. before, rows: A[l-1], and the tokens of it that layer l-1 computed. */
-static int revive(pass *p, int l, const set *before, const int32_t *rows, lazy_error *err)
+ * Hidden states of dropped tokens go to Aux, unless they are gone. before, rows: A[l-1], and the tokens of it that layer l-1 computed. */
+static int revive(pass *p, int l, const set *before, const int32_t *rows, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     bool pruned = p->in_play.n < before->n, computed_all = p->computed.n == before->n;
     if (!pruned && (computed_all || !p->session->waiting[l])) return LAZY_OK;
-    if (pruned && !p->schedule.permanent) p->session->waiting[l] = 1;
+    if (pruned && !for_good) p->session->waiting[l] = 1;
+    void *aux = p->session->waiting[l] ? cache->aux : NULL;
 
     int n = p->computed.n, n_next = p->in_play.n;
     int code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
@@ -330,8 +345,8 @@ static int revive(pass *p, int l, const set *before, const int32_t *rows, lazy_e
     if (computed_all) p->computed.n = n_next; /* stored once, as A[l] */
     else replace_set(&p->computed, n_next);
 
-    code = p->ops->regroup(p->stream, p->x_next, computed_rows(p), n_next, p->x, rows, n, cache->aux, p->config->hidden,
-                           cache->notes + 1 + l, err);
+    code =
+        p->ops->regroup(p->stream, p->x_next, computed_rows(p), n_next, p->x, rows, n, aux, p->config->hidden, cache->notes + 1 + l, err);
     void *x = p->x;
     p->x = p->x_next;
     p->x_next = x;
@@ -364,7 +379,7 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     code = lazy_trace_add(&session->trace, p->stream, p->trace_first, l, before.positions, before.n, rows, p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
-    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, &before, rows, err);
+    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, &before, rows, stage && stage->permanent, err);
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
@@ -397,14 +412,12 @@ static int find_surprisal(pass *p, lazy_error *err)
     return code;
 }
 
-/* Static pruning: tokens dropped in this pass are removed from the context. */
-static int evict_dropped(pass *p, lazy_error *err)
+static int evict_gone(pass *p, lazy_error *err)
 {
-    lazy_tokens *tokens = &p->session->tokens;
-    if (!p->schedule.permanent || p->in_play.n == tokens->length - tokens->n_evicted) return LAZY_OK;
-    int code =
-        p->ops->download(p->stream, p->cache->staging, p->in_play.positions, (size_t)p->in_play.n * sizeof *p->in_play.positions, err);
-    if (!code) lazy_tokens_keep(tokens, p->cache->staging, p->in_play.n);
+    lazy_cache *cache = p->cache;
+    if (!p->n_gone) return LAZY_OK;
+    int code = p->ops->download(p->stream, cache->staging, cache->gone, (size_t)p->length * sizeof *cache->gone, err);
+    if (!code) lazy_tokens_evict(&p->session->tokens, cache->staging);
     return code;
 }
 
@@ -448,7 +461,7 @@ static int finish(pass *p, lazy_error *err)
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
     for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
-    return evict_dropped(p, err);
+    return evict_gone(p, err);
 }
 
 int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err)

@@ -97,6 +97,7 @@ typedef struct lazy_stage {
     bool by_mass; /* true: by mass, within keep_min … keep_max; false: by keep */
     double keep;  /* share of the prompt tokens that stay in play */
     double mass, keep_min, keep_max;
+    bool permanent; /* what it drops is gone: no later pass has it in play, in any layer */
 } lazy_stage;
 
 typedef enum lazy_decode { LAZY_DECODE_SAME, LAZY_DECODE_FROZEN, LAZY_DECODE_OWN } lazy_decode;
@@ -158,10 +159,10 @@ typedef struct lazy_pruning {
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
     int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
-    /* Static pruning instead: one stage, in passes over prompt tokens only. Scores are the mean over its layer and all layers below;
-     * dropped tokens leave the context. */
-    bool permanent;
-    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory, permanent
+    /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none for decode; not
+     * with layers and memory. */
+    bool average;
+    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory, average
      * or stages by mass. */
     lazy_policy policy;
 } lazy_pruning;

@@ -45,8 +45,8 @@ static int check_policy(const lazy_pruning *p, lazy_error *err)
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
     if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
-    if (p->queries > 1 || p->smooth > 1 || p->memory > 0 || p->permanent)
-        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, smooth, memory and permanent pruning: its scores are final");
+    if (p->queries > 1 || p->smooth > 1 || p->memory > 0 || p->average)
+        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, smooth, memory and mean over layers: its scores are final");
     return LAZY_OK;
 }
 
@@ -66,11 +66,8 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->layers < 1) return lazy_fail(err, LAZY_INVALID, "layers is %d; it must be 1 or more", p->layers);
     if (!(p->memory >= 0 && p->memory <= 1)) return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
     if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
-    if (p->permanent && (p->layers > 1 || p->memory > 0))
-        return lazy_fail(err, LAZY_INVALID, "permanent pruning takes no layers and no memory");
-    if (p->permanent && (p->n_stages != 1 || p->decode != LAZY_DECODE_SAME))
-        return lazy_fail(err, LAZY_INVALID, "permanent pruning has %d stages%s; it must have one, and none of its own for decode",
-                         p->n_stages, p->decode == LAZY_DECODE_SAME ? "" : " and others for decode");
+    if (p->average && (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
+        return lazy_fail(err, LAZY_INVALID, "a mean over layers takes one stage, none for decode, no layers and no memory");
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
 }
 
@@ -109,7 +106,17 @@ bool lazy_rules_prune(const lazy_rules *rules)
     return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
 }
 
-bool lazy_rules_revive(const lazy_rules *rules) { return lazy_rules_prune(rules) && !rules->pruning.permanent; }
+static bool has_stage(const lazy_pruning *p, bool permanent)
+{
+    for (int i = 0; i < p->n_stages; i++)
+        if (p->stages[i].permanent == permanent) return true;
+    for (int i = 0; i < p->n_decode_stages && p->decode == LAZY_DECODE_OWN; i++)
+        if (p->decode_stages[i].permanent == permanent) return true;
+    return false;
+}
+
+bool lazy_rules_revive(const lazy_rules *rules) { return has_stage(&rules->pruning, false); }
+bool lazy_rules_drop_for_good(const lazy_rules *rules) { return has_stage(&rules->pruning, true); }
 
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
 {
@@ -122,13 +129,11 @@ lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int l
 {
     const lazy_pruning *p = &rules->pruning;
     if (length < p->min_tokens) return (lazy_schedule){ 0 };
-    if (p->permanent && generated) return (lazy_schedule){ 0 };
     bool own = generated && p->decode == LAZY_DECODE_OWN;
     if (generated && p->decode == LAZY_DECODE_FROZEN) return (lazy_schedule){ .frozen = true };
     return (lazy_schedule){ .stages = own ? p->decode_stages : p->stages,
                             .n_stages = own ? p->n_decode_stages : p->n_stages,
-                            .permanent = p->permanent,
-                            .layers = p->permanent ? p->stages[0].layer + 1 : p->layers };
+                            .layers = p->average ? p->stages[0].layer + 1 : p->layers };
 }
 
 bool lazy_rules_stage_at(const lazy_rules *rules, int layer)

@@ -17,6 +17,9 @@ bool lazy_rules_prune(const lazy_rules *rules);
 /* True if dropped tokens may be revived, which takes an Aux cache. */
 bool lazy_rules_revive(const lazy_rules *rules);
 
+/* True if some stage drops tokens for good. */
+bool lazy_rules_drop_for_good(const lazy_rules *rules);
+
 /* True if no stage comes before this layer, so that every pass computes every new token in it. */
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
 
@@ -24,9 +27,8 @@ bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
 typedef struct lazy_schedule {
     const lazy_stage *stages;
     int n_stages;
-    bool frozen;    /* selects and revives nothing: each layer attends to the K,V that it holds */
-    bool permanent; /* static pruning: what the one stage drops leaves the context */
-    int layers;     /* a stage is scored by so many layers, its own the last */
+    bool frozen; /* selects and revives nothing: each layer attends to the K,V that it holds */
+    int layers;  /* a stage is scored by so many layers, its own the last */
 } lazy_schedule;
 
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */

@@ -58,11 +58,12 @@ void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
     if (tokens->left_out_end <= positions[n - 1]) tokens->left_out_end = positions[n - 1] + 1;
 }
 
-void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept)
+void lazy_tokens_evict(lazy_tokens *tokens, const int32_t *gone)
 {
-    tokens->n_evicted = tokens->length - n_kept;
-    memset(tokens->evicted, true, (size_t)tokens->length * sizeof *tokens->evicted);
-    for (int i = 0; i < n_kept; i++) tokens->evicted[kept[i]] = false;
+    for (int i = 0; i < tokens->length; i++) {
+        tokens->evicted[i] |= (uint8_t)gone[i];
+        tokens->n_evicted += gone[i];
+    }
 }
 
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced)

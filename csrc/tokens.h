@@ -13,7 +13,7 @@ typedef struct lazy_tokens {
     int capacity;
     uint8_t *kinds;   /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
     int32_t *depths;  /* (capacity,) layers that hold K,V of the token after the last pass */
-    uint8_t *evicted; /* (capacity,) never in play again: dropped by static pruning, or left out in advance */
+    uint8_t *evicted; /* (capacity,) never in play again: dropped for good, or left out in advance */
 } lazy_tokens;
 
 /* Bytes of each token. */
@@ -27,8 +27,8 @@ void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated);
 /* Evicts tokens in advance. positions: ascending, not yet in the context, below the capacity. */
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
-/* Evicts every token of the context but the n_kept at these ascending positions. */
-void lazy_tokens_keep(lazy_tokens *tokens, const int32_t *kept, int n_kept);
+/* gone: (length,) 1 for each token to be evicted, which was not before; else 0 */
+void lazy_tokens_evict(lazy_tokens *tokens, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
  * tokens; *n_forced: those of them that always stay and are not evicted. */

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         parse_method,
     )
     from lazyllm.policy import Policy
-    from lazyllm.pruning import Mass, Pruning
+    from lazyllm.pruning import Drop, Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.session import Session
     from lazyllm.sweeps.sweep import Sweep, sweep
@@ -39,6 +39,7 @@ __all__ = [
     "LLM",
     "CheckpointError",
     "DeviceError",
+    "Drop",
     "FastKV",
     "GemFilter",
     "Generation",
@@ -66,6 +67,7 @@ _HOMES = {
     "CLAA": "methods",
     "CheckpointError": "errors",
     "DeviceError": "errors",
+    "Drop": "pruning",
     "FastKV": "methods",
     "GemFilter": "methods",
     "Generation": "generation",

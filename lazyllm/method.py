@@ -2,34 +2,70 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+
+from lazyllm.support.json_text import parse_json
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.checkpoint import Checkpoint
     from lazyllm.checkpoints.config import ModelConfig
 
 
-class Method(ABC):
+class Method:
     """How a prompt is shortened before the model reads it, and how the engine prunes while it runs.
 
-    The default methods do not shorten the prompt. `turn` counts the prompts of a conversation from 0.
+    As it stands it does neither: the model reads the whole prompt densely. A subclass overrides what it
+    changes, and is a frozen dataclass whose fields are the setting: it prints them, and is compared by them.
+    `turn` counts the prompts of a conversation from 0.
     """
 
+    name: ClassVar[str] = ""
+    """The method's name in texts such as `random:keep=0.5`, and in JSON."""
     compresses = False
     """True where `compress` may shorten a text; such a method takes no token ids."""
 
-    @abstractmethod
-    def core(self) -> dict[str, Any]:
-        """The fields that the C core takes."""
+    # ---- the setting -----------------------------------------------------------------------------
 
-    @abstractmethod
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal setting back."""
+        return json.dumps({"method": self.name, **self._plain()})
 
-    @abstractmethod
+    def _plain(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        value = parse_json(text, cls.name, strict=True)
+        if not isinstance(value, dict):
+            raise TypeError(f"{cls.name} must be a JSON object, not {text.strip()}")
+        return cls.from_fields(value)
+
+    @classmethod
+    def from_fields(cls, fields_given: Mapping[str, Any]) -> Self:
+        """The setting with these arguments of the class, of which `method` may be its name."""
+        values = dict(fields_given)
+        if (named := values.pop("method", cls.name)) != cls.name:
+            raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
+        parameters = inspect.signature(cls).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            for name in values:
+                if name not in parameters:
+                    known = ", ".join(parameters)
+                    raise ValueError(f"{cls.name} has no field {name!r}; its fields are {known}")
+        for name, one in parameters.items():
+            needed = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            if needed and name not in values:
+                raise ValueError(f"{cls.name} needs {name}")
+        return cls(**values)
+
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if this model cannot be run with this setting."""
 
@@ -37,15 +73,29 @@ class Method(ABC):
         """The warning when a session opens on a checkpoint that the setting was not made for."""
         return None
 
+    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
+        """What results depend on beside the setting as it prints, for the manifest of a run on `llm`: the
+        hash of the class's source, if it is not of this package. `progress` allows a bar."""
+        digest = source_digest(type(self))
+        return {"source sha256": digest} if digest else {}
+
+    # ---- before the model ------------------------------------------------------------------------
+
     def compress(self, llm: Any, text: str) -> str:
         """The shortened text that the model reads in place of `text`; `llm` is the model that answers."""
         return text
+
+    def without_compression(self) -> Self:
+        """The same method for a prompt that `compress` has shortened already."""
+        made = copy(self)
+        object.__setattr__(made, "compresses", False)
+        return made
 
     def kept(self, n_prompt: int) -> int:
         """The number of tokens of a prompt that reach the model."""
         return n_prompt
 
-    def check_length(self, config: ModelConfig, n_prompt: int) -> None:  # noqa: B027  # most take any length
+    def check_length(self, config: ModelConfig, n_prompt: int) -> None:
         """Raises ValueError if a prompt is too long to be shortened; what remains of it is checked later."""
 
     def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
@@ -56,9 +106,28 @@ class Method(ABC):
         """Ascending indices of the prompt tokens that the model skips; their positions stay empty."""
         return np.empty(0, np.int64)
 
+    # ---- in the model ----------------------------------------------------------------------------
+
+    def core(self) -> dict[str, Any] | None:
+        """The fields that the C core takes, those of a `Pruning` or a `Policy`; None is dense."""
+        return None
+
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int | None:
         """Counted operations of a prefill that has run; None if some of the work cannot be counted.
 
         `last_pass` (layers, 3) is `Session.last_pass` after that prefill.
         """
         return None
+
+
+def source_digest(cls: type[Any]) -> str | None:
+    """The hash of the source of a class and its bases outside this package; None where there is no source."""
+    ours = (__name__.partition(".")[0], "builtins", "abc")
+    theirs = [one for one in cls.__mro__ if one.__module__.partition(".")[0] not in ours]
+    hasher = hashlib.sha256()
+    for one in theirs:
+        try:
+            hasher.update(inspect.getsource(one).encode())
+        except (OSError, TypeError):
+            return None
+    return hasher.hexdigest() if theirs else None

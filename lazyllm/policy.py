@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from math import sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from lazyllm.method import source_digest
 from lazyllm.pruning import Counted, Mass, Pruning, StagesInput, bare_flops
 from lazyllm.support import checked
 
@@ -177,8 +176,8 @@ class Policy(Counted):
         for _, rule in (*made.stages, *(made.decode if isinstance(made.decode, tuple) else ())):
             if isinstance(rule, Mass):
                 raise ValueError(
-                    f"a stage of {type(self).__name__} must be a keep, not {rule}; to keep a number of "
-                    "tokens that depends on the text, return their positions from score"
+                    f"a stage of {type(self).__name__} must be a keep or a Drop, not {rule}; to keep a "
+                    "number of tokens that depends on the text, return their positions from score"
                 )
         self._schedule = made
 
@@ -231,12 +230,15 @@ class Policy(Counted):
         name = f"{type(self).__module__}.{type(self).__qualname__}"
         table = {
             "policy": name,
-            "source sha256": _source_digest(type(self)),
+            "source sha256": source_digest(type(self)),
             "schedule": json.loads(self.schedule.to_json()),
             "layers": self.layers,
             "fields": self._fields(),
         }
         return json.dumps(table)
+
+    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
+        return {"policy": self.to_json()}
 
     def check(self, config: ModelConfig) -> None:
         """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
@@ -328,15 +330,3 @@ def _plain(value: Any, name: str) -> Any:
         f"{name} is a {type(value).__name__}; a policy's fields must be numbers, texts, lists, dicts or "
         "arrays, because they are its setting; begin the names of other attributes with an underscore"
     )
-
-
-@cache
-def _source_digest(cls: type[Policy]) -> str | None:
-    """The hash of the source of a class and its bases up to Policy; None where there is no source."""
-    hasher = hashlib.sha256()
-    for one in cls.__mro__[: cls.__mro__.index(Policy)]:
-        try:
-            hasher.update(inspect.getsource(one).encode())
-        except (OSError, TypeError):
-            return None
-    return hasher.hexdigest()

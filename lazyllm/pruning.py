@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -60,7 +60,27 @@ class Mass:
         return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
 
 
-Rule = float | Mass
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A stage's rule: what it drops is gone for good, from every layer of all later passes.
+
+    `keep` is the share of the prompt that stays: `Pruning({7: Drop(0.4), 15: 0.3})`.
+    """
+
+    keep: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.keep, Mass):
+            raise TypeError(
+                f"Drop takes a keep, not {self.keep}: each decode step would drop part of what is left"
+            )
+        object.__setattr__(self, "keep", checked.keep(self.keep, "Drop keep"))
+
+    def __repr__(self) -> str:
+        return f"Drop({self.keep!r})"
+
+
+Rule = float | Mass | Drop
 Stages = tuple[tuple[int, Rule], ...]
 StagesInput = Mapping[Any, Any] | Sequence[Any] | None
 
@@ -74,16 +94,25 @@ def _layer(value: object) -> int:
 
 
 def _rule(value: object, layer: int) -> Rule:
-    if isinstance(value, Mass):
+    if isinstance(value, Mass | Drop):
         return value
     if isinstance(value, Mapping):
-        unknown = sorted(set(value) - {field.name for field in fields(Mass)})
-        if unknown or "mass" not in value:
+        if set(value) == {"drop"}:
+            return Drop(value["drop"])
+        if "mass" not in value or not set(value) <= {field.name for field in fields(Mass)}:
             raise ValueError(
-                f"the stage at layer {layer} must be a keep, or have mass, keep_min, keep_max, not {value!r}"
+                f"the stage at layer {layer} must be a keep, or have drop, or mass, keep_min, keep_max, "
+                f"not {value!r}"
             )
         return Mass(**value)
     return checked.keep(value, f"keep of the stage at layer {layer}")
+
+
+def largest_keep(rule: Rule) -> float:
+    """The largest share of the prompt that a stage keeps."""
+    if isinstance(rule, Mass):
+        return rule.keep_max
+    return rule.keep if isinstance(rule, Drop) else rule
 
 
 def _stages(value: StagesInput, what: str) -> Stages:
@@ -112,9 +141,10 @@ def _stages(value: StagesInput, what: str) -> Stages:
         last_layer = layer
         if isinstance(rule, Mass):
             continue
-        if rule > last_keep:
-            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {rule} after {last_keep}")
-        last_keep = rule
+        keep = largest_keep(rule)
+        if keep > last_keep:
+            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {keep} after {last_keep}")
+        last_keep = keep
     return stages
 
 
@@ -139,19 +169,23 @@ def _plain(stages: Stages) -> dict[str, Any]:
     def plain(rule: Rule) -> Any:
         if isinstance(rule, Mass):
             return {"mass": rule.mass, "keep_min": rule.keep_min, "keep_max": rule.keep_max}
-        return rule
+        return {"drop": rule.keep} if isinstance(rule, Drop) else rule
 
     return {str(layer): plain(rule) for layer, rule in stages}
 
 
-def _core_stages(stages: Stages) -> list[tuple[int, Any]]:
-    return [
-        (layer, (rule.mass, rule.keep_min, rule.keep_max) if isinstance(rule, Mass) else rule)
-        for layer, rule in stages
-    ]
+def _core_stages(stages: Stages) -> list[tuple[Any, ...]]:
+    """(layer, keep), (layer, (mass, keep_min, keep_max)), or for Drop (layer, keep, True)."""
+
+    def core(rule: Rule) -> tuple[Any, ...]:
+        if isinstance(rule, Mass):
+            return ((rule.mass, rule.keep_min, rule.keep_max),)
+        return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
+
+    return [(layer, *core(rule)) for layer, rule in stages]
 
 
-class Counted(Method):
+class Counted(Method, ABC):
     """A method whose prefill's operations are known before it runs."""
 
     @abstractmethod
@@ -167,8 +201,8 @@ class Counted(Method):
 class Pruning(Counted):
     """A schedule of stages and the options of the selection; frozen and hashable.
 
-    `stages` maps a layer to the share of the prompt kept above it, or to a `Mass`; without stages the run is
-    dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or stages of their own.
+    `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
+    the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
     A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
     the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
@@ -285,7 +319,7 @@ class Pruning(Counted):
         table["stages"] = _core_stages(self.stages)
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
         table["protect"] = list(self.protect)
-        table["permanent"] = False
+        table["average"] = False
         table["policy"] = None
         return table
 
@@ -323,9 +357,7 @@ class Pruning(Counted):
         for layer in range(config.n_layers - 1):
             kept = in_play[-1]
             if layer in stages:
-                rule = stages[layer]
-                keep = rule.keep_max if isinstance(rule, Mass) else rule
-                kept = max(forced, min(kept, math.ceil(keep * n_prompt)))
+                kept = max(forced, min(kept, math.ceil(largest_keep(stages[layer]) * n_prompt)))
             in_play.append(kept)
         return in_play
 
@@ -440,8 +472,7 @@ class Pruning(Counted):
         keeps a third of the prompt or more, else over 13: each place that is kept takes as many. The first
         four tokens, which draw attention whatever they say, are always kept.
         """
-        first = self.stages[0][1] if self.stages else 1.0
-        keep = first.keep_max if isinstance(first, Mass) else first
+        keep = largest_keep(self.stages[0][1]) if self.stages else 1.0
         return replace(
             self,
             layers=5,

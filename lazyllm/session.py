@@ -17,7 +17,6 @@ from lazyllm.machine.memory import check_memory
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, checked_ids, is_messages
-from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
 from lazyllm.stop_finder import StopFinder
 from lazyllm.support.progress import prefill_watch
@@ -69,7 +68,7 @@ class Session:
 
     @property
     def depths(self) -> np.ndarray:
-        """Layers that hold K,V of each token (under StaticPruning: layers that computed it)."""
+        """Layers that hold K,V of each token (of tokens that are gone: that computed it)."""
         return np.array(self.core.depths)
 
     @property
@@ -125,9 +124,9 @@ class Session:
 
         The first token of a context has NaN. Only for sessions without pruning.
         """
-        if not isinstance(self.pruning, Pruning):
-            raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
         new = checked_ids(ids, self.llm.config.vocab)
+        if self.pruning.compresses or self.pruning.kept(len(new)) < len(new):
+            raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
         with self._exclusive_use():
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()

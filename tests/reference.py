@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 Rule = float | tuple[float, float, float]
+Stage = tuple[Rule, bool]  # the bool: what it drops is gone
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -136,7 +137,7 @@ class Reference:
         self.V: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
         self.aux: dict[int, np.ndarray] = {}
         self.remembered: dict[int, dict[int, float]] = {}  # scores in the stage after each layer, by position
-        self.gone: set[int] = set()  # dropped by permanent pruning, or left out of the context by the caller
+        self.gone: set[int] = set()  # dropped for good, or left out of the context by the caller
         self.last_logits: np.ndarray | None = None
         self.last_pass = np.zeros((self.n_layers, 3), np.int32)
         self.last_trace: list[dict[str, Any]] = []
@@ -170,7 +171,7 @@ class Reference:
         hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
         hidden = {i: state for i, state in hidden.items() if i not in self.gone}
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
-        permanent = self.pruning["permanent"]
+        average = self.pruning["average"]
         by_layer: list[np.ndarray] = []
         shares: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
         last = self.pruning["layers"]
@@ -195,22 +196,20 @@ class Reference:
             if self.policy:
                 state = {"in_play": in_play, "computed": computed, "rows": rows, "hidden": hidden}
                 stay, scores = self.ask(layer, first, stages, state)
-            elif permanent:
+            elif average:
                 by_layer.append(self.attention(rows, computed, in_play, first))
             elif last > 1 and stages:
                 shares.append(self.shares(self.attention(rows, computed, in_play, first), in_play))
             if layer in stages and not self.policy:
-                if permanent:
+                if average:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
                     scores = np.max([[share[i] for i in in_play] for share in shares[-last:]], axis=0)
                 else:
                     scores = self.attention(rows, computed, in_play, first)
-                scores = self.smooth(scores)
-                if not permanent:
-                    scores = self.recall(layer, in_play, scores)
-                stay = self.select(stages[layer], in_play, scores)
-            if permanent:
+                scores = self.recall(layer, in_play, self.smooth(scores))
+                stay = self.select(stages[layer][0], in_play, scores)
+            if layer in stages and stages[layer][1]:
                 self.forget(set(in_play) - set(stay))
             for i in set(computed) - set(stay) - self.gone:
                 self.aux[i] = hidden.pop(i)
@@ -224,17 +223,16 @@ class Reference:
     def forget(self, dropped: set[int]) -> None:
         """Removes tokens from every cache permanently."""
         self.gone |= dropped
-        for cache in (*self.K, *self.V):
+        for cache in (*self.K, *self.V, self.aux):
             for i in dropped & set(cache):
                 del cache[i]
 
-    def schedule(self, generated: bool) -> dict[int, Rule]:
+    def schedule(self, generated: bool) -> dict[int, Stage]:
         decode = self.pruning["decode"]
         if len(self.depths) < self.pruning["min_tokens"] or (generated and decode == "frozen"):
             return {}
-        if generated and self.pruning["permanent"]:
-            return {}
-        return dict(self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode)
+        stages = self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode
+        return {layer: (rule, True in for_good) for layer, rule, *for_good in stages}
 
     # ---- the transformer layer -----------------------------------------------------------------------------
 
@@ -347,7 +345,7 @@ class Reference:
         return np.asarray(np.mean([rows[i].mean(axis=0) for i in asking], axis=0))
 
     def ask(
-        self, layer: int, first: int, stages: dict[int, Rule], state: dict[str, Any]
+        self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]
     ) -> tuple[list[int], np.ndarray | None]:
         """The tokens that a policy keeps after this layer, and its scores; it observes the layer first."""
 
@@ -355,7 +353,7 @@ class Reference:
             """Prompt tokens that the stage keeps."""
             always = self.always_kept()
             forced = sum(self.prunable(i) and i in always for i in in_play)
-            wanted = math.ceil(stages[stage] * sum(map(self.prunable, range(len(self.depths)))))
+            wanted = math.ceil(stages[stage][0] * sum(map(self.prunable, range(len(self.depths)))))
             return max(forced, min(wanted, sum(map(self.prunable, in_play))))
 
         in_play = state["in_play"]
@@ -369,7 +367,7 @@ class Reference:
         returned = np.asarray(self.policy.score(view))
         self.earlier[layer] = view.positions, returned
         if returned.dtype.kind == "f":
-            return self.select(stages[layer], in_play, returned), returned
+            return self.select(stages[layer][0], in_play, returned), returned
         kept = set(returned.tolist()) | set(view.positions[view.protected].tolist())
         return [i for i in in_play if i in kept], np.isin(view.positions, returned).astype(float)
 

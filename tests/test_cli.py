@@ -235,6 +235,7 @@ def test_text_that_is_not_utf8_is_named(
     "call",
     [
         "niah --lengths 600 --depths 0,100",
+        "longbench --max-length 600 --datasets niah_single_1 --limit 1",
         "sweep --max-length 600 --datasets niah_single_1 --limit 1",
         "reproduce table2 --max-length 600 --datasets niah_single_1 --limit 1 --speedup 1.3 --seeds 1",
     ],
@@ -249,8 +250,11 @@ def test_tables_on_the_terminal_are_aligned_text(
     pruning = [] if "reproduce" in call else ["--pruning", "dense", "--pruning", '{"1": 0.5}']
     rest = ["--warm-ups", "0", "--device", "cpu", "--threads", "1"]
     assert cli.main([*call.split(), "--model", str(model), "--out", str(out), *pruning, *rest]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
     assert any(line.startswith(f"wrote {out}") for line in lines)
+    how = "for LongBench itself: pip install huggingface_hub, then --data hub:THUDM/LongBench"
+    assert (how in printed.err) == call.startswith("longbench")
     assert not [line for line in lines if line.startswith("|") or "**" in line or "![](" in line]
 
 

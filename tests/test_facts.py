@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -28,7 +29,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "revive all": pruning([(0, 0.5), (1, 0.3), (2, 0.2), (3, 0.1)], decode=[]),
     "frozen": pruning([(1, 0.5), (3, 0.2)], decode="frozen"),
     "generated too": pruning([(0, 0.5), (2, 0.3)], prune_generated=True),
-    "for good": pruning([(2, 0.3)], permanent=True),
+    "static": pruning([(2, 0.3, True)], decode=[], average=True),
+    "for good": pruning([(1, 0.6, True), (3, 0.3)]),
+    "for good, late": pruning([(0, 0.7), (2, 0.4, True)], decode=[(1, 0.5), (2, 0.3, True)]),
     "mass": pruning([(1, (0.7, 0.1, 0.6)), (3, (0.5, 0.0, 1.0))]),
     "protecting": pruning([(0, 0.3), (2, 0.2)], sink=3, window=4, protect=[(10, 14)], queries=4, smooth=3),
 }
@@ -232,3 +235,33 @@ def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dic
         converse(tiny_of(Shape(seed=24, n_layers=5, windows=(w,))), rules, CONVERSATION) for w in (0, n)
     )
     assert without == wide
+
+
+def test_what_a_stage_drops_for_good_is_in_play_in_no_layer_of_later_passes(tiny_of: Build) -> None:
+    """Each pass leaves ceil(keep n) prompt tokens in total; what other stages drop comes back."""
+    session = tiny_of(Shape(seed=26, n_layers=5)).load().session(pruning([(1, 0.6, True), (3, 0.2)]))
+    session.trace = True
+    gone: set[int] = set()
+    n_prompt = revived = 0
+    for number, (count, generated) in enumerate(CONVERSATION):
+        session.forward(tiny_of(Shape(seed=26, n_layers=5)).ids(count, number), generated=generated)
+        n_prompt += 0 if generated else count
+        sets = [set(in_play) for in_play, _ in per_layer(session.last_trace, 5)]
+        assert sets[0] == set(range(session.length)) - gone
+        gone |= sets[1] - sets[2]
+        prompt = {i for i, kind in enumerate(session.kinds.tolist()) if kind == 0}
+        assert len(prompt - gone) == math.ceil(0.6 * n_prompt)
+        assert len(prompt & sets[4]) == math.ceil(0.2 * n_prompt)
+        revived += int(session.last_pass[4, 2])
+    assert revived > 0
+
+
+def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=27))
+    good, both, other = (
+        tiny.load().session(pruning(stages)).bytes_for(100)
+        for stages in ([(1, 0.5, True)], [(1, 0.5, True), (2, 0.3)], [(1, 0.5)])
+    )
+    marks = 4 * 100  # one number for each token
+    assert both == other + marks
+    assert good < other

@@ -21,15 +21,16 @@ from lazyllm.evaluation.chats import chat_wrapper, post_process
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import available, read, require, subset
 from lazyllm.evaluation.longbench.prompt import make_prompt, prompt_ids, stops
-from lazyllm.evaluation.longbench.templates import OFFICIAL, Templates, find_templates
+from lazyllm.evaluation.longbench.templates import Templates, find_templates, official
 from lazyllm.evaluation.tasks import Stops
 
 REAL = Path(
     os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[1].joinpath("..", "shared", "longbench")
 ).resolve()
 QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
-PROMPTS = dict.fromkeys(OFFICIAL, QUESTION) | {"lcc": "{context}next {{line}}:\n"}
-LENGTHS = {name: 8 + rank for rank, name in enumerate(OFFICIAL)}
+NAMES = [name for name in DATA_SETS if not name.endswith("_e")]
+PROMPTS = dict.fromkeys(NAMES, QUESTION) | {"lcc": "{context}next {{line}}:\n"}
+LENGTHS = {name: 8 + rank for rank, name in enumerate(NAMES)}
 HUMAN = (
     "A chat between a curious human and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the human's questions.\n\n ### Human: "
@@ -399,10 +400,8 @@ def test_only_the_data_folder_is_searched(tmp_path: Path) -> None:
     rows = write_items(data / "data")
     write_templates(tmp_path)
     write_templates(tmp_path / "config")
-    with pytest.raises(FileNotFoundError, match=r"dataset2prompt.json and .* are missing"):
-        find_templates(data / "data")
-    with pytest.raises(FileNotFoundError, match="are missing"):
-        find_templates(data)
+    for folder in (data / "data", data, data / "data" / "hotpotqa.jsonl"):
+        assert find_templates(folder) is official()
     path = write_templates(data / "config")
     assert read(data, "hotpotqa") == rows
     assert find_templates(data).source == str(path)
@@ -426,39 +425,40 @@ def test_templates_of_a_zip(tmp_path: Path) -> None:
     found = find_templates(path)
     assert found.source == f"{path}/LongBench/config/dataset2prompt.json"
     assert (found.prompt(item()), found.max_new_tokens("hotpotqa")) == ("Who rang the bells?", 5)
-    assert find_templates(write_zip(path, {})).source == str(tmp_path / "dataset2prompt.json")
+    assert find_templates(write_zip(path, {})) is official()  # not what lies beside the zip
     write_zip(path, {"config/dataset2prompt.json": "{}"})
-    with pytest.raises(FileNotFoundError, match=r"data.zip/config/dataset2maxlen.json is missing; get "):
-        find_templates(path)
+    assert (find_templates(path).prompts, find_templates(path).lengths) == ({}, official().lengths)
 
 
-def test_given_templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_templates(tmp_path: Path) -> None:
     path = write_templates(tmp_path / "mine").rename(tmp_path / "mine" / "own.json")
     write_templates(tmp_path / "data", {}, {})
     assert find_templates(tmp_path / "data", path).source == str(path)
-    monkeypatch.setenv("LAZYLLM_LONGBENCH", str(tmp_path / "data"))
-    assert find_templates().source == str(tmp_path / "data" / "dataset2prompt.json")
-    monkeypatch.delenv("LAZYLLM_LONGBENCH")
-    with pytest.raises(
-        FileNotFoundError, match=r"get both from LongBench/config of https://.*LAZYLLM_LONGBENCH"
-    ):
-        find_templates()
-
-
-def test_missing_templates(tmp_path: Path) -> None:
-    write_items(tmp_path / "data")
-    expected = (
-        r"dataset2prompt.json and dataset2maxlen.json are missing.* get both from .*THUDM/LongBench "
-        rf"and put them in {tmp_path}/data, or .*--prompts FILE.*looked in {tmp_path}/data, .*data/config$"
-    )
-    with pytest.raises(FileNotFoundError, match=expected):
-        find_templates(tmp_path / "data")
-    with pytest.raises(FileNotFoundError, match=r"own.json is missing; get dataset2prompt.json and"):
-        find_templates(prompts=tmp_path / "own.json")
-    path = write_templates(tmp_path / "data")
+    assert find_templates(tmp_path / "data", path).lengths == LENGTHS
     path.with_name("dataset2maxlen.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"dataset2maxlen.json is missing; get "):
-        find_templates(tmp_path / "data")
+    assert find_templates(prompts=path).prompts == PROMPTS
+    assert find_templates(prompts=path).lengths == official().lengths
+    with pytest.raises(FileNotFoundError, match=r"none.json is missing; expected a file such as dataset2pro"):
+        find_templates(prompts=tmp_path / "none.json")
+
+
+def test_the_official_files_are_those_of_the_benchmark() -> None:
+    """SHA-256 of LongBench/config in github.com/THUDM/LongBench at commit 2e00731."""
+    assert find_templates() is official()
+    files = {
+        "dataset2prompt.json": "56d22ad4f382169c2b8a11ff4c982a4a1bea096c8152b0f0b85b64686b157c30",
+        "dataset2maxlen.json": "72966b3c0933e214591637fb085798c5e687ebff4ddaab5d99bbc31120532022",
+        "LICENSE": "bf7f05f274d65931bdf14f060b6855f1c359b8424eb74fd3091d25de89d700c3",
+    }
+    folder = Path(official().source).parent
+    assert {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()} == files
+    assert len(NAMES) == 21
+    assert sorted(official().prompts) == sorted(official().lengths) == sorted(NAMES)
+    assert official().verdict(DATA_SETS) == "official prompts"
+    for name in DATA_SETS:
+        before, after = official().around(item(name))
+        assert before + after
+        assert 1 <= official().max_new_tokens(name) <= 512
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_files_that_are_no_templates(tmp_path: Path) -> None:
 def test_templates_by_name(templates: Templates) -> None:
     few = Templates("few.json", {"qasper": "{input}"}, {})
     with pytest.raises(
-        ValueError, match=r"few.json has no template for trec; expected one of LongBench/config"
+        ValueError, match=r"few.json has no template for trec; expected one as in LongBench/config"
     ):
         few.prompt(item("trec"))
     with pytest.raises(ValueError, match=r"few.json has no template for trec"):
@@ -515,21 +515,11 @@ def test_templates_by_name(templates: Templates) -> None:
     assert templates.max_new_tokens("qasper_e") == LENGTHS["qasper"]
 
 
-def test_verdict(templates: Templates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict(templates: Templates) -> None:
     assert templates.verdict(["trec", "qasper_e"]) == "prompts not the official ones: trec, qasper_e"
-    known = {"trec": hashlib.sha256(QUESTION.encode()).hexdigest()}
-    monkeypatch.setattr("lazyllm.evaluation.longbench.templates.OFFICIAL", {**OFFICIAL, **known})
-    assert templates.verdict(["trec", "lcc"]) == "prompts not the official ones: lcc"
-    assert templates.verdict(["trec", "trec_e"]) == "official prompts"
-
-
-def test_digests_are_those_of_the_benchmark(real: Path) -> None:
-    found = find_templates(real)
-    assert set(found.prompts) == set(found.lengths) == set(OFFICIAL)
-    assert found.verdict(DATA_SETS) == "official prompts"
-    for name in OFFICIAL:
-        changed = Templates("changed", {**found.prompts, name: found.prompts[name] + " "}, found.lengths)
-        assert changed.altered(OFFICIAL) == (name,)
+    for name in NAMES:
+        prompts = {**official().prompts, name: official().prompts[name] + " "}
+        assert Templates("changed", prompts, LENGTHS).altered(NAMES) == (name,)
 
 
 # ---- prompts -------------------------------------------------------------------------------------
@@ -601,16 +591,12 @@ def test_real_items(real: Path, tokenizer: Tokenizer, backend: Any) -> None:
             assert made.cut == (len(backend.encode(text).ids) > 3500)
 
 
-def test_templates_from_the_environment(
-    tmp_path: Path, named: Callable[..., Tokenizer], monkeypatch: pytest.MonkeyPatch
+def test_prompts_are_official_unless_templates_are_given(
+    named: Callable[..., Tokenizer], templates: Templates
 ) -> None:
-    monkeypatch.delenv("LAZYLLM_LONGBENCH", raising=False)
-    tokenizer = named()
-    with pytest.raises(FileNotFoundError, match=r"templates=find_templates\(prompts=FILE\)"):
-        prompt_ids(tokenizer, item())
-    write_templates(tmp_path / "data")
-    monkeypatch.setenv("LAZYLLM_LONGBENCH", str(tmp_path / "data"))
-    assert tokenizer.decode(prompt_ids(tokenizer, item(), chat="none")) == QUESTION.format(**item())
+    tokenizer, asked = named(), item()
+    assert tokenizer.decode(prompt_ids(tokenizer, asked, chat="none")) == official().prompt(asked)
+    assert tokenizer.decode(prompt_ids(tokenizer, asked, chat="none", templates=templates)) == TEXT
 
 
 # ---- wrappers ------------------------------------------------------------------------------------
@@ -655,7 +641,7 @@ def test_sets_without_wrapper(named: Callable[..., Tokenizer], templates: Templa
 def test_all_other_sets_are_wrapped(named: Callable[..., Tokenizer], templates: Templates) -> None:
     tokenizer = named("Llama-2-7b-chat-hf")
     bare = {
-        name for name in OFFICIAL if make_prompt(tokenizer, item(name), templates=templates).wrapper == "none"
+        name for name in NAMES if make_prompt(tokenizer, item(name), templates=templates).wrapper == "none"
     }
     assert bare == {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}
 

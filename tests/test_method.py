@@ -52,14 +52,18 @@ BOUNDS = st.sampled_from([(0.0, 1.0), (0.0, 0.4), (0.3, 1.0), (0.2, 0.6), (0.5, 
 
 
 @st.composite
-def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[int, Any]]:
+def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[Any, ...]]:
+    """Keeps, of which some drop for good, and masses."""
     layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
     keeps = sorted(draw(st.lists(KEEPS, min_size=len(layers), max_size=len(layers))), reverse=True)
-    rules: list[Any] = list(keeps)
-    for k in range(len(layers)):
-        if draw(st.integers(0, 3)) == 0:
-            rules[k] = (draw(st.floats(0.05, 0.98)), *draw(BOUNDS))
-    return list(zip(layers, rules, strict=True))
+    drawn: list[tuple[Any, ...]] = list(zip(layers, keeps, strict=True))
+    for k, layer in enumerate(layers):
+        kind = draw(st.integers(0, 5))
+        if kind == 0:
+            drawn[k] = layer, (draw(st.floats(0.05, 0.98)), *draw(BOUNDS))
+        elif kind < 3:
+            drawn[k] = layer, keeps[k], True
+    return drawn
 
 
 @st.composite
@@ -122,6 +126,25 @@ def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, s
     )
     rules = pruning(enumerate(first), decode=data.draw(st.sampled_from(["same", list(enumerate(then))])))
     turns = data.draw(st.lists(st.sampled_from([(1, True), (1, True), (5, False)]), min_size=4, max_size=10))
+    reference = drive(tiny_of(shape), rules, [(data.draw(st.integers(20, 40)), False), *turns], seed)
+    assume(reference.margin > NEAR_TIE)
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), seed=st.integers(0, 2**16))
+def test_dropping_for_good_beside_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
+    """Drop stages below and above others, in prompts and decode steps, over several follow-ups."""
+    shape = Shape(seed=12, n_layers=6, windows=data.draw(WINDOWS))
+
+    def drawn() -> list[tuple[Any, ...]]:
+        keeps = sorted(data.draw(st.lists(st.floats(0.1, 0.9), min_size=5, max_size=5)), reverse=True)
+        for_good = data.draw(st.lists(st.booleans(), min_size=5, max_size=5))
+        return [(layer, keep, True) if for_good[layer] else (layer, keep) for layer, keep in enumerate(keeps)]
+
+    options = {"prune_generated": data.draw(st.booleans()), "memory": data.draw(st.sampled_from([0.0, 0.8]))}
+    decode = data.draw(st.sampled_from(["same", "frozen", "own"]))
+    rules = pruning(drawn(), decode=drawn() if decode == "own" else decode, **options)
+    turns = data.draw(st.lists(st.sampled_from([(1, True), (1, True), (9, False)]), min_size=4, max_size=10))
     reference = drive(tiny_of(shape), rules, [(data.draw(st.integers(20, 40)), False), *turns], seed)
     assume(reference.margin > NEAR_TIE)
 
@@ -198,6 +221,11 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
         {"decode": []},
         {"decode": [(2, 0.9)]},
         {"decode": [(0, 0.2), (1, (0.5, 0.05, 0.3))]},
+        {"stages": [(0, 0.6, True), (2, 0.3)]},
+        {"stages": [(0, 0.6), (2, 0.3, True)]},
+        {"stages": [(0, 0.6, True), (2, 0.3)], "decode": "frozen"},
+        {"stages": [(0, 0.6, True), (2, 0.3)], "decode": [(1, 0.4, True)]},
+        {"stages": [(0, 0.6, True), (2, 0.3, True)], "prune_generated": True, "window": 3},
     ],
     ids=str,
 )
@@ -214,7 +242,8 @@ def test_each_option_alone(tiny_of: Build, options: dict[str, Any]) -> None:
         (1, False),
         (1, True),
     ]
-    reference = drive(tiny_of(Shape(seed=9)), pruning([(0, 0.6), (2, 0.3)], **options), passes)
+    rules = pruning(**{"stages": [(0, 0.6), (2, 0.3)], **options})
+    reference = drive(tiny_of(Shape(seed=9)), rules, passes)
     assert reference.margin > NEAR_TIE
 
 

@@ -25,6 +25,7 @@ import lazyllm
 from lazyllm import (
     CLAA,
     LLM,
+    Drop,
     FastKV,
     GemFilter,
     Mass,
@@ -60,7 +61,7 @@ def llm(folder: Path) -> LLM:
 
 
 def static(layers: int, keep: Any, **options: Any) -> dict[str, Any]:
-    return pruning([(layers - 1, keep)], permanent=True, **options)
+    return pruning([(layers - 1, keep, True)], average=True, **{"decode": [], **options})
 
 
 # ---- static token pruning: the engine --------------------------------------------------------------------
@@ -122,6 +123,17 @@ def test_one_layer_scores_as_a_stage_does(tiny_of: Build) -> None:
     ids = tiny.ids(50)
     assert one.forward(ids).tobytes() == other.forward(ids).tobytes()
     assert one.depths.tolist() == other.depths.tolist()
+
+
+def test_static_pruning_of_one_layer_is_a_drop_stage(tiny_of: Build) -> None:
+    tiny = tiny_of(Shape(seed=42))
+    methods = StaticPruning(1, 0.4), Pruning({0: Drop(0.4)}, decode={})
+    one, other = (tiny.load().session(method.core()) for method in methods)
+    for number, (count, generated) in enumerate([(50, False), (1, True), (1, True), (9, False), (1, True)]):
+        ids = tiny.ids(count, number)
+        assert one.forward(ids, generated=generated).tobytes() == other.forward(ids, generated).tobytes()
+        assert one.depths.tolist() == other.depths.tolist()
+        assert one.last_pass.tolist() == other.last_pass.tolist()
 
 
 def test_static_pruning_that_keeps_everything_is_dense_to_the_bit(tiny_of: Build) -> None:
@@ -207,10 +219,18 @@ def test_a_score_that_is_no_number_in_a_lower_layer_is_an_error(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "rules",
-    [pruning(permanent=True), pruning([(0, 0.5), (1, 0.4)], permanent=True), static(2, 0.5, decode="frozen")],
+    [
+        pruning(average=True, decode=[]),
+        pruning([(0, 0.5), (1, 0.4)], average=True, decode=[]),
+        static(2, 0.5, decode="frozen"),
+        static(2, 0.5, decode="same"),
+        static(2, 0.5, decode=[(1, 0.5)]),
+        pruning([(1, 0.5, True)], decode=[], average=True, layers=2),
+        static(2, 0.5, memory=0.5),
+    ],
 )
-def test_the_core_refuses_permanent_pruning_of_other_forms(tiny_of: Build, rules: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="permanent pruning"):
+def test_the_core_refuses_means_over_layers_of_other_forms(tiny_of: Build, rules: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a mean over layers takes"):
         tiny_of(Shape()).load().session(rules)
 
 

@@ -21,7 +21,7 @@ from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
 
 import lazyllm
-from lazyllm import LLM, Mass, Method, Policy, Pruning
+from lazyllm import LLM, Drop, Mass, Method, Policy, Pruning
 from lazyllm.pruning import DENSE
 
 IDS = list(range(40, 90))
@@ -104,6 +104,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"decode": "frozen"},
     {"decode": {1: 0.2}},
     {"min_tokens": 35},
+    {"stages": {0: Drop(0.8), 1: 0.4, 2: 0.2}},
     {},
 ][0 if DEVICE == "cpu" else -1 :]  # the emulated device is slow
 
@@ -115,7 +116,7 @@ def test_a_rule_of_the_core_written_as_a_policy(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
 ) -> None:
     """The reference scores by the rules of docs/method.md; the engine by the policy."""
-    policy = rule({0: 0.8, 1: 0.5, 2: 0.15}, **options)
+    policy = rule(**{"stages": {0: 0.8, 1: 0.5, 2: 0.15}, **options})
     assert drive(tiny_of(shape), policy.core(), CONVERSATION, seed=7).margin > NEAR_TIE
 
 
@@ -125,7 +126,7 @@ def test_a_rule_of_the_core_written_as_a_policy(
 def test_rules_that_the_core_does_not_have(
     tiny_of: Build, rule: type[Policy], shape: Shape, options: dict[str, Any]
 ) -> None:
-    policy = rule({0: 0.8, 2: 0.3}, **options)
+    policy = rule(**{"stages": {0: 0.8, 2: 0.3}, **options})
     reference = drive(tiny_of(shape), policy.core(), CONVERSATION, seed=11, policy=policy)
     assert reference.margin > NEAR_TIE
     assert reference.earlier or options in ({"decode": "frozen"}, {"decode": {1: 0.2}})
@@ -419,7 +420,7 @@ def test_the_core_refuses_a_number_of_tokens_below_minus_one(tiny_of: Build) -> 
         {"queries": 2},
         {"smooth": 3},
         {"memory": 0.5},
-        {"permanent": True},
+        {"average": True, "decode": []},
         {"stages": [(1, (0.5, 0.0, 1.0))]},
         {"decode": [(1, (0.5, 0.0, 1.0))]},
     ],
@@ -572,7 +573,11 @@ def test_a_policy_is_not_made_from_text() -> None:
     [
         (lambda: Policy({1: 0.5}), TypeError, "abstract"),  # type: ignore[abstract]
         (lambda: Paper({1: 1.5}), ValueError, "keep of the stage at layer 1"),
-        (lambda: Paper({1: Mass(0.9)}), ValueError, r"a stage of Paper must be a keep, not Mass\(0.9\)"),
+        (
+            lambda: Paper({1: Mass(0.9)}),
+            ValueError,
+            r"a stage of Paper must be a keep or a Drop, not Mass\(0.9\)",
+        ),
         (lambda: Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a stage of Paper must be a keep"),
         (lambda: Paper({1: 0.5}, queries=2), TypeError, "queries"),
         (
@@ -683,7 +688,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
             return view.attention(2).mean(axis=(0, 1))
 
     Other.__name__ = "Paper"
-    with pytest.raises(ValueError, match="policy of Paper"):
+    with pytest.raises(ValueError, match=r"Paper\(.*: policy"):
         lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
 
 

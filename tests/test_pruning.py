@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyllm import Mass, Pruning
+from lazyllm import Drop, Mass, Pruning
 
 SMOL: Any = SimpleNamespace(
     n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152, windows=(0,) * 30
@@ -34,6 +34,10 @@ SMALL: Any = SimpleNamespace(
         ({5: 0.5, "5": 0.4}, ValueError, "layer 5 follows layer 5"),
         ({3: 0.5, 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
         ({3: 0.5, 4: Mass(0.9), 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
+        ({3: Drop(0.5), 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
+        ({3: 0.5, 5: Drop(0.6)}, ValueError, "layer 5 keeps 0.6 after 0.5"),
+        ({3: {"drop": 1.5}}, ValueError, "Drop keep must be above 0 and at most 1"),
+        ({3: {"drop": 0.5, "mass": 0.9}}, ValueError, "have drop, or mass, keep_min, keep_max"),
         ({3: 0.0}, ValueError, "above 0 and at most 1, not 0.0"),
         ({3: -0.5}, ValueError, "above 0 and at most 1"),
         ({3: 1.5}, ValueError, "above 0 and at most 1"),
@@ -141,6 +145,7 @@ def test_forms_of_the_same_schedule_are_equal() -> None:
 
 
 def test_mass_stages_are_free_of_the_rule_that_keeps_fall() -> None:
+    assert Pruning({3: {"drop": 0.4}, 5: 0.3}) == Pruning({3: Drop(0.4), 5: 0.3}) != Pruning({3: 0.4, 5: 0.3})
     assert Pruning({1: 0.5, 2: Mass(0.9), 3: 0.5}).stages == ((1, 0.5), (2, Mass(0.9)), (3, 0.5))
 
 
@@ -164,13 +169,14 @@ def test_prints_only_what_was_set() -> None:
     assert (
         repr(Pruning({1: 0.5}, decode="frozen", smooth=13)) == "Pruning({1: 0.5}, decode='frozen', smooth=13)"
     )
+    assert repr(Pruning({1: Drop(0.4), 2: 0.3}, decode={})) == "Pruning({1: Drop(0.4), 2: 0.3}, decode={})"
     assert repr(Mass(0.9, keep_min=0.1)) == "Mass(0.9, keep_min=0.1)"
 
 
 def test_core_has_plain_values_only() -> None:
-    pruning = Pruning({10: 0.7, 20: Mass(0.9, 0.1, 0.5)}, decode={3: 0.5}, protect=[(1, 2)])
+    pruning = Pruning({10: Drop(0.7), 20: Mass(0.9, 0.1, 0.5)}, decode={3: 0.5}, protect=[(1, 2)])
     assert pruning.core() == {
-        "stages": [(10, 0.7), (20, (0.9, 0.1, 0.5))],
+        "stages": [(10, 0.7, True), (20, (0.9, 0.1, 0.5))],
         "decode": [(3, 0.5)],
         "sink": 0,
         "window": 0,
@@ -181,7 +187,7 @@ def test_core_has_plain_values_only() -> None:
         "memory": 0.0,
         "min_tokens": 0,
         "prune_generated": False,
-        "permanent": False,
+        "average": False,
         "policy": None,
     }
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
@@ -191,14 +197,11 @@ def test_core_has_plain_values_only() -> None:
 
 
 @st.composite
-def stage_lists(draw: st.DrawFn, n_layers: int = 30) -> list[tuple[int, float | Mass]]:
+def stage_lists(draw: st.DrawFn, n_layers: int = 30) -> list[tuple[int, float | Mass | Drop]]:
     layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
     keeps = sorted(draw(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)), reverse=True)
-    masses = [draw(st.booleans()) for _ in layers]
-    return [
-        (layer, Mass(keep, keep_max=keeps[0]) if mass else keep)
-        for layer, keep, mass in zip(layers, keeps, masses, strict=False)
-    ]
+    rules = st.sampled_from([float, Drop, lambda keep: Mass(keep, keep_max=keeps[0])])
+    return [(layer, draw(rules)(keep)) for layer, keep in zip(layers, keeps, strict=False)]
 
 
 prunings = st.builds(
@@ -226,10 +229,18 @@ def test_json_gives_the_same_pruning_back(pruning: Pruning) -> None:
 
 @given(prunings)
 def test_what_it_prints_makes_it_again(pruning: Pruning) -> None:
-    assert eval(repr(pruning), {"Pruning": Pruning, "Mass": Mass}) == pruning
+    assert eval(repr(pruning), {"Pruning": Pruning, "Mass": Mass, "Drop": Drop}) == pruning
+
+
+def test_drop_takes_a_keep_only() -> None:
+    with pytest.raises(TypeError, match=r"Drop takes a keep, not Mass\(0.9\): each decode step would drop"):
+        Drop(Mass(0.9))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Drop keep must be above 0 and at most 1, not 0"):
+        Drop(0.0)
 
 
 def test_json_of_stages_alone() -> None:
+    assert Pruning.from_json('{"7": {"drop": 0.4}, "15": 0.3}') == Pruning({7: Drop(0.4), 15: 0.3})
     assert Pruning.from_json('{"10": 0.7, "20": {"mass": 0.9}}') == Pruning({10: 0.7, 20: Mass(0.9)})
     assert Pruning.from_json("[[10, 0.7]]") == Pruning({10: 0.7})
     assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
@@ -279,7 +290,8 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
             total += 2 * width * seen * min(pruning.queries, len(in_play))
         rule = dict(pruning.stages).get(layer)
         if rule is not None:
-            count = math.ceil((rule.keep_max if isinstance(rule, Mass) else rule) * n)
+            keep = {Mass: "keep_max", Drop: "keep"}.get(type(rule))
+            count = math.ceil((getattr(rule, keep) if keep else rule) * n)
             others = [i for i in in_play if i not in forced]
             in_play = sorted(forced | set(others[: max(0, count - len(forced))]))
     return total
@@ -300,7 +312,7 @@ def test_flops_with_stages_of_every_kind() -> None:
         {"queries": 4, "layers": 3},
         {"min_tokens": 99},
     ):
-        pruning = Pruning({0: 0.8, 1: Mass(0.9, keep_max=0.5), 3: 0.2}, **options)
+        pruning = Pruning({0: Drop(0.8), 1: Mass(0.9, keep_max=0.5), 3: 0.2}, **options)
         assert pruning.flops(SMALL, 50) == flops_token_by_token(pruning, SMALL, 50)
 
 
@@ -368,3 +380,4 @@ def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
     for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
         assert Pruning(stages).recommended().smooth == width
     assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
+    assert Pruning({10: Drop(0.2)}).recommended().smooth == 13

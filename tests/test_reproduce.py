@@ -20,7 +20,7 @@ from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import Summary
 from lazyllm.reproduce import reproduce
 from lazyllm.reproduce.attention import MASSES, QUANTILES, attention_scores, share_that_holds
-from lazyllm.reproduce.preset import OTHER, PRESETS, preset_of
+from lazyllm.reproduce.paper_setup import OTHER, SETUPS, setup_of
 from lazyllm.reproduce.published import BY_MODEL, METHODS
 from lazyllm.reproduce.reproduction import TARGETS
 from lazyllm.reproduce.rivals import (
@@ -130,24 +130,24 @@ def test_rivals_of_one_stage_stand_where_their_authors_have_them_or_below() -> N
         assert rivals(local, 3500, 1.3, seeds=1)[name][0].layer == 12
 
 
-def test_presets_are_known_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    assert preset_of(llm, None) is PRESETS["llama-2-7b-chat"]
-    assert preset_of(llm, "xgen-7b-8k-inst").max_length == 7500
+def test_setups_are_known_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    assert setup_of(llm, None) is SETUPS["llama-2-7b-chat"]
+    assert setup_of(llm, "xgen-7b-8k-inst").max_length == 7500
     other = lazyllm.load(model_folder(tmp_path), device="cpu", threads=1)
-    assert preset_of(other, None) is OTHER
+    assert setup_of(other, None) is OTHER
     with pytest.raises(ValueError, match="no preset 'llama'; there are llama-2-7b-chat"):
-        preset_of(llm, "llama")
+        setup_of(llm, "llama")
 
 
 def test_the_paper_has_every_cell() -> None:
     for told in BY_MODEL.values():
         assert set(told.accuracy) == {(category, method) for category in CATEGORIES for method in METHODS}
         assert set(told.work) == set(CATEGORIES)
-    for preset in PRESETS.values():
-        if preset.paper_model:
-            told = BY_MODEL[preset.paper_model]
+    for setup in SETUPS.values():
+        if setup.paper_model:
+            told = BY_MODEL[setup.paper_model]
             speeds = [told.accuracy[category, LAZY].speedup for category in CATEGORIES]
-            assert np.mean(speeds) == pytest.approx(preset.speedup, abs=0.05)
+            assert np.mean(speeds) == pytest.approx(setup.speedup, abs=0.05)
 
 
 # ---- attention -----------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
 
 @pytest.mark.parametrize("made", [FastKV, CLAA, GemFilter])
 def test_a_model_too_shallow_says_so(llm: LLM, made: Any) -> None:
-    words = "layer must be below 5 in a model of 6 layers, not 5"
+    words = "layer 5 is out of reach: the model has 6 layers, so a stage's layer must be below 5"
     with pytest.raises(ValueError, match=words):
         llm.session(made(5, 0.5))
     with pytest.raises(ValueError, match=words):

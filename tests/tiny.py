@@ -85,7 +85,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
         "memory": 0.0,
         "min_tokens": 0,
         "prune_generated": False,
-        "permanent": False,
+        "average": False,
         "policy": None,
     }
     assert set(options) <= set(defaults)

@@ -25,19 +25,23 @@ static int parse_rule(PyObject *rule, lazy_stage *stage)
 
 static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
 {
-    PyObject *list = tuple_of(object, "pruning: stages must be a list of (layer, rule)");
+    PyObject *list = tuple_of(object, "pruning: stages must be a list of (layer, rule) or (layer, rule, permanent)");
     if (!list) return -1;
     Py_ssize_t size = PyTuple_GET_SIZE(list);
     lazy_stage *stages = PyMem_Calloc((size_t)size + 1, sizeof *stages);
     int code = stages ? 0 : -1;
     if (!stages) PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < size && !code; i++) {
-        PyObject *rule, *pair = PyTuple_GET_ITEM(list, i);
-        if (!PyTuple_Check(pair)) {
-            PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule)", pair);
+        PyObject *rule, *stage = PyTuple_GET_ITEM(list, i);
+        int permanent = 0;
+        if (!PyTuple_Check(stage)) {
+            PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule) or (layer, rule, permanent)", stage);
             code = -1;
         } else {
-            code = PyArg_ParseTuple(pair, "iO;a stage is (layer, rule)", &stages[i].layer, &rule) ? parse_rule(rule, &stages[i]) : -1;
+            bool parsed =
+                PyArg_ParseTuple(stage, "iO|p;a stage is (layer, rule) or (layer, rule, permanent)", &stages[i].layer, &rule, &permanent);
+            code = parsed ? parse_rule(rule, &stages[i]) : -1;
+            stages[i].permanent = permanent;
         }
     }
     Py_DECREF(list);
@@ -118,7 +122,7 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
         field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
         field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "permanent", &pruning->permanent) ||
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
         parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;

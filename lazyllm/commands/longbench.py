@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from lazyllm.commands import options
 
@@ -23,7 +24,10 @@ def add(commands: options.Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from lazyllm.evaluation.longbench.items import GET
     from lazyllm.longbench import run
 
+    if args.data is None:
+        print(f"without --data the tasks are generated; {GET}", file=sys.stderr)
     given = options.chosen(args, *options.DATA, "edit_sim")
     return options.told(run(options.loaded(args), args.pruning, **given))

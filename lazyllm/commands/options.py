@@ -117,7 +117,9 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--max-item-length", type=int, metavar="N", help="only items of at most this LongBench length"
     )
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="cap on the benchmark's own limits")
-    parser.add_argument("--prompts", metavar="FILE", help="dataset2prompt.json, if it is not with the data")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="other prompts than the data's own or the official ones"
+    )
 
 
 def add_max_length(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,6 @@ from lazyllm.checkpoints.digest import digest, weights_digest
 from lazyllm.llm import DTYPES, LLM
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
-from lazyllm.methods import PromptCompression
-from lazyllm.policy import Policy
 
 FORMAT = 1
 TOKENIZER_PARTS = (
@@ -62,16 +60,9 @@ def conditions(
         "packages": {name: found for name in PACKAGES if (found := version(name))},
         "settings": list(settings),
         **{
-            f"sha256 of the model that compresses in {label}": weights_digest(
-                method.reader(llm).checkpoint, progress
-            )
+            f"{label}: {what}": told
             for label, method in settings.items()
-            if isinstance(method, PromptCompression) and method.model is not None
-        },
-        **{
-            f"policy of {label}": method.to_json()
-            for label, method in settings.items()
-            if isinstance(method, Policy)
+            for what, told in method.conditions(llm, progress).items()
         },
         "items": {name: len(rows) for name, rows in items.items()},
         "items sha256": items_digest(items),

@@ -229,7 +229,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """ln p of whole texts, in windows if they are long; for dense only."""
-        if not (isinstance(self.pruning, Pruning) and not self.pruning.stages):
+        if self.pruning != Pruning():
             raise ValueError(
                 "loglikelihood_rolling scores every token of a text, so there is no prompt to prune: "
                 f"pruning must be dense, not {self.pruning}"

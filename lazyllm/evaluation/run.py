@@ -19,6 +19,7 @@ from lazyllm.evaluation.generated.tasks import (
     task_and_length,
 )
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
+from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.options import EDIT_SIM, DataKeywords, DataOptions, RunKeywords, RunOptions
 from lazyllm.evaluation.report import report_text, run_tables, write_report
@@ -137,8 +138,8 @@ def run(
     Items: `data` is a folder, zip or parquet file of the benchmark, or hub:OWNER/NAME; None generates tasks
     of RULER's kinds, prompt and answer of `max_length` tokens. `datasets` names data sets or generated tasks.
     `limit` takes the first items of each data set, `sample` draws as many with a fixed seed;
-    `min_item_length` and `max_item_length` select by LongBench's own length. `prompts`: the file
-    dataset2prompt.json, if it is not with the data.
+    `min_item_length` and `max_item_length` select by LongBench's own length. `prompts`: a file such as
+    dataset2prompt.json, in place of the one in the data's folder or the official one.
 
     Prompts and answers: `max_length` tokens per prompt (default 3500), `max_new_tokens` as a cap on the
     benchmark's limits, `chat` is the wrapper (auto, none, llama-2, xgen or template), `edit_sim` scores code
@@ -164,12 +165,13 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     }
     if given := [name for name, value in needs_data.items() if value is not None]:
         raise ValueError(
-            f"{given[0]} is for LongBench's own items and needs data; without data, tasks are generated"
+            f"{given[0]} is for LongBench's own items and needs data; without data, tasks are generated; "
+            + GET
         )
     if known := [name for name in options.datasets or () if name in DATA_SETS]:
         raise ValueError(
             f"{', '.join(known)} is of LongBench and needs data; without data, tasks are generated: "
-            + ", ".join(TASKS)
+            f"{', '.join(TASKS)}; {GET}"
         )
     seed, lengths = 0, [options.max_length]
     count = GENERATED_COUNT if options.limit is None else options.limit

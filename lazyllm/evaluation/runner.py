@@ -173,7 +173,7 @@ def prepared(llm: LLM, tasks: Tasks, one: Trial) -> Prepared:
         return short
 
     prompt = tasks.prompt(llm, one.task, one.item, shorten)
-    return Prepared(prompt, whole, Pruning(), compressing)
+    return Prepared(prompt, whole, one.method.without_compression(), compressing)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:

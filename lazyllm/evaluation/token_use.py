@@ -9,7 +9,6 @@ import numpy as np
 
 from lazyllm.generation import Generation
 from lazyllm.method import Method
-from lazyllm.pruning import Pruning
 
 Rows = Sequence[Mapping[str, Any]]
 Used = dict[str, list[int]]
@@ -18,7 +17,7 @@ Used = dict[str, list[int]]
 def used(method: Method, out: Generation, n_layers: int) -> Used | None:
     """By layer: how many prompt tokens it has computed by each new token. Layers equal to the layer below are
     left out. None if generated tokens are pruned: revived tokens may then be generated ones."""
-    if isinstance(method, Pruning) and method.prune_generated:
+    if (method.core() or {}).get("prune_generated"):
         return None
     computed = out.passes["computed"].reshape(-1, n_layers).copy()
     computed[1:] -= 1  # a decode step computes its own token in every layer

@@ -30,9 +30,6 @@ class GemFilter(OneStage):
 
     name: ClassVar[str] = "gemfilter"
 
-    def core(self) -> dict[str, Any]:
-        return DENSE.core()
-
     def kept(self, n_prompt: int) -> int:
         return math.ceil(self.keep * n_prompt)
 

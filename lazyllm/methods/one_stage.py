@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lazyllm.methods.rival import Rival
-from lazyllm.pruning import LAYER_LIMIT, Counted
+from lazyllm.pruning import LAYER_LIMIT, Counted, Pruning
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OneStage(Rival, Counted):
+class OneStage(Counted):
     """Keeps `ceil(keep * n)` prompt tokens after `layer`, which counts from 0."""
 
     layer: int
@@ -25,8 +24,4 @@ class OneStage(Rival, Counted):
         object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
 
     def check(self, config: ModelConfig) -> None:
-        if self.layer >= config.n_layers - 1:
-            raise ValueError(
-                f"layer must be below {config.n_layers - 1} in a model of {config.n_layers} layers, "
-                f"not {self.layer}"
-            )
+        Pruning({self.layer: self.keep}).check(config)

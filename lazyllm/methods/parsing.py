@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ from lazyllm.methods.gemfilter import GemFilter
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
 from lazyllm.methods.random_drop import RandomDrop
-from lazyllm.methods.rival import Rival
 from lazyllm.methods.static_pruning import StaticPruning
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
 PruningInput = Method | str | Path | Mapping[Any, Any] | Sequence[Any] | None
-RIVALS: dict[str, type[Rival]] = {
+BUILT_IN: dict[str, type[Method]] = {
     cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter)
 }
+ENTRY_POINTS = "lazyllm.methods"
+"""The group of entry points by which installed packages offer classes of methods, each under its name."""
 TEXT_FIELDS = ("unit", "model")
 TRUTHS = {"true": True, "false": False}
 FORMS = (
     "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
-    'stages as JSON such as {"10": 0.7}, or the file of a preset such as preset.json'
+    'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
+    "method that an installed package offers"
 )
 PRESET_SUFFIX = ".json"
 
@@ -43,9 +46,10 @@ def as_method(pruning: object) -> Method:
     if isinstance(pruning, str):
         return parse_method(pruning)
     if isinstance(pruning, Mapping) and "method" in pruning:
-        if (rival := RIVALS.get(str(pruning["method"]))) is None:
-            raise ValueError(f"method is {pruning['method']!r}; it must be one of {', '.join(RIVALS)}")
-        return rival.from_fields(pruning)
+        if (named := method_class(str(pruning["method"]))) is None:
+            names = ", ".join(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENTRY_POINTS).names)]))
+            raise ValueError(f"method is {pruning['method']!r}; it must be one of {names}")
+        return named.from_fields(pruning)
     if isinstance(pruning, Mapping) and "policy" in pruning:
         raise ValueError(
             f"the policy {pruning['policy']} is code and cannot be made from text; give an instance of its "
@@ -61,19 +65,47 @@ def as_method(pruning: object) -> Method:
 
 def parse_method(text: str) -> Method:
     """A method from one argument: `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or the
-    file of a preset, whose name ends with .json."""
+    file of a preset, whose name ends with .json. Installed packages may offer more names (`ENTRY_POINTS`)."""
     if not isinstance(text, str):
         raise TypeError(f"a method must be text, not {text!r}")
     name, _, options = text.strip().partition(":")
     if text.strip() == "dense":
         return DENSE
-    if name in RIVALS:
-        return RIVALS[name].from_fields(_options(options, text))
+    if text.strip()[:1] in ("{", "[") or text.strip() == "null":
+        return as_method(parse_json(text, "pruning", strict=True))
+    if named := method_class(name):
+        return named.from_fields(_options(options, text))
     if text.endswith(PRESET_SUFFIX):
         return Preset.load(text)
-    if text.strip()[:1] not in ("{", "[") and text.strip() != "null":
-        raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
-    return as_method(parse_json(text, "pruning", strict=True))
+    raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
+
+
+def method_class(name: str) -> type[Method] | None:
+    """The class of that name, of this package or of an installed one; None if there is none.
+
+    Only the entry point of that name is loaded, so that a broken one disturbs nobody else.
+    """
+    offered = entry_points(group=ENTRY_POINTS, name=name)
+    sources = [f"{one.value} of {one.dist.name if one.dist else 'a package'}" for one in offered]
+    if len(sources) + (name in BUILT_IN) > 1:
+        several = ", ".join([*(["lazyllm itself"] if name in BUILT_IN else []), *sources])
+        raise ValueError(f"several methods have the name {name!r}: {several}; uninstall all packages but one")
+    if not sources:
+        return BUILT_IN.get(name)
+    (source,), (entry,) = sources, offered
+    try:
+        made = entry.load()
+    except Exception as error:
+        raise ValueError(
+            f"the method {name!r} cannot be loaded: {source}: {type(error).__name__}: {error}"
+        ) from error
+    if not (isinstance(made, type) and issubclass(made, Method)):
+        raise TypeError(f"the method {name!r} must be a subclass of lazyllm.Method: {source} is {made!r}")
+    if made.name != name:
+        raise ValueError(
+            f"the method {name!r} must have the class attribute name = {name!r}: {source} has {made.name!r}"
+        )
+    return made
 
 
 def _options(text: str, whole: str) -> dict[str, Any]:

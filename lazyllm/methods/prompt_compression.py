@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.method import Method
 from lazyllm.methods.compression import UNITS, Reader, compressed
-from lazyllm.methods.rival import Rival
 from lazyllm.support import checked
 
 
 @dataclass(frozen=True)
-class PromptCompression(Rival):
+class PromptCompression(Method):
     """Selective Context (Li et al. 2023): removes from a text what a language model predicts easily.
 
     Units are sentences, tokens or noun phrases (`unit="phrase"`, which needs spaCy). A unit's score is the
@@ -43,6 +44,11 @@ class PromptCompression(Rival):
     def _plain(self) -> dict[str, Any]:
         model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.folder)
         return {**super()._plain(), "model": model}
+
+    def conditions(self, llm: Reader, progress: bool) -> dict[str, Any]:
+        if self.model is None:
+            return {}
+        return {"sha256 of the model that compresses": weights_digest(self.reader(llm).checkpoint, progress)}
 
     def compress(self, llm: Reader, text: str) -> str:
         """The text without the units that are removed; `model`, or else `llm`, scores them."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lazyllm.methods.rival import Rival
 from lazyllm.pruning import DENSE, Counted
 from lazyllm.support import checked
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class RandomDrop(Rival, Counted):
+class RandomDrop(Counted):
     """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
 
     They keep their order. Their positions are consecutive, or with `original_positions` those in the prompt.

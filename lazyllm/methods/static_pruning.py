@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lazyllm.methods.rival import Rival
-from lazyllm.pruning import LAYER_LIMIT, Counted, Pruning
+from lazyllm.pruning import LAYER_LIMIT, Counted, Drop, Pruning
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StaticPruning(Rival, Counted):
+class StaticPruning(Counted):
     """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
 
     A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
@@ -32,7 +31,7 @@ class StaticPruning(Rival, Counted):
         object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
 
     def _stage(self) -> Pruning:
-        return Pruning({self.layers - 1: self.keep})
+        return Pruning({self.layers - 1: Drop(self.keep)}, decode={})
 
     def check(self, config: ModelConfig) -> None:
         if self.layers >= config.n_layers:
@@ -41,7 +40,7 @@ class StaticPruning(Rival, Counted):
             )
 
     def core(self) -> dict[str, Any]:
-        return {**self._stage().core(), "permanent": True}
+        return {**self._stage().core(), "average": True}
 
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of a prefill, as `Pruning.flops` counts, with the scores of all `layers`."""

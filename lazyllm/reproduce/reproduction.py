@@ -23,19 +23,15 @@ from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.attention import attention_of
-from lazyllm.reproduce.preset import Preset, preset_of
+from lazyllm.reproduce.paper_setup import PaperSetup, setup_of
 from lazyllm.reproduce.published import BY_MODEL, Published
 from lazyllm.reproduce.rivals import BASELINE, LAZY, METHODS, RECOMMENDED, Rivals, all_settings, rivals
 from lazyllm.support import checked
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import Table
 
-STRENGTHS = (
-    0.5,
-    1.0,
-    1.5,
-    2.0,
-)  # Figure 5: the counted speedups are 1 + strength * (the preset's speedup - 1)
+# Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
+STRENGTHS = (0.5, 1.0, 1.5, 2.0)
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6: shares of the layers
 KEEPS = (0.1, 0.3, 0.5, 0.7, 0.9)  # Figure 6
 SEEDS = 5  # random drop, as in the paper
@@ -63,7 +59,7 @@ class Reproducer:
 
     llm: LLM
     tasks: Tasks
-    preset: Preset
+    setup: PaperSetup
     n_prompt: int
     speedup: float
     seeds: int
@@ -172,14 +168,14 @@ class Reproducer:
 
     @property
     def published(self) -> Published | None:
-        return BY_MODEL.get(self.preset.paper_model or "")
+        return BY_MODEL.get(self.setup.paper_model or "")
 
     @property
     def equal_work(self) -> str:
         return f"; methods at {self.speedup:g}x by counted work for {self.n_prompt} prompt tokens"
 
     def write(self, name: str, table: Table, run: Run, settings: str = "") -> list[Path]:
-        conditions = f"{self.model}, preset {self.preset.name}{settings}. {conditions_of(run)}"
+        conditions = f"{self.model}, preset {self.setup.name}{settings}. {conditions_of(run)}"
         self.texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
         contents = {
             ".md": f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n",
@@ -211,7 +207,7 @@ def reproduce(
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
     to `out`.
 
-    `preset` names a preset; the default is by the checkpoint's name. It sets `max_length`, `chat` and
+    `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `chat` and
     `speedup`, which all methods have by counted operations, unless they are given. `seeds`: number of runs of
     random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
     and recommended; the default is all. The other options are those of `lazyllm.longbench.run`.
@@ -225,7 +221,7 @@ def reproduce(
     checked.whole(seeds, "seeds", 1)
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
     check_methods(names, wanted)
-    chosen = preset_of(llm, preset)
+    chosen = setup_of(llm, preset)
     given = DataOptions.of(options, max_length=chosen.max_length, chat=chosen.chat)
     maker = Reproducer(
         llm,

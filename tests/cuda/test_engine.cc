@@ -237,6 +237,13 @@ static lazy_stage keep(int layer, double share)
     return stage;
 }
 
+static lazy_stage drop(int layer, double share)
+{
+    lazy_stage stage = keep(layer, share);
+    stage.permanent = true;
+    return stage;
+}
+
 static lazy_stage mass(int layer, double share)
 {
     lazy_stage stage = {};
@@ -250,6 +257,8 @@ static lazy_stage mass(int layer, double share)
 
 static const lazy_stage two_stages[] = { keep(0, 0.6), keep(2, 0.25) };
 static const lazy_stage one_stage[] = { keep(1, 0.3) };
+static const lazy_stage for_good[] = { drop(0, 0.6), keep(2, 0.25) };
+static const lazy_stage one_for_good[] = { drop(1, 0.3) };
 static const lazy_stage by_mass[] = { mass(1, 0.8) };
 static const lazy_span spans[] = { { 5, 9 }, { 30, 31 } };
 
@@ -262,7 +271,7 @@ static std::vector<setting> all_settings()
         p.n_stages = n;
         return p;
     };
-    lazy_pruning same = with(two_stages, 2), frozen = same, own = same, options = same, permanent = with(one_stage, 1);
+    lazy_pruning same = with(two_stages, 2), frozen = same, own = same, options = same, average = with(one_for_good, 1);
     frozen.decode = LAZY_DECODE_FROZEN;
     own.decode = LAZY_DECODE_OWN;
     own.decode_stages = one_stage;
@@ -273,14 +282,20 @@ static std::vector<setting> all_settings()
     options.n_protect = 2;
     options.queries = 4;
     options.smooth = 5;
-    permanent.permanent = true;
+    average.decode = LAZY_DECODE_OWN;
+    average.average = true;
     lazy_pruning several = same;
     several.layers = 2;
     several.memory = 0.8;
-    return { { "dense", with(nullptr, 0) }, { "two stages", same },
-             { "frozen", frozen },          { "stages of its own for decoding", own },
-             { "options", options },        { "mass", with(by_mass, 1) },
-             { "permanent", permanent },    { "several layers, remembered", several } };
+    return { { "dense", with(nullptr, 0) },
+             { "two stages", same },
+             { "frozen", frozen },
+             { "stages of its own for decoding", own },
+             { "options", options },
+             { "mass", with(by_mass, 1) },
+             { "for good", with(for_good, 2) },
+             { "static", average },
+             { "several layers, remembered", several } };
 }
 
 /* In 16 bits the two cores may select different tokens, so only dense logits are compared; the other settings need only run. */

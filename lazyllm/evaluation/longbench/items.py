@@ -24,6 +24,8 @@ HUB_FILE = "data.zip"
 SPLITS = ("*.parquet", "*/*.parquet")  # below a folder named after a data set
 LINE_LIMIT = 64 << 20
 SAMPLE_SEED = 0
+GET = f"for LongBench itself: pip install huggingface_hub, then --data {HUB}THUDM/LongBench"
+"""How those who run without the benchmark get it."""
 EXPECTED = f"a folder of NAME.jsonl or parquet files, a {HUB_FILE}, a parquet file, or {HUB}OWNER/NAME"
 
 Item = dict[str, Any]
@@ -105,7 +107,7 @@ def resolve_data(data: str | Path) -> Path:
         )
     path = Path(os.path.abspath(data))
     if not path.exists():
-        raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}")
+        raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}; {GET}")
     return path
 
 
@@ -193,7 +195,7 @@ def find(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
         held = [name for name in DATA_SETS if name in found]
         raise FileNotFoundError(
             f"data: {data} lacks {', '.join(missing)}; it holds "
-            + (", ".join(held) or f"no data set: expected {EXPECTED}")
+            + (", ".join(held) or f"no data set: expected {EXPECTED}; {GET}")
         )
     return {name: found[name] for name in wanted}
 

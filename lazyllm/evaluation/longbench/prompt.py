@@ -26,8 +26,8 @@ def prompt_ids(
     """The token ids of one item, a dict with the fields of LongBench's files.
 
     A prompt of more than `max_length` tokens loses its middle. `chat` is the wrapper: "llama-2", "xgen",
-    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. By default `templates` are read
-    from the folder named in LAZYLLM_LONGBENCH.
+    "template" (the checkpoint's own), "none", or "auto" by the checkpoint. `templates` are the official ones
+    unless they are given.
     """
     return make_prompt(tokenizer, item, max_length, chat, templates).ids
 

@@ -1,4 +1,4 @@
-"""Presets: prompt length, chat wrapper and speedup for the paper's comparisons on a model."""
+"""PaperSetup: prompt length, chat wrapper and speedup for the paper's comparisons on a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Preset:
+class PaperSetup:
     """`max_length` in prompt tokens and `chat`, the wrapper, are those of LongBench's authors.
 
     `speedup` of the first token is the paper's mean for LazyLLM over the six categories; the paper gives
@@ -30,24 +30,26 @@ class Preset:
     paper_model: str | None = None
 
 
-PRESETS = {
+SETUPS = {
     one.name: one
     for one in (
-        Preset(
+        PaperSetup(
             "llama-2-7b-chat", re.compile(r"llama[-_ ]?2[-_ ]7b[-_ ]chat"), 3500, 2.0, "llama-2", "Llama 2 7B"
         ),
-        Preset("xgen-7b-8k-inst", re.compile(r"xgen[-_ ]7b[-_ ]8k[-_ ]inst"), 7500, 3.0, "xgen", "XGen 7B"),
-        Preset("smollm2-135m-instruct", re.compile(r"smollm2[-_ ]135m[-_ ]instruct"), 3500, 2.0),
+        PaperSetup(
+            "xgen-7b-8k-inst", re.compile(r"xgen[-_ ]7b[-_ ]8k[-_ ]inst"), 7500, 3.0, "xgen", "XGen 7B"
+        ),
+        PaperSetup("smollm2-135m-instruct", re.compile(r"smollm2[-_ ]135m[-_ ]instruct"), 3500, 2.0),
     )
 }
-OTHER = Preset("for other models", re.compile(""), 3500, 2.0)
+OTHER = PaperSetup("for other models", re.compile(""), 3500, 2.0)
 
 
-def preset_of(llm: LLM, name: str | None) -> Preset:
-    """The preset of that name; None selects by the checkpoint's name."""
+def setup_of(llm: LLM, name: str | None) -> PaperSetup:
+    """The setup of that name; None selects by the checkpoint's name."""
     if name is None:
         known = model_name(llm.checkpoint.folder).lower()
-        return next((one for one in PRESETS.values() if one.known_by.search(known)), OTHER)
-    if name not in PRESETS:
-        raise ValueError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-    return PRESETS[name]
+        return next((one for one in SETUPS.values() if one.known_by.search(known)), OTHER)
+    if name not in SETUPS:
+        raise ValueError(f"there is no preset {name!r}; there are {', '.join(SETUPS)}")
+    return SETUPS[name]

@@ -1,0 +1,193 @@
+"""Methods of users: classes in Python, and those that installed packages offer by entry points."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm import LLM, Drop, Method, Policy, Pruning, parse_method
+from lazyllm.commands import main as cli
+from lazyllm.methods import as_method
+
+IDS = list(range(40, 90))
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT.joinpath("docs", "policies.md").read_text()
+TAIL = PAGE.split("```python\n")[2].split("```")[0].replace("{9: 0.5}", "{2: 0.5}")
+LOUDEST = """
+class Loudest(lazyllm.Policy):
+    name = "loudest"
+
+    def score(self, view):
+        return view.attention(4).mean(axis=1).max(axis=0)
+"""
+SHORTENED = """
+@dataclass(frozen=True)
+class Shortened(lazyllm.Method):
+    name = "shortened"
+    compresses = True
+    share: float = 0.5
+
+    def compress(self, llm, text):
+        return text[: math.ceil(self.share * len(text))]
+
+    def core(self):
+        return lazyllm.Pruning({2: 0.5}).core()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return lazyllm.load(folder, threads=1)
+
+
+def install(site: Path, package: str, code: str, points: dict[str, str]) -> None:
+    """Writes a module and the metadata of its installation, as pip leaves them in site-packages."""
+    site.mkdir(exist_ok=True)
+    (site / f"{package}.py").write_text(code)
+    info = site / f"{package}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[lazyllm.methods]", *lines, ""]))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like site-packages, with a package of three methods."""
+    made = tmp_path / "site"
+    points = {"tail": "tails:Tail", "loudest": "tails:Loudest", "shortened": "tails:Shortened"}
+    install(made, "tails", TAIL + LOUDEST + SHORTENED, points)
+    monkeypatch.syspath_prepend(made)
+    monkeypatch.delitem(sys.modules, "tails", raising=False)
+    return made
+
+
+def settings(name: str) -> Any:
+    return getattr(import_module("tails"), name)
+
+
+# ---- in Python ---------------------------------------------------------------------------------------------
+
+
+def test_a_method_as_it_stands_is_dense(llm: LLM) -> None:
+    dense, plain = (llm.generate(IDS, method, max_new_tokens=4) for method in (None, Method()))
+    assert plain.token_ids == dense.token_ids
+    assert plain.computed == 1.0
+
+
+def test_the_method_of_the_docs_shortens_and_prunes(llm: LLM, site: Path) -> None:
+    tail = settings("Tail")(0.5)
+    assert str(tail) == "Tail(keep=0.5)"
+    want = llm.generate(IDS[-25:], {2: 0.5}, max_new_tokens=4)
+    out = llm.generate(IDS, tail, max_new_tokens=4)
+    assert (out.token_ids, out.prompt_ids) == (want.token_ids, IDS[-25:])
+    session = llm.session(tail)
+    assert session.ask("The sea was calm.", max_new_tokens=2).n_given == 17
+    assert session.ask("Was it?", max_new_tokens=2).n_given == 7
+    with pytest.raises(ValueError, match=r"surprisal needs a session without pruning, not one with Tail"):
+        session.surprisal(IDS)
+
+
+OPTIONS: dict[str, Any] = {
+    "datasets": ["niah_single_1"],
+    "max_length": 560,
+    "limit": 1,
+    "chat": "none",
+    "warm_ups": 0,
+    "progress": False,
+}
+
+
+def test_runs_and_sweeps_take_any_method(llm: LLM, site: Path, tmp_path: Path) -> None:
+    """By instance and by text; a run does not go on under a method of another source."""
+    tail = settings("Tail")(0.5)
+    run = lazyllm.longbench.run(llm, [None, "tail:keep=0.5"], out=tmp_path / "run", **OPTIONS)
+    swept = lazyllm.sweep(llm, [tail], measure="both", out=tmp_path / "sweep", **OPTIONS)
+    for made in (run, swept):
+        (row,) = (one for one in made.rows if one["setting"] == "Tail(keep=0.5)")
+        assert "error" not in row
+        assert row["prompt_tokens"] > row["in_play"]["0"] >= row["prompt_tokens"] / 2
+        assert row["in_play"]["3"] < row["in_play"]["0"]
+
+    site.joinpath("tails.py").write_text(TAIL.replace("[-self.kept", "[: self.kept") + LOUDEST + SHORTENED)
+    del sys.modules["tails"]
+    other = settings("Tail")(0.5)
+    assert str(other) == str(tail)
+    with pytest.raises(ValueError, match=r"Tail\(keep=0.5\): source sha256"):
+        lazyllm.longbench.run(llm, [None, other], out=tmp_path / "run", **OPTIONS)
+
+
+def test_what_compresses_may_prune_too(llm: LLM, site: Path, tmp_path: Path) -> None:
+    text = "The sea was calm. " * 4
+    method = settings("Shortened")()
+    out = llm.generate(text, method, max_new_tokens=2)
+    assert len(out.prompt_ids) == out.passes["in_play"][0] == len(text) / 2
+    assert out.passes["in_play"][3] == len(text) / 4
+    run = lazyllm.longbench.run(llm, method, out=tmp_path, **OPTIONS)
+    (row,) = run.rows
+    assert row["in_play"]["3"] < 0.6 * row["in_play"]["0"] < 0.6 * row["prompt_tokens"]
+
+
+# ---- from packages -----------------------------------------------------------------------------------------
+
+
+def test_entry_points_give_names(site: Path) -> None:
+    tail, loudest = settings("Tail"), settings("Loudest")
+    assert parse_method("tail:keep=0.5") == tail(0.5)
+    assert as_method({"method": "tail", "keep": 0.5}) == tail(0.5)
+    assert as_method(tail(0.5).to_json()) == tail(0.5)
+    assert tail.from_json(tail(0.5).to_json()) == tail(0.5)
+    made = parse_method('{"method": "loudest", "stages": {"2": {"drop": 0.5}}, "sink": 4}')
+    assert made == loudest({2: Drop(0.5)}, sink=4)
+    for text, words in [
+        ("tail", "tail needs keep"),
+        ("tail:kep=1", "tail has no field 'kep'; its fields are keep"),
+        ('{"method": "loudest"}', "loudest needs stages"),
+        ('{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}', "loudest has no field 'queries'"),
+        ('{"method": "magic"}', "it must be one of random, .*gemfilter, loudest, shortened, tail"),
+        ("magic:keep=1", "pruning is 'magic:keep=1'; it must be dense"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            parse_method(text)
+
+
+def test_the_command_line_takes_them(site: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", "--model", str(folder), "--threads", "1", "--max-new-tokens", "2"]
+    assert cli.main([*command, "--pruning", "tail:keep=0.5", "--prompt", "The sea was calm."]) == 0
+    assert "Tail(keep=0.5)" in "".join(capsys.readouterr())
+
+
+BROKEN = {
+    "missing": ("nowhere:Tail", ValueError, "'missing' cannot be loaded: nowhere:Tail of others: ModuleNot"),
+    "nothing": ("others:Tail", ValueError, "'nothing' cannot be loaded: others:Tail of others: Attribute"),
+    "failing": ("failing:Tail", ValueError, "'failing' cannot be loaded: failing:Tail of others: ZeroDiv"),
+    "number": ("others:number", TypeError, "'number' must be a subclass of lazyllm.Method: .* is 5"),
+    "renamed": ("tails:Tail", ValueError, "must have the class attribute name = 'renamed': .* has 'tail'"),
+    "tail": ("others:number", ValueError, "several methods have the name 'tail': .*others.*; uninstall"),
+    "random": ("tails:Tail", ValueError, "have the name 'random': lazyllm itself, tails:Tail of others"),
+}
+
+
+def test_a_broken_entry_point_is_an_error_only_where_it_is_asked_for(site: Path) -> None:
+    install(site, "others", "number = 5\n", {name: value for name, (value, *_) in BROKEN.items()})
+    (site / "failing.py").write_text("1 / 0\n")
+    for name, (_, kind, words) in BROKEN.items():
+        with pytest.raises(kind, match=words):
+            parse_method(f"{name}:keep=0.5")
+        with pytest.raises(kind, match=words):
+            as_method({"method": name, "keep": 0.5})
+    assert parse_method("static:layers=2,keep=0.5").to_json()
+    assert isinstance(as_method(json.loads('{"method": "loudest", "stages": {"2": 0.5}}')), Policy)
+    assert parse_method('{"2": 0.5}') == Pruning({2: 0.5})
