@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,10 @@ class Method(ABC):
     @abstractmethod
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if this model cannot be run with this setting."""
+
+    def resolved(self, least: Callable[[Any], int]) -> Method:
+        """The setting with a number, `least(pruning)`, in place of a `min_tokens` of "auto"."""
+        return self
 
     def mismatch(self, checkpoint: Checkpoint) -> str | None:
         """The warning when a session opens on a checkpoint that the setting was not made for."""
