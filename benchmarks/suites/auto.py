@@ -24,38 +24,39 @@ DENSE, PAPER, RECOMMENDED = "dense", "the paper's rule", "recommended"
 def auto(options: Options) -> Iterator[Section]:
     place = options.widest
     llm = place.load(options.folder)
-    lengths, new = (options.tokens[:1], QUICK_NEW) if options.quick else (TOKENS, NEW)
+    tokens, new = (options.tokens[:1], QUICK_NEW) if options.quick else (TOKENS, NEW)
+    lengths = [n for n in tokens if n + max(new) <= llm.config.context]
     paper = Pruning.for_speedup(SPEEDUP, llm.config, min(SPEEDUP_TOKENS, llm.config.context))
     settings = {PAPER: paper, RECOMMENDED: paper.recommended()}
     least = {(name, g): llm.forecast.min_tokens(one, g) for name, one in settings.items() for g in new}
     text = llm.tokenizer.encode(DOCUMENT.read_text(encoding="utf-8"))
-    rows = []
+    rows, errors, right = [], [], 0
     for n in lengths:
         times = measured(llm, text[:n], {DENSE: Pruning(), **settings}, new, options.rounds)
         for name, setting in settings.items():
             for g in new:
                 ratio = times[DENSE, g].median / times[name, g].median
                 predicted, pruned = llm.forecast.speedup(setting, n, g), n >= least[name, g]
+                errors.append(predicted / ratio - 1)
+                right += pruned == (ratio > 1)
                 figures: dict[str, Figure] = {
                     DENSE: times[DENSE, g],
                     "pruned": times[name, g],
                     "measured": ratio,
                     "predicted": predicted,
-                    "error": predicted / ratio - 1,
+                    "error": errors[-1],
                     "auto runs it": "pruned" if pruned else DENSE,
                     "rightly": "yes" if pruned == (ratio > 1) else "no",
                 }
                 keys: dict[str, str | int] = {"rule": name, "tokens": n, "new tokens": g, **place.keys}
                 rows.append(Row(f"{name}, {n} + {g} tokens", figures, {}, keys))
-    errors = [abs(float(str(row.figures["error"]))) for row in rows]
-    right = sum(row.figures["rightly"] == "yes" for row in rows)
     yield Section(
         SUITE,
         f"Whole answers, predicted and measured, {options.config.name}, {place}",
         rows,
         (
             f"Of {len(rows)} decisions {right} are right. The error of the predicted speedup is "
-            f"{median(errors):.1%} in the median and at most {max(errors):.1%}.",
+            f"{median(map(abs, errors)):.1%} in the median and at most {max(map(abs, errors)):.1%}.",
             "The least prompt that `auto` prunes has "
             + "; ".join(f"{n} tokens for {g} new ones under {name}" for (name, g), n in least.items())
             + ".",
