@@ -51,7 +51,8 @@ class Forecast:
             costs, habits = self._known(setting, progress)
             least = self._config.context + 1
             for n in reversed(self._lengths()):
-                if self._ratio(costs, habits, setting, n, n_new) <= 1:
+                dense, pruned = self._both(costs, habits, setting, n, n_new)
+                if pruned >= dense:
                     break
                 least = n
             self._resolved[setting, n_new] = least if least > 1 else 0
@@ -60,11 +61,15 @@ class Forecast:
     def speedup(self, pruning: Pruning, n_prompt: int, n_new: int) -> float:
         """The predicted seconds of a dense answer over those of a pruned one, whatever the `min_tokens`."""
         setting = replace(pruning, min_tokens=0)
-        return self._ratio(*self._known(setting, progress=True), setting, n_prompt, n_new)
+        dense, pruned = self._both(*self._known(setting, progress=True), setting, n_prompt, n_new)
+        return dense / pruned
 
-    def _ratio(self, costs: Costs, habits: Habits, setting: Pruning, n_prompt: int, n_new: int) -> float:
+    def _both(
+        self, costs: Costs, habits: Habits, setting: Pruning, n_prompt: int, n_new: int
+    ) -> tuple[float, float]:
+        """Seconds of the dense answer and of the pruned one."""
         dense = self._seconds(costs, DENSE_HABITS, DENSE, n_prompt, n_new)
-        return dense / self._seconds(costs, habits, setting, n_prompt, n_new)
+        return dense, self._seconds(costs, habits, setting, n_prompt, n_new)
 
     def _seconds(self, costs: Costs, habits: Habits, setting: Pruning, n_prompt: int, n_new: int) -> float:
         """The prefill; what the answer revives of the work that the prefill left out, at the same price; and

@@ -25,45 +25,54 @@ def auto(options: Options) -> Iterator[Section]:
     place = options.widest
     llm = place.load(options.folder)
     tokens, new = (options.tokens[:1], QUICK_NEW) if options.quick else (TOKENS, NEW)
-    lengths = [n for n in tokens if n + max(new) <= llm.config.context]
     paper = Pruning.for_speedup(SPEEDUP, llm.config, min(SPEEDUP_TOKENS, llm.config.context))
     settings = {PAPER: paper, RECOMMENDED: paper.recommended()}
     least = {(name, g): llm.forecast.min_tokens(one, g) for name, one in settings.items() for g in new}
     text = llm.tokenizer.encode(DOCUMENT.read_text(encoding="utf-8"))
-    rows, errors, right = [], [], 0
-    for n in lengths:
+    errors: dict[tuple[str, int], list[float]] = {key: [] for key in least}
+    right = dict.fromkeys(least, 0)
+    for n in tokens:
+        if n + max(new) > llm.config.context:
+            continue
         times = measured(llm, text[:n], {DENSE: Pruning(), **settings}, new, options.rounds)
-        for name, setting in settings.items():
-            for g in new:
-                ratio = times[DENSE, g].median / times[name, g].median
-                predicted, pruned = llm.forecast.speedup(setting, n, g), n >= least[name, g]
-                errors.append(predicted / ratio - 1)
-                right += pruned == (ratio > 1)
-                figures: dict[str, Figure] = {
-                    DENSE: times[DENSE, g],
-                    "pruned": times[name, g],
-                    "measured": ratio,
-                    "predicted": predicted,
-                    "error": errors[-1],
-                    "auto runs it": "pruned" if pruned else DENSE,
-                    "rightly": "yes" if pruned == (ratio > 1) else "no",
-                }
-                keys: dict[str, str | int] = {"rule": name, "tokens": n, "new tokens": g, **place.keys}
-                rows.append(Row(f"{name}, {n} + {g} tokens", figures, {}, keys))
-    yield Section(
-        SUITE,
-        f"Whole answers, predicted and measured, {options.config.name}, {place}",
-        rows,
-        (
-            f"Of {len(rows)} decisions {right} are right. The error of the predicted speedup is "
-            f"{median(map(abs, errors)):.1%} in the median and at most {max(map(abs, errors)):.1%}.",
-            "The least prompt that `auto` prunes has "
-            + "; ".join(f"{n} tokens for {g} new ones under {name}" for (name, g), n in least.items())
-            + ".",
-            f"Stages: {paper}. Prompts are the beginning of the demonstration's document; end tokens are "
-            "ignored. The profile was measured on the model's own text.",
-        ),
+        rows = []
+        for name, g in least:
+            ratio = times[DENSE, g].median / times[name, g].median
+            predicted, pruned = llm.forecast.speedup(settings[name], n, g), n >= least[name, g]
+            errors[name, g].append(predicted / ratio - 1)
+            right[name, g] += pruned == (ratio > 1)
+            figures: dict[str, Figure] = {
+                DENSE: times[DENSE, g],
+                "pruned": times[name, g],
+                "measured": ratio,
+                "predicted": predicted,
+                "error": errors[name, g][-1],
+                "auto runs it": "pruned" if pruned else DENSE,
+                "rightly": "yes" if pruned == (ratio > 1) else "no",
+            }
+            keys: dict[str, str | int] = {"rule": name, "tokens": n, "new tokens": g, **place.keys}
+            rows.append(Row(f"{name}, {g} new tokens", figures, {}, keys))
+        yield Section(SUITE, f"Answers to {n} tokens, {options.config.name}, {place}", rows)
+    rows = [
+        Row(f"{name}, {g} new tokens", summary(least[name, g], right[name, g], errors[name, g]))
+        for name, g in least
+        if errors[name, g]
+    ]
+    note = (
+        f"Stages: {paper}. Prompts are the beginning of the demonstration's document; end tokens are "
+        "ignored. The profile was measured on the model's own text."
     )
+    yield Section(SUITE, f"Decisions, {options.config.name}, {place}", rows, (note,))
+
+
+def summary(least: int, right: int, errors: list[float]) -> dict[str, Figure]:
+    sizes = [abs(error) for error in errors]
+    return {
+        "pruned from": f"{least} tokens on",
+        "decided rightly": f"{right} of {len(errors)}",
+        "median error": median(sizes),
+        "largest error": max(sizes),
+    }
 
 
 def measured(

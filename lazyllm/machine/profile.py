@@ -98,6 +98,7 @@ class ProfileFile:
 
     def __init__(self, checkpoint: Checkpoint, core: _core.Model, processor: str) -> None:
         self._name = checkpoint.config.name or checkpoint.folder.name
+        self._vocab = checkpoint.config.vocab
         place: dict[str, str | int] = {
             "folder": str(checkpoint.folder.resolve()),
             "processor": processor,
@@ -121,11 +122,11 @@ class ProfileFile:
         """None if there is no file, or it is damaged, or was made under other conditions."""
         try:
             table = parse_object(self.path.read_bytes(), self.path)
-            if (table["format"], table["conditions"]) != (FORMAT, self._conditions):
+            if (table["format"], table["conditions"]) != (FORMAT, self._conditions) or not table["text"]:
                 return None
             return Profile(
                 Costs(**{name: amount(value, name) for name, value in table["costs"].items()}),
-                [checked.whole(token, "a token of the text", 0) for token in table["text"]],
+                [checked.whole(token, "a token of the text", 0, self._vocab) for token in table["text"]],
                 {setting: read_habits(values) for setting, values in table["habits"].items()},
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
