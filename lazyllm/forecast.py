@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from itertools import chain
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
@@ -22,9 +23,9 @@ from lazyllm.support.progress import bar
 LONGEST, SHARES = 768, (16, 4, 1)  # the prefills that are timed have LONGEST tokens over each of these
 ROUNDS = 3
 STEPS = 8  # timed after each prefill
-TEXT = 160  # tokens of the model's own text
+TEXTS, TEXT = 2, 96  # the model's own texts, and the tokens of each
 HABIT_STEPS = 32
-COST_RUNS, HABIT_RUNS = 1 + ROUNDS * len(SHARES), 2
+COST_RUNS, HABIT_RUNS = TEXTS + ROUNDS * len(SHARES), 1 + TEXTS
 PER_OCTAVE = 8  # prompt lengths tried between one and its double
 TITLE = 'measuring this machine for min_tokens="auto"'
 DENSE_HABITS = Habits(revival=0.0, overhead=0.0)
@@ -112,10 +113,12 @@ class Forecast:
         return self._profile.costs, self._profile.habits[name]
 
     def _measured(self, line: Any) -> Profile:
-        text = self._text()
-        line.update()
+        texts = []
+        for seed in range(TEXTS):
+            texts.append(self._text(seed))
+            line.update()
         longest = min(LONGEST, self._config.context - STEPS)
-        ids = (text * LONGEST)[:longest]
+        ids = (texts[0] * LONGEST)[:longest]
         prefills: dict[float, list[float]] = defaultdict(list)  # seconds by operations
         steps: dict[float, list[float]] = defaultdict(list)  # and by keys
         for _ in range(ROUNDS):
@@ -126,47 +129,50 @@ class Forecast:
                 keys = self._keys(np.full(self._config.n_layers, n + (STEPS + 1) / 2))
                 steps[keys] += [_seconds(session, [token], generated=True) for token in ids[:STEPS]]
                 line.update()
-        return Profile(Costs.fitted(_medians(prefills), _medians(steps)), text)
+        return Profile(Costs.fitted(_medians(prefills), _medians(steps)), texts)
 
-    def _text(self) -> list[int]:
+    def _text(self, seed: int) -> list[int]:
         """What the model writes after an end token, at temperature 1."""
-        session, sampler = Session(self._model, DENSE), _core.Sampler(1.0, 1.0, 0, 0)
+        session, sampler = Session(self._model, DENSE), _core.Sampler(1.0, 1.0, 0, seed)
         text = [min(self._model.eos_token_ids, default=0)]
-        while len(text) < min(TEXT, self._config.context // 2):
+        while len(text) < min(TEXT, self._config.context // (2 * TEXTS)):
             text.append(int(sampler.sample(session.forward(text[-1:], progress=False))))
         return text
 
     def _habits(self, setting: Pruning, profile: Profile, line: Any) -> Habits:
-        """Those of an answer to the profile's text.
+        """The means of answers to the profile's texts, each with another one at the end.
 
         The overhead is measured after a dense prefill, with nothing to revive, in turn with dense steps.
         """
-        text, n = profile.text, len(profile.text)
+        texts = profile.texts
+        prompts = [[*chain(*texts[k:], *texts[:k])] for k in range(len(texts))]
+        n = len(prompts[0])
         dense, bare = (Session(self._model, one) for one in (DENSE, replace(setting, min_tokens=n + 1)))
         for session in (dense, bare):
-            session.forward(text, progress=False)
+            session.forward(prompts[0], progress=False)
         n_steps = min(HABIT_STEPS, self._config.context - n)
         more = []
-        for token in text[:n_steps]:
+        for token in prompts[0][:n_steps]:
             taken, bare_taken = (_seconds(one, [token], generated=True) for one in (dense, bare))
             read, bare_read = (self._keys(one.last_pass[:, 0]) for one in (dense, bare))
             more.append(bare_taken - taken + profile.costs.key * (read - bare_read))
         line.update()
 
-        session = Session(self._model, setting)
-        logits = session.forward(text, progress=False)
-        kept = session.last_pass[1:, 0] / n
-        computed = [session.computed]
-        for _ in range(n_steps):
-            logits = session.forward([int(logits.argmax())], generated=True, progress=False)
-            computed.append(session.computed)
-        dropped = 1 - computed[0]
-        shares = [(one - computed[0]) / dropped if dropped else 0.0 for one in computed[1:]]
-        line.update()
         masses = [layer for layer, rule in setting.stages if isinstance(rule, Mass)]
-        return Habits(
-            fitted_revival(shares), max(0.0, median(more)), tuple(float(kept[layer]) for layer in masses)
-        )
+        revivals, kept = [], []
+        for prompt in prompts:
+            session = Session(self._model, setting)
+            logits = session.forward(prompt, progress=False)
+            kept.append(session.last_pass[[layer + 1 for layer in masses], 0] / n)
+            computed = [session.computed]
+            for _ in range(n_steps):
+                logits = session.forward([int(logits.argmax())], generated=True, progress=False)
+                computed.append(session.computed)
+            dropped = 1 - computed[0]
+            shares = [(one - computed[0]) / dropped if dropped else 0.0 for one in computed[1:]]
+            revivals.append(fitted_revival(shares))
+            line.update()
+        return Habits(fmean(revivals), max(0.0, median(more)), tuple(np.mean(kept, axis=0).tolist()))
 
 
 def _with_keeps(stages: Stages, kept: Sequence[float]) -> Stages:

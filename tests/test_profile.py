@@ -274,9 +274,9 @@ DAMAGES = {
     "negative": lambda text: text.replace('"step": ', '"step": -1'),
     "not a number": lambda text: text.replace('"step": ', '"step": NaN, "was": '),
     "a field is missing": lambda text: text.replace('"operation"', '"operations"'),
-    "text of another kind": lambda text: text.replace('"text": [', '"text": [0.5, '),
-    "text of another vocabulary": lambda text: text.replace('"text": [', '"text": [300, '),
-    "no text": lambda text: text.replace('"text": [', '"text": [], "was": ['),
+    "text of another kind": lambda text: text.replace('"texts": [\n  [', '"texts": [\n  [0.5, '),
+    "text of another vocabulary": lambda text: text.replace('"texts": [\n  [', '"texts": [\n  [300, '),
+    "no text": lambda text: text.replace('"texts": [\n  [', '"texts": [\n  [], ['),
     "another format": lambda text: text.replace('"format": 1', '"format": 0'),
     "another core": lambda text: text.replace('"core sha256": "', '"core sha256": "0'),
 }

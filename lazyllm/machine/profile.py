@@ -85,11 +85,11 @@ def fitted_revival(shares: Sequence[float]) -> float:
 
 @dataclass
 class Profile:
-    """The measurements of one model on this machine; `text` is what the model wrote, the prompt by which the
-    habits of settings are found; settings are keyed by their JSON."""
+    """The measurements of one model on this machine; `texts` are what the model wrote, the prompts by which
+    the habits of settings are found; settings are keyed by their JSON."""
 
     costs: Costs
-    text: list[int]
+    texts: list[list[int]]
     habits: dict[str, Habits] = field(default_factory=dict)
 
 
@@ -122,15 +122,20 @@ class ProfileFile:
         """None if there is no file, or it is damaged, or was made under other conditions."""
         try:
             table = parse_object(self.path.read_bytes(), self.path)
-            if (table["format"], table["conditions"]) != (FORMAT, self._conditions) or not table["text"]:
+            if (table["format"], table["conditions"]) != (FORMAT, self._conditions):
                 return None
             return Profile(
                 Costs(**{name: amount(value, name) for name, value in table["costs"].items()}),
-                [checked.whole(token, "a token of the text", 0, self._vocab) for token in table["text"]],
+                self._texts(table["texts"]),
                 {setting: read_habits(values) for setting, values in table["habits"].items()},
             )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
+
+    def _texts(self, texts: Sequence[Sequence[Any]]) -> list[list[int]]:
+        if not texts or not all(texts):
+            raise ValueError("a text is missing")
+        return [[checked.whole(one, "a token of a text", 0, self._vocab) for one in text] for text in texts]
 
     def write(self, profile: Profile) -> None:
         """Called while `locked`."""
