@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
+from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, open_model
 from lazyllm.method import Method
@@ -21,6 +22,7 @@ from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
+ASSUMED_NEW = 64  # tokens of an answer, for a session that is opened without a request
 
 
 def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: int | None = None) -> LLM:
@@ -70,8 +72,19 @@ class LLM(Model):
     """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
 
     def session(self, pruning: PruningInput = None) -> Session:
-        """A new, empty context; None is dense."""
-        return Session(self, as_method(pruning))
+        """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens."""
+        return Session(self, self._resolved(pruning, ASSUMED_NEW))
+
+    @cached_property
+    def forecast(self) -> Forecast:
+        """How long answers take on this machine, for `min_tokens="auto"`."""
+        return Forecast(self)
+
+    def _resolved(self, pruning: PruningInput, n_new: int, progress: bool = True) -> Method:
+        """The method, with a number in place of a `min_tokens` of "auto"."""
+        method = as_method(pruning)
+        method.check(self.config)
+        return method.resolved(lambda setting: self.forecast.min_tokens(setting, n_new, progress))
 
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
@@ -113,7 +126,7 @@ class LLM(Model):
         run, the answers made so far are the exception's attribute `finished`.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = as_method(pruning)
+        method = self._resolved(pruning, request.max_new_tokens, request.progress)
         if not is_batch(prompt):
             return self.session(method).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
@@ -152,4 +165,5 @@ class LLM(Model):
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        return self.session(pruning).answer(prompt, request, chat)
+        method = self._resolved(pruning, request.max_new_tokens, request.progress)
+        return self.session(method).answer(prompt, request, chat)

@@ -6,9 +6,9 @@ import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -29,6 +29,7 @@ SPEEDUP_SHAPES: Shapes = (
 WIDE_KEEP = 1 / 3  # of the first stage, from which on wide smoothing leaves room for other places
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,14 @@ def _spans(value: Iterable[Any]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
+def _least(value: int | str) -> int | Literal["auto"]:
+    if value == AUTO:
+        return AUTO
+    if isinstance(value, str):
+        raise ValueError(f'min_tokens must be a whole number or "{AUTO}", not {value!r}')
+    return checked.whole(value, "min_tokens", 0)
+
+
 def _plain(stages: Stages) -> dict[str, Any]:
     def plain(rule: Rule) -> Any:
         if isinstance(rule, Mass):
@@ -206,7 +215,8 @@ class Pruning(Counted):
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
     A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
     the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
-    Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
+    Contexts below `min_tokens` tokens run dense; with "auto" those whose answers would not come sooner
+    pruned, by the machine's profile. `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
@@ -218,7 +228,7 @@ class Pruning(Counted):
     layers: int
     smooth: int
     memory: float
-    min_tokens: int
+    min_tokens: int | Literal["auto"]
     prune_generated: bool
 
     def __init__(
@@ -233,7 +243,7 @@ class Pruning(Counted):
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
-        min_tokens: int = 0,
+        min_tokens: int | Literal["auto"] = 0,
         prune_generated: bool = False,
     ) -> None:
         if isinstance(decode, str):
@@ -261,7 +271,7 @@ class Pruning(Counted):
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
-            "min_tokens": checked.whole(min_tokens, "min_tokens", 0),
+            "min_tokens": _least(min_tokens),
             "prune_generated": prune_generated,
         }
         for name, value in values.items():
@@ -313,8 +323,13 @@ class Pruning(Counted):
 
     # ---- for the engine --------------------------------------------------------------------------
 
+    def resolved(self, least: Callable[[Pruning], int]) -> Pruning:
+        return replace(self, min_tokens=least(self)) if self.min_tokens == AUTO else self
+
     def core(self) -> dict[str, Any]:
-        """The fields that the C core takes."""
+        """The fields that the C core takes; ValueError while `min_tokens` is "auto"."""
+        if self.min_tokens == AUTO:
+            raise ValueError(f'min_tokens is "{AUTO}"; LLM.session puts a number in its place')
         table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         table["stages"] = _core_stages(self.stages)
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
@@ -342,7 +357,7 @@ class Pruning(Counted):
         2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
         values are computed for all tokens, the rest for the query token alone. Two counts are upper bounds:
         a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
-        keys as the window holds.
+        keys as the window holds. A `min_tokens` of "auto" counts as 0, here and in all other counts.
         """
         in_play = self.planned(config, n_prompt)
         return self._counted(config, in_play, in_play, dict(self._stages_of(in_play[0])))
@@ -375,7 +390,7 @@ class Pruning(Counted):
 
     def _stages_of(self, n_context: int, generated: bool = False) -> Stages:
         """The stages of a pass over a context of that length."""
-        if n_context < self.min_tokens:
+        if isinstance(self.min_tokens, int) and n_context < self.min_tokens:
             return ()
         if generated and self.decode != "same":
             return () if isinstance(self.decode, str) else self.decode

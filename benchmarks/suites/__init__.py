@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.measuring.report import Section
 from benchmarks.options import Options
-from benchmarks.suites import decode, generation, memory, ops, prefill, pruned, scaling, shapes, sharing
+from benchmarks.suites import auto, decode, generation, memory, ops, prefill, pruned, scaling, shapes, sharing
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ SUITES = {
     "memory": Suite(memory.memory, cpu_only="it measures the memory of a process on the CPU"),
     "shapes": Suite(shapes.shapes, by_default=False),
     "generation": Suite(generation.generation, by_default=False),
+    "auto": Suite(auto.auto, by_default=False),
 }
 ALL = "all"
 
