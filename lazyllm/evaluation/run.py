@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lazyllm.evaluation.generated.ruler import TASKS
 from lazyllm.evaluation.generated.tasks import (
     DEPTHS,
+    NIAH,
+    RULER,
     GeneratedTasks,
     needles_found,
     niah_items,
@@ -20,9 +22,10 @@ from lazyllm.evaluation.generated.tasks import (
 )
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.tasks import LongBench
+from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import EDIT_SIM, DataKeywords, DataOptions, RunKeywords, RunOptions
 from lazyllm.evaluation.report import report_text, run_tables, write_report
-from lazyllm.evaluation.results import read_manifest, read_rows
+from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE, Summary
 from lazyllm.evaluation.tasks import Tasks
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 
 PICTURE, NEEDLE_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
 GENERATED_COUNT = 5
-MEASURE = "score"  # the measure of a run whose manifest names none
 
 
 def category_of(name: str) -> str:
@@ -54,7 +56,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest: dict[str, Any] = read_manifest(self.folder)
-        if (measure := self.manifest.get("measure", MEASURE)) != MEASURE:
+        if (measure := self.manifest["conditions"]["measure"]) != SCORE:
             raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
         self.rows: list[dict[str, Any]] = read_rows(self.folder)
 
@@ -115,12 +117,12 @@ class Run:
             pictures = [self.plot().name]
             if panels := token_use_by_setting(rows):
                 pictures.append(plot_token_use(panels, self.folder / TOKEN_USE).name)
-            if "depths" in self.manifest and rows:
+            if self.manifest["conditions"].get("tasks") == NIAH and rows:
                 pictures.insert(0, plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP).name)
         except ImportError:
             pictures = []
         tables = run_tables(self.summary, self.manifest)
-        return write_report(self.folder, self._heading, tables, pictures, self.summary.failed, self.manifest)
+        return write_report(self.folder, self._heading, tables, pictures, self.summary, self.manifest)
 
 
 def run(
@@ -175,8 +177,8 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     count = GENERATED_COUNT if options.limit is None else options.limit
     encode = prompt_encoder(llm.tokenizer, options.chat)
     items = ruler_items(encode, options.datasets, lengths, count, seed)
-    conditions = {"tasks": "ruler", "lengths": lengths, "seed": seed}
-    return GeneratedTasks(items, conditions, options, options.max_new_tokens)
+    selection = {"tasks": options.datasets, "lengths": lengths, "items of each kind": count, "seed": seed}
+    return GeneratedTasks(items, RULER, selection, options, options.max_new_tokens)
 
 
 def run_ruler(
@@ -203,9 +205,9 @@ def run_ruler(
     settings, given = checked_settings(pruning), RunOptions.of(options)
     encode = prompt_encoder(llm.tokenizer, given.chat)
     items = ruler_items(encode, tasks, lengths, count, seed, prose, qa)
-    conditions = {"tasks": "ruler", "lengths": list(lengths), "seed": seed, "prose": str(prose)}
-    conditions["qa"] = str(qa)
-    return completed_run(llm, settings, GeneratedTasks(items, conditions, given), out, given)
+    selection: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "items of each kind": count}
+    selection |= {"seed": seed, "prose": prose and str(prose), "qa": qa and str(qa)}
+    return completed_run(llm, settings, GeneratedTasks(items, RULER, selection, given), out, given)
 
 
 def run_niah(
@@ -227,14 +229,9 @@ def run_niah(
     """
     settings, given = checked_settings(pruning), RunOptions.of(options)
     items = niah_items(prompt_encoder(llm.tokenizer, given.chat), lengths, depths, count, seed, prose)
-    conditions = {
-        "tasks": "niah",
-        "lengths": list(lengths),
-        "depths": list(depths),
-        "seed": seed,
-        "prose": str(prose),
-    }
-    return completed_run(llm, settings, GeneratedTasks(items, conditions, given), out, given)
+    selection: dict[str, Any] = {"lengths": lengths, "depths": depths, "items of each kind": count}
+    selection |= {"seed": seed, "prose": prose and str(prose)}
+    return completed_run(llm, settings, GeneratedTasks(items, NIAH, selection, given), out, given)
 
 
 def completed_run(

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from lazyllm.errors import DeviceError
-from lazyllm.evaluation.conditions import conditions
+from lazyllm.evaluation.conditions import conditions, contents, environment
+from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, RunFolder
 from lazyllm.evaluation.summary import DENSE
@@ -27,6 +28,7 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.support.progress import bar
 
 WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
+MEASURED: Mapping[str, Any] = {"measure": SCORE}
 SETTING_WIDTH = 40  # characters, in the progress bar
 WARM_UP_TEXT = "The first sentence is short. So is the second."
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
@@ -92,27 +94,30 @@ def run_items(
     out: Path,
     options: RunOptions,
     measure: Measure | None = None,
-    measured: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] = MEASURED,
 ) -> None:
     """Runs the trials that have no row in the folder yet. Each item runs under all settings in turn, so that
     load on the machine affects them alike.
 
-    The default `measure` is `scored_answer`; `measured` describes any other one in the manifest.
+    The default `measure` is `scored_answer`; `measured` describes the measure in the manifest.
     """
     for method in settings.values():
         method.check(llm.config)
     tasks.check(llm)
-    rest = {**tasks.conditions, **(measured or {}), "warm-up runs": options.warm_ups}
-    manifest = conditions(llm, settings, tasks.items, rest, options.progress)
-    with RunFolder(out, manifest, options.retry_failed) as folder:
-        plan = list(planned(settings, tasks))
-        left = [one for one in plan if one.key not in folder.done]
+    rest = {**measured, **tasks.conditions}
+    shared = conditions(llm, settings, options.chat, rest, options.progress)
+    manifest = new_manifest(llm.config.name or llm.checkpoint.folder.name, shared, tasks.selection)
+    here, known = environment(llm, options.warm_ups), contents(tasks.items)
+    with RunFolder(out, manifest, known, options.retry_failed) as folder:
+        plan, done = list(planned(settings, tasks)), folder.done
+        left = [one for one in plan if one.key not in done]
         if left:
             warm_up(llm, tasks, left, options.warm_ups)
         with bar(len(plan), "items", "item", options.progress) as line:
             line.update(len(plan) - len(left))
             for one in left:
-                folder.append(result_row(llm, tasks, one, measure or scored_answer))
+                row = result_row(llm, tasks, one, measure or scored_answer)
+                folder.append({**row, "content": known[one.key.dataset, one.key.item]}, here)
                 line.set_postfix_str(means_so_far(folder.rows, one.key.setting))
                 line.update()
 

@@ -45,18 +45,21 @@ class LongBench:
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
         selection = {
+            "data sets": list(names),
             "first items": options.limit,
             "sampled items": options.sample,
             "min item length": options.min_item_length,
             "max item length": options.max_item_length,
         }
+        self.selection: Mapping[str, Any] = {
+            name: value for name, value in selection.items() if value is not None
+        }
         self.conditions: Mapping[str, Any] = {
-            "prompts": self._templates.verdict(names),
-            "prompts sha256": self._templates.digest(names),
-            **{name: value for name, value in selection.items() if value is not None},
+            "tasks": "LongBench",
+            "prompts": {name: self._templates.verdict(name) for name in names},
+            "prompts sha256": {name: self._templates.digest(name) for name in names},
             "max length": options.max_length,
             "cap on new tokens": options.max_new_tokens,
-            "chat": options.chat,
             "edit similarity": options.edit_sim,
         }
 
