@@ -32,18 +32,11 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
 
-def conditions(
-    llm: LLM, settings: Mapping[str, Method], chat: Chat, rest: Mapping[str, Any], progress: bool
-) -> dict[str, Any]:
-    """What rows must have in common to be compared. Of a mapping, only the keys that both sides have count:
-    a run may get further settings and data sets. `rest` are the conditions of tasks and measure."""
+def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
+    """What rows must have in common to be compared, as far as it depends on where a model runs. Of a mapping,
+    only the keys that both sides have count, here and in `conditions_of_settings`."""
     folder = llm.checkpoint.folder
     tokenizer = [path for name in TOKENIZER_PARTS if (path := folder / name).exists()]
-    compressing = {
-        label: weights_digest(method.reader(llm).checkpoint, progress)
-        for label, method in settings.items()
-        if isinstance(method, PromptCompression) and method.model is not None
-    }
     return {
         "lazyllm": lazyllm.__version__,
         "model sha256": weights_digest(llm.checkpoint, progress),
@@ -53,9 +46,17 @@ def conditions(
         "kernels": llm.core.isa,
         "packages": {name: found for name in PACKAGES if (found := version(name))},
         "chat wrapper": chat_wrapper(llm.tokenizer, chat),
+    }
+
+
+def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
+    return {
         "settings": {label: method.to_json() for label, method in settings.items()},
-        "sha256 of the model that compresses": compressing,
-        **rest,
+        "sha256 of the model that compresses": {
+            label: weights_digest(method.reader(llm).checkpoint, progress)
+            for label, method in settings.items()
+            if isinstance(method, PromptCompression) and method.model is not None
+        },
     }
 
 

@@ -72,9 +72,7 @@ def joined(one: Manifest, other: Manifest, where: str, there: str) -> Manifest:
                 "continued or merged. Give another folder"
             )
     mine, theirs = one["conditions"], other["conditions"]
-    names = {**mine, **theirs}
-    differences = [difference(name, mine.get(name), theirs.get(name)) for name in names]
-    if told := "; ".join(filter(None, differences)):
+    if told := differences(mine, theirs):
         raise ValueError(
             f"{where} holds a run under other conditions than {there}: {told}. Results that cannot be "
             "compared need folders of their own"
@@ -83,7 +81,7 @@ def joined(one: Manifest, other: Manifest, where: str, there: str) -> Manifest:
     selections += [each for each in other["selections"] if each not in selections]
     return {
         **one,
-        "conditions": {name: union(mine.get(name), theirs.get(name)) for name in names},
+        "conditions": {name: union(mine.get(name), theirs.get(name)) for name in {**mine, **theirs}},
         "environments": {**one["environments"], **other["environments"]},
         "selections": selections,
     }
@@ -91,6 +89,12 @@ def joined(one: Manifest, other: Manifest, where: str, there: str) -> Manifest:
 
 def union(one: Any, other: Any) -> Any:
     return {**one, **other} if isinstance(one, dict) else one
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What differs in the conditions, as text."""
+    several = (difference(name, one.get(name), other.get(name)) for name in {**one, **other})
+    return "; ".join(filter(None, several))
 
 
 def difference(name: str, one: Any, other: Any) -> str:

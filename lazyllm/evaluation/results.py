@@ -97,6 +97,11 @@ class RunFolder:
         self._items = open(self.path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
         self.rows = rows
 
+    def sort(self, keys: Sequence[Key]) -> None:
+        """Brings the rows with these keys into their order, after the others."""
+        place = {key: number for number, key in enumerate(keys)}
+        self.replace(sorted(self.rows, key=lambda row: place.get(Key.of(row), -1)))
+
     def _write(self, manifest: Manifest) -> None:
         self.manifest = manifest
         write_whole(self.path / MANIFEST, text_of(manifest))
