@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -372,3 +373,54 @@ def test_the_environment_is_in_the_manifest_before_its_first_row(tmp_path: Path)
     with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
         made = folder.append({"setting": "a", "dataset": "b", "item": "c"}, {"threads": 3})
         assert read_manifest(tmp_path)["environments"] == {made["environment"]: {"threads": 3}}
+
+
+# ---- tracking ------------------------------------------------------------------------------------
+
+
+def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    seen: list[Row] = []
+    counts: list[int] = []
+    ruler(llm, tmp_path, count=1)
+    made = ruler(llm, tmp_path, on_row=[seen.append, lambda row: counts.append(len(read_rows(tmp_path)))])
+    assert seen == made.rows[2:]
+    assert counts == [3, 4]
+
+    def stop(row: Row) -> None:
+        raise KeyError("full")
+
+    with pytest.raises(KeyError, match="full"):
+        ruler(llm, tmp_path, [{2: 0.5}], on_row=stop)
+    assert len(read_rows(tmp_path)) == 5
+
+
+def test_rows_become_metrics_of_mlflow(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = f"file:{tmp_path / 'store'}"
+    made = ruler(llm, tmp_path / "run", on_row=longbench.mlflow_rows("needles", store))
+    client = mlflow.MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("needles").experiment_id
+    for run in client.search_runs([experiment]):
+        rows = [one for one in made.rows if one["setting"] == run.data.tags["setting"]]
+        assert run.info.status == "FINISHED"
+        for name, values in (
+            ("score", [one["score"] for one in rows]),
+            ("timing.ttft", [one["timing"]["ttft"] for one in rows]),
+            ("failed", [0.0] * len(rows)),
+        ):
+            told = client.get_metric_history(run.info.run_id, name)
+            assert [(one.step, one.value) for one in told] == [*enumerate(values)]
+    assert len(client.search_runs([experiment])) == 2
+    longbench.mlflow_rows("needles", store)({"setting": "x", "dataset": "a", "item": "1", "error": "no"})
+    assert len(client.search_runs([experiment])) == 3
+
+
+def test_nothing_optional_is_imported_before_it_is_used() -> None:
+    code = "import sys, lazyllm, lazyllm.longbench, lazyllm.sweeps.sweep, lazyllm.commands.main\n"
+    code += "print({'distributed', 'dask', 'mlflow', 'pandas', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

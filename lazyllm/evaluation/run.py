@@ -37,6 +37,7 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
+from lazyllm.support import frames
 
 if TYPE_CHECKING:
     import pandas
@@ -78,12 +79,9 @@ class Run:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per item and setting; needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
-        return pandas.json_normalize(self.rows)
+        """One row per item and setting, and environment if several timed it; needs pandas."""
+        made: pandas.DataFrame = frames.pandas().json_normalize(self.rows)
+        return made
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
@@ -134,7 +132,8 @@ def run(
 ) -> Run:
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
-    A run that was interrupted continues where it stopped. `pruning`: settings or their texts; None is dense.
+    A run that was interrupted continues where it stopped, and one that has ended takes more settings and
+    items in the same folder. `pruning`: settings or their texts; None is dense.
 
     Items: `data` is a folder, zip or parquet file of the benchmark, or hub:OWNER/NAME; None generates tasks
     of RULER's kinds, prompt and answer of `max_length` tokens. `datasets` names data sets or generated tasks.
@@ -147,7 +146,11 @@ def run(
     (difflib, as with the benchmark's own requirements, or levenshtein).
 
     Runs: `warm_ups` short untimed runs (default 5), after which each setting runs once untimed; 0 is none of
-    both. `retry_failed` runs the items again that failed, `progress` shows a bar.
+    both. `retry_failed` runs the items again that failed, `progress` shows a bar. `on_row` is called with each
+    new row, or each function of a list is.
+
+    Workers: `workers` processes on this machine, or the address of a Dask `scheduler`; `worker_device` and
+    `worker_threads` are those of each of them. docs/runs.md has more on them, and on folders that grow.
     """
     settings, given = checked_settings(pruning), DataOptions.of(options)
     return completed_run(llm, settings, tasks_of(llm, given), out, given)
@@ -199,8 +202,7 @@ def run_ruler(
 
     `tasks`: None is all. `seed`: of the items. `prose`: a folder of .txt files, the text around the needles;
     None makes one by rule. `qa`: a folder with squad.json and hotpotqa.json, the files that RULER downloads,
-    or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. `chat`, `warm_ups`, `retry_failed` and
-    `progress` as in `run`.
+    or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. The other options are those of `run`.
     """
     settings, given = checked_settings(pruning), RunOptions.of(options)
     encode = prompt_encoder(llm.tokenizer, given.chat)

@@ -11,6 +11,7 @@ from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.report import figure, with_interval
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
+from lazyllm.support import frames
 from lazyllm.support.tables import Table
 from lazyllm.sweeps.point import Point
 
@@ -98,14 +99,11 @@ class Frame(Sequence[Point]):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per setting, unrounded, with a column for each option that varies; needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
         rows = [one.row() for one in self]
-        return pandas.DataFrame(
+        made: pandas.DataFrame = frames.pandas().DataFrame(
             [{"setting": row["setting"], **axes, **row} for axes, row in zip(varied(self), rows, strict=True)]
         )
+        return made
 
     def __repr__(self) -> str:
         return self.table.text()
