@@ -18,7 +18,7 @@ from lazyllm import longbench
 from lazyllm.commands.main import main
 from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
 from lazyllm.evaluation.report import environments_table, scores_table, times_table, warmth
-from lazyllm.evaluation.results import ITEMS, RunFolder, read_rows
+from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
 from lazyllm.evaluation.summary import DENSE, Summary
 
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
@@ -373,6 +373,15 @@ def test_the_environment_is_in_the_manifest_before_its_first_row(tmp_path: Path)
     with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
         made = folder.append({"setting": "a", "dataset": "b", "item": "c"}, {"threads": 3})
         assert read_manifest(tmp_path)["environments"] == {made["environment"]: {"threads": 3}}
+
+
+def test_rows_are_brought_into_the_order_of_the_plan(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
+        for item in "0312":
+            folder.append({"setting": "a", "dataset": "b", "item": item}, {})
+        folder.sort([Key("a", "b", item) for item in "123"])
+        folder.append({"setting": "a", "dataset": "b", "item": "4"}, {})
+    assert [row["item"] for row in read_rows(tmp_path)] == ["0", "1", "2", "3", "4"]
 
 
 # ---- tracking ------------------------------------------------------------------------------------

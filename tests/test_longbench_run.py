@@ -120,7 +120,9 @@ def test_every_item_has_a_line_for_every_setting(llm: lazyllm.LLM, data: Path, t
     assert made.manifest["conditions"]["prompts"] == dict.fromkeys(TEMPLATES, "not official")
     assert made.summary.items == dict.fromkeys(TEMPLATES, 4)
     assert set(made.scores()) == {row["setting"] for row in made.rows}
-    assert len(made.to_frame()) == len(made.rows)
+    frame = made.to_frame()
+    assert frame["score"].tolist() == [row["score"] for row in made.rows]
+    frame.to_parquet(tmp_path / "rows.parquet")
     text = (tmp_path / "report.md").read_text()
     assert "paired difference to dense" in text
     for name in ("scores.csv", "scores.tex", "speed.csv", "scores.png"):

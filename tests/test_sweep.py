@@ -404,6 +404,24 @@ def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
     assert grid.loc[1, 0.7] == 1
 
 
+def test_a_frame_goes_to_parquet_and_back(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    settings = [
+        Pruning(),
+        Pruning({1: 0.5}),
+        Pruning({1: lazyllm.Mass(0.9)}),
+        Pruning({1: 0.5, 2: 0.25}, sink=4),
+    ]
+    several = [replace(point(str(one), 0, 1), pruning=one) for one in settings]
+    frame = Frame(several).to_frame()
+    frame.to_parquet(tmp_path / "sweep.parquet")
+    again = pandas.read_parquet(tmp_path / "sweep.parquet")
+    assert [lazyllm.parse_method(text) for text in again["pruning"]] == settings
+    assert again["kl"].tolist() == frame["kl"].tolist()
+    assert again["setting"].tolist() == [str(one) for one in settings]
+
+
 def test_the_best_is_the_fastest_within_the_drop() -> None:
     assert best_of(POINTS, 0.0) == DENSE
     assert best_of(POINTS, 0.006) == "beaten"

@@ -75,36 +75,39 @@ def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: Any, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
+    trace, may_end = tmp_path / "trace", tmp_path / "may end"
 
     class Slow(lazyllm.Policy):  # a class that workers cannot import
-        _trace = str(trace)
-        _seconds = 0.0
+        _files = str(trace), str(may_end)
 
         def score(self, view: lazyllm.View) -> np.ndarray:
-            with open(self._trace, "a") as file:
+            with open(self._files[0], "a") as file:
                 print(os.getpid(), "begins", file=file, flush=True)
-                time.sleep(self._seconds)
+                while not os.path.exists(self._files[1]):
+                    time.sleep(0.01)
                 print(os.getpid(), "ends", file=file, flush=True)
             return np.arange(view.positions.size, dtype=float)
 
     settings = [Slow({1: 0.5}), {2: 0.5}]
     options: dict[str, Any] = {**TASK, **QUIET, "limit": 6}
+    may_end.touch()
     serial = lazyllm.sweep(llm, settings, out=tmp_path / "serial", **options)
+    may_end.unlink()
     trace.write_text("")
-    Slow._seconds = 0.3
     killed: list[int] = []
 
-    def kill_one(row: dict[str, Any]) -> None:
-        while not killed:
-            last = dict(line.split() for line in trace.read_text().splitlines())
-            for pid in (int(pid) for pid, state in last.items() if state == "begins"):
-                os.kill(pid, signal.SIGKILL)
-                killed.append(pid)
-                break
+    def kill_one() -> None:
+        while not (begun := trace.read_text()).endswith("begins\n"):
+            time.sleep(0.01)
+        killed.append(int(begun.split()[0]))
+        os.kill(killed[0], signal.SIGKILL)
+        may_end.touch()
 
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
     place = {"scheduler": cluster.scheduler_address, "worker_device": "cpu", "worker_threads": 1}
-    spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", on_row=kill_one, **place, **options)
+    spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
+    killer.join()
     assert untimed(list(spread.rows)) == untimed(list(serial.rows))
     assert [one.setting for one in spread] == [one.setting for one in serial]
     steps = [line.split() for line in trace.read_text().splitlines()]

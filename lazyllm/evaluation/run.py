@@ -146,8 +146,8 @@ def run(
     (difflib, as with the benchmark's own requirements, or levenshtein).
 
     Runs: `warm_ups` short untimed runs (default 5), after which each setting runs once untimed; 0 is none of
-    both. `retry_failed` runs the items again that failed, `progress` shows a bar. `on_row` is called with each
-    new row, or each function of a list is.
+    both. `retry_failed` runs the items again that failed, `progress` shows a bar. `on_row`: a function, or a
+    list of functions, called with each new row.
 
     Workers: `workers` processes on this machine, or the address of a Dask `scheduler`; `worker_device` and
     `worker_threads` are those of each of them. docs/runs.md has more on them, and on folders that grow.

@@ -35,7 +35,7 @@ class Workers:
         self._distributed = distributed
         self._number, self._scheduler = number, scheduler
         self._open = ExitStack()
-        self._beside: dict[str, int] = {}
+        self._most: Counter[str] = Counter()
 
     def __enter__(self) -> Workers:
         return self
@@ -102,6 +102,7 @@ class Workers:
                 else:
                     return
 
+        self._look_around()
         send()
         for future in running:
             try:
@@ -111,19 +112,17 @@ class Workers:
                     f"a part of the run killed its workers ({error}); what is finished is kept"
                 ) from None
             send()
-            yield self._beside_each_other(address), result
+            self._look_around()
+            yield max(1, self._most[host_of(address)]), result
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """GPUs are given to one call at a time, where workers say that they have them."""
         has_gpus = any(one["resources"].get(GPU) for one in self._there().values())
         return self._client.submit(function, *arguments, pure=False, resources={GPU: 1} if has_gpus else None)
 
-    def _beside_each_other(self, address: str) -> int:
-        """The number of workers on the machine of one, when it was first seen."""
-        host = host_of(address)
-        if host not in self._beside:
-            self._beside = {**Counter(map(host_of, self._there())), **self._beside}
-        return self._beside.get(host, 1)
+    def _look_around(self) -> None:
+        """Notes how many workers each machine has; one that was killed will be back."""
+        self._most |= Counter(map(host_of, self._there()))  # the maximum of both
 
 
 def host_of(address: str) -> str:

@@ -98,11 +98,18 @@ class Frame(Sequence[Point]):
         return Table(TITLE, list(told), list(zip(*told.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per setting, unrounded, with a column for each option that varies; needs pandas."""
-        rows = [one.row() for one in self]
-        made: pandas.DataFrame = frames.pandas().DataFrame(
-            [{"setting": row["setting"], **axes, **row} for axes, row in zip(varied(self), rows, strict=True)]
-        )
+        """One row per setting, unrounded, with a column for each option that varies; needs pandas.
+
+        Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
+        """
+        rows = [
+            {"setting": one.setting, **axes, **one.row(), "pruning": one.pruning.to_json()}
+            for one, axes in zip(self, varied(self), strict=True)
+        ]
+        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
+        for name in made:
+            if made[name].dtype == object:
+                made[name] = made[name].map(str, na_action="ignore")
         return made
 
     def __repr__(self) -> str:
