@@ -242,9 +242,6 @@ class Policy(Counted):
         }
         return json.dumps(table)
 
-    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        return {"policy": self.to_json()}
-
     def check(self, config: ModelConfig) -> None:
         """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
         self.schedule.check(config)

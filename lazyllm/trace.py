@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
 from lazyllm.pictures.heat_map import Heatmap
+from lazyllm.support import frames
+
+if TYPE_CHECKING:
+    import pandas
 
 PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "computed", "revived")])
 
@@ -72,6 +76,28 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"<Trace: {len(self.passes)} passes, {len(self.stages)} stages, {len(self.token_ids)} tokens>"
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each token in play at each stage: its score, and whether it was kept; needs pandas."""
+        stages, texts = self.stages, np.array(self._texts(len(self.token_ids)), object)
+        sizes = np.array([stage.in_play.size for stage in stages], int)
+
+        def column(parts: list[np.ndarray], kind: type) -> np.ndarray:
+            return np.concatenate([np.empty(0, kind), *parts])
+
+        positions = column([stage.in_play for stage in stages], int)
+        made: pandas.DataFrame = frames.pandas().DataFrame(
+            {
+                "pass_": np.repeat(np.array([stage.pass_ for stage in stages], int), sizes),
+                "layer": np.repeat(np.array([stage.layer for stage in stages], int), sizes),
+                "position": positions,
+                "token_id": np.array(self.token_ids)[positions],
+                "text": texts[positions],
+                "score": column([stage.scores for stage in stages], np.float32),
+                "kept": column([np.isin(stage.in_play, stage.kept) for stage in stages], bool),
+            }
+        )
+        return made
 
     def heatmap(self) -> Heatmap:
         """The prompt's own text, each token coloured by how many layers computed it in prefill."""

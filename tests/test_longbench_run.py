@@ -23,6 +23,7 @@ from lazyllm import longbench
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.intervals import interval, student_t
 from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.manifest import MANIFEST, Manifest, new_manifest
 from lazyllm.evaluation.options import (
     DataKeywords,
     DataOptions,
@@ -30,7 +31,7 @@ from lazyllm.evaluation.options import (
     RunOptions,
 )
 from lazyllm.evaluation.report import generated_lengths_table, lengths_table, scores_table, seeds_table
-from lazyllm.evaluation.results import ITEMS, MANIFEST, RunFolder
+from lazyllm.evaluation.results import ITEMS, RunFolder
 from lazyllm.evaluation.runner import means_so_far
 from lazyllm.evaluation.summary import DENSE, Summary
 from lazyllm.evaluation.token_use import token_use
@@ -87,6 +88,10 @@ def llm(model: Path) -> lazyllm.LLM:
     return lazyllm.load(model, device="cpu", threads=1)
 
 
+def manifest(conditions: dict[str, Any]) -> Manifest:
+    return new_manifest("a model", conditions, {})
+
+
 def run(llm: lazyllm.LLM, data: Path | None, out: Path, **options: Any) -> longbench.Run:
     asked = {"pruning": SETTINGS, "max_length": 80, "warm_ups": 0, "progress": False, **options}
     return longbench.run(llm, asked.pop("pruning"), data=data, out=out, **asked)
@@ -112,10 +117,12 @@ def test_every_item_has_a_line_for_every_setting(llm: lazyllm.LLM, data: Path, t
         assert 0 < row["reached_top"] <= row["computed"] <= 1
     pruned = next(row for row in made.rows if row["setting"] != DENSE)
     assert list(pruned["in_play"]) == ["0", "2", "4"]
-    assert made.manifest["prompts"].startswith("prompts not the official ones")
-    assert made.manifest["items"] == dict.fromkeys(TEMPLATES, 4)
+    assert made.manifest["conditions"]["prompts"] == dict.fromkeys(TEMPLATES, "not official")
+    assert made.summary.items == dict.fromkeys(TEMPLATES, 4)
     assert set(made.scores()) == {row["setting"] for row in made.rows}
-    assert len(made.to_frame()) == len(made.rows)
+    frame = made.to_frame()
+    assert frame["score"].tolist() == [row["score"] for row in made.rows]
+    frame.to_parquet(tmp_path / "rows.parquet")
     text = (tmp_path / "report.md").read_text()
     assert "paired difference to dense" in text
     for name in ("scores.csv", "scores.tex", "speed.csv", "scores.png"):
@@ -455,12 +462,14 @@ def test_token_use_is_the_mean_over_items() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"pruning": ["dense"]}, "settings was"),
-        ({"max_length": 70}, "max length was 80 and is now 70"),
-        ({"limit": 2}, "items was"),
-        ({"max_new_tokens": 3}, "cap on new tokens was null and is now 3"),
-        ({"limit": None, "sample": 1}, "first items was 1 and is now null; sampled items was null and is"),
-        ({"max_item_length": 60}, "max item length was null and is now 60"),
+        ({"max_length": 70}, "under other conditions than this one: max length is 80, not 70"),
+        ({"max_new_tokens": 3}, "cap on new tokens is null, not 3"),
+        ({"chat": "none"}, 'chat wrapper is "template", not "none"'),
+        ({"edit_sim": "levenshtein"}, 'edit similarity is "difflib", not "levenshtein"'),
+        (
+            {"data": None, "datasets": ["niah_single_1"], "max_length": 560},
+            'tasks is "LongBench", not "ruler"',
+        ),
     ],
     ids=str,
 )
@@ -468,8 +477,10 @@ def test_other_conditions_in_the_same_folder_are_refused(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     run(llm, data, tmp_path, limit=1)
+    before = (tmp_path / MANIFEST).read_bytes(), (tmp_path / ITEMS).read_bytes()
     with pytest.raises(ValueError, match=words):
-        run(llm, data, tmp_path, **{"limit": 1, **options})
+        run(llm, options.pop("data", data), tmp_path, **{"limit": 1, **options})
+    assert ((tmp_path / MANIFEST).read_bytes(), (tmp_path / ITEMS).read_bytes()) == before
 
 
 def test_another_model_in_the_same_folder_is_refused(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
@@ -478,7 +489,7 @@ def test_another_model_in_the_same_folder_is_refused(llm: lazyllm.LLM, data: Pat
     other = model_folder(tmp_path / "other")
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
-    with pytest.raises(ValueError, match="model sha256 was"):
+    with pytest.raises(ValueError, match="model sha256 is"):
         run(lazyllm.load(other, device="cpu", threads=1), data, tmp_path / "run", limit=1)
 
 
@@ -488,12 +499,12 @@ def test_other_templates_and_chats_in_the_same_folder_are_refused(
     run(llm, data, tmp_path / "run", limit=1)
     altered = benchmark(tmp_path / "data", 4)
     (altered / "dataset2maxlen.json").write_text(json.dumps(dict.fromkeys(TEMPLATES, 5)))
-    with pytest.raises(ValueError, match="prompts sha256 was"):
+    with pytest.raises(ValueError, match="prompts sha256, qasper is"):
         run(llm, altered, tmp_path / "run", limit=1)
     (tmp_path / "chatty").mkdir()
     chatty = model_folder(tmp_path / "chatty")
     (chatty / "chat_template.jinja").write_text("{{ messages[0].content }}!")
-    with pytest.raises(ValueError, match="tokenizer sha256 was"):
+    with pytest.raises(ValueError, match="tokenizer sha256 is"):
         run(lazyllm.load(chatty, device="cpu", threads=1), data, tmp_path / "run", limit=1)
 
 
@@ -504,10 +515,12 @@ def test_a_model_that_compresses_is_among_the_conditions(
     other = model_folder(tmp_path / "other")
     setting = f"compress:ratio=0.5,model={other}"
     made = run(llm, data, tmp_path / "run", pruning=setting, limit=1)
-    (told,) = (
-        value for name, value in made.manifest.items() if name.endswith("sha256 of the model that compresses")
-    )
-    assert len(told) == 64
+    told = made.manifest["conditions"]["behind settings"]
+    assert [len(value) for value in told.values()] == [64]
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    with pytest.raises(ValueError, match=r"PromptCompression.*: sha256 of the model that compresses is"):
+        run(llm, data, tmp_path / "run", pruning=setting, limit=1)
 
 
 @pytest.mark.parametrize(
@@ -555,20 +568,20 @@ def test_a_missing_scorer_is_told_before_work(
 
 
 def test_a_folder_without_results_takes_other_conditions(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, {"limit": 1}):
+    with RunFolder(tmp_path, manifest({"limit": 1})):
         pass
-    with RunFolder(tmp_path, {"limit": 2}) as folder:
-        folder.append({"setting": "a", "dataset": "b", "item": "c"})
-    with pytest.raises(ValueError, match="limit was 2 and is now 1"):
-        RunFolder(tmp_path, {"limit": 1})
+    with RunFolder(tmp_path, manifest({"limit": 2})) as folder:
+        folder.append({"setting": "a", "dataset": "b", "item": "c"}, {})
+    with pytest.raises(ValueError, match="limit is 2, not 1"):
+        RunFolder(tmp_path, manifest({"limit": 1}))
     (tmp_path / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"holds results without their manifest\.json"):
-        RunFolder(tmp_path, {"limit": 2})
+    with pytest.raises(FileNotFoundError, match=r"holds no run: there is no manifest\.json"):
+        RunFolder(tmp_path, manifest({"limit": 2}))
 
 
 def test_what_is_no_run_of_answers_is_told_apart(tmp_path: Path) -> None:
     with (
-        RunFolder(tmp_path, {"model": "x", "measure": "kl"}),
+        RunFolder(tmp_path, manifest({"measure": "kl"})),
         pytest.raises(ValueError, match="no scored answers but the measure 'kl'"),
     ):
         longbench.Run(tmp_path)
@@ -583,25 +596,25 @@ def test_a_missing_data_set_is_refused_by_name_before_work_starts(
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, {}), pytest.raises(RuntimeError, match="another process"):
-        RunFolder(tmp_path, {})
+    with RunFolder(tmp_path, manifest({})), pytest.raises(RuntimeError, match="another process"):
+        RunFolder(tmp_path, manifest({}))
 
 
 def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     (tmp_path / ITEMS).write_text('{"setting": "a"}\n{"setting": "b"}\n')
     with pytest.raises(ValueError, match=r"items\.jsonl, line 1"):
-        RunFolder(tmp_path, {})
+        RunFolder(tmp_path, manifest({}))
 
 
 def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
-    row = {"setting": "a", "dataset": "b", "item": "ü"}
-    with RunFolder(tmp_path, {}) as folder:
-        folder.append(row)
+    row = {"setting": "a", "dataset": "b", "item": "ü", "content": "1"}
+    with RunFolder(tmp_path, manifest({})) as folder:
+        made = folder.append(row, {"threads": 1})
     with (tmp_path / ITEMS).open("ab") as file:
         file.write('{"setting": "a", "dataset": "ü'.encode()[:-1])
-    with RunFolder(tmp_path, {}) as folder:
-        assert folder.rows == [row]
-        folder.append({**row, "item": "2"})
+    with RunFolder(tmp_path, manifest({})) as folder:
+        assert folder.rows == [made]
+        folder.append({**row, "item": "2"}, {"threads": 1})
     assert len((tmp_path / ITEMS).read_text().splitlines()) == 2
 
 
@@ -843,7 +856,7 @@ def test_differences_pair_the_items_that_both_have() -> None:
     assert difference is not None
     assert difference.value == pytest.approx(-25)
     assert summary.n_paired("p") == 2
-    assert ["items paired", "", "2"] in scores_table(summary).rows
+    assert scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "", "2"]]
 
 
 def test_tables_for_other_programs_hold_no_markdown() -> None:

@@ -688,7 +688,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
             return view.attention(2).mean(axis=(0, 1))
 
     Other.__name__ = "Paper"
-    with pytest.raises(ValueError, match=r"Paper\(.*: policy"):
+    with pytest.raises(ValueError, match=r"Paper\(.*: source sha256"):
         lazyllm.sweep(llm, [Pruning(stages), Other(stages)], **options)
 
 

@@ -68,6 +68,22 @@ def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
             assert set(of_run["computed"].tolist()) == {run["computed"].size}
 
 
+def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
+    pytest.importorskip("pandas")
+    frame = trace.to_frame()
+    assert len(frame) == sum(stage.in_play.size for stage in trace.stages)
+    for stage in trace.stages:
+        rows = frame[(frame["pass_"] == stage.pass_) & (frame["layer"] == stage.layer)]
+        assert rows["position"].tolist() == stage.in_play.tolist()
+        assert rows["score"].tolist() == stage.scores.tolist()
+        assert rows["position"][rows["kept"]].tolist() == stage.kept.tolist()
+        assert rows["token_id"].tolist() == [trace.token_ids[at] for at in stage.in_play]
+    first = frame[(frame["pass_"] == 0) & (frame["layer"] == 1)]
+    assert TEXT in "".join(first["text"])
+    dense = llm.generate(TEXT, max_new_tokens=2, trace=True).trace.to_frame()
+    assert (len(dense), list(dense)) == (0, list(frame))
+
+
 def test_dense_has_passes_without_stages(llm: LLM) -> None:
     trace = llm.generate(TEXT, max_new_tokens=2, trace=True).trace
     assert (len(trace.passes), trace.stages) == (2, [])

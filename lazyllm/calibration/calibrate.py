@@ -30,8 +30,8 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import Measure, checked_settings, run_items
+from lazyllm.evaluation.results import Key, read_rows
+from lazyllm.evaluation.runner import Measure, checked_settings, planned, run_items
 from lazyllm.evaluation.summary import Row
 from lazyllm.llm import LLM, load
 from lazyllm.machine.info import version
@@ -160,9 +160,11 @@ def measured(
     measure: Measure,
     conditions: Mapping[str, Any],
 ) -> Sequence[Row]:
-    """The rows of a run in the folder; a failed item is an error here, and runs again next time."""
-    run_items(llm, checked_settings(settings), tasks, folder, options, measure, conditions)
-    rows = read_rows(folder)
+    """The rows of these settings and tasks; a failed item is an error here, and runs again next time."""
+    wanted = checked_settings(settings)
+    run_items(llm, wanted, tasks, folder, options, measure, conditions)
+    asked = {one.key for one in planned(wanted, tasks)}
+    rows = [row for row in read_rows(folder) if Key.of(row) in asked]
     for row in rows:
         if "error" in row:
             raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
-from lazyllm.evaluation.generated.tasks import GeneratedTasks, prompt_encoder, ruler_items
+from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Task
 from lazyllm.llm import LLM
@@ -35,7 +35,8 @@ class CalibrationTasks(GeneratedTasks):
         items: dict[str, Sequence[dict[str, Any]]] = dict(ruler_items(encode, NEEDLES, lengths, count, seed))
         if own:
             items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
-        super().__init__(items, {"seed": seed, "lengths": lengths}, options, MAX_NEW_TOKENS)
+        selection = {"lengths": lengths, "items of each kind": count, "seed": seed}
+        super().__init__(items, RULER, selection, options, MAX_NEW_TOKENS)
 
     def check(self, llm: LLM) -> None:
         """The user's prompts are checked by `encoded`, generated ones fit."""

@@ -11,7 +11,18 @@ from lazyllm.support.progress import bar
 
 BLOCK, MIB = 1 << 22, 20  # bytes; the shift from bytes to MiB
 
-_known: dict[tuple[tuple[Path, int, int], ...], str] = {}
+Known = dict[tuple[tuple[Path, int, int], ...], str]
+_known: Known = {}
+
+
+def known() -> Known:
+    """The digests that were taken in this process, by the paths, sizes and times of the files."""
+    return dict(_known)
+
+
+def learn(digests: Known) -> None:
+    """Takes over the digests of another process, for files that have not changed since."""
+    _known.update(digests)
 
 
 def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:

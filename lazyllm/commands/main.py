@@ -17,6 +17,7 @@ from lazyllm.commands import (
     longbench,
     model,
     niah,
+    report,
     reproduce,
     ruler,
     sweep,
@@ -33,6 +34,7 @@ COMMANDS = (
     niah,
     reproduce,
     sweep,
+    report,
     calibrate,
     lm_eval,
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 CHATS = "auto, none, llama-2, xgen or template"
-FOLDER = ("out", "chat", "warm_ups", "retry_failed")
+FOLDER = ("out", "chat", "warm_ups", "retry_failed", "workers", "scheduler")
 GENERATED = (*FOLDER, "lengths", "count", "seed", "prose")
 DATA = (
     *FOLDER,
@@ -89,6 +89,14 @@ def add_folder(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--retry-failed", action="store_true", help="run the items again that failed in an earlier run"
+    )
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes of this machine, which share its threads"
+    )
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="run on the workers of this Dask scheduler; --device and --threads are those of each worker",
     )
     add_device(parser)
 
@@ -203,12 +211,18 @@ def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm.checkpoints.demo_model import demo_model
     from lazyllm.llm import load
 
-    return load(args.model or demo_model(), device=args.device, threads=args.threads)
+    on_cluster = getattr(args, "scheduler", None) is not None
+    return load(args.model or demo_model(), "cpu" if on_cluster else args.device, threads=args.threads)
 
 
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The options with these names as keyword arguments, without those left to the function's own default."""
-    return {name: value for name, value in vars(args).items() if name in names}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    if given.get("scheduler") is not None:
+        given["worker_device"] = args.device
+    if given.get("workers") is not None or given.get("scheduler") is not None:
+        given["worker_threads"] = args.threads
+    return given
 
 
 def told(made: Run | Sweep) -> int:

@@ -1,19 +1,23 @@
-"""The conditions of a run: everything its results depend on, stored in its manifest."""
+"""The conditions of a run, under which its rows can be compared; and the environment, which affects times."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import lazyllm
 from lazyllm.checkpoints.digest import digest, weights_digest
+from lazyllm.evaluation.chats import Chat, chat_wrapper
 from lazyllm.llm import DTYPES, LLM
+from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
 
-FORMAT = 1
+CPU = "cpu"
+DIGITS = 16  # of a SHA-256 in a row
 TOKENIZER_PARTS = (
     "tokenizer.json",
     "tokenizer.model",
@@ -27,44 +31,50 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
 
-def items_digest(items: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """SHA-256 of all items, in order."""
-    hasher = hashlib.sha256()
-    for name, rows in items.items():
-        for row in rows:
-            hasher.update(json.dumps([name, row], sort_keys=True).encode())
-    return hasher.hexdigest()
-
-
-def conditions(
-    llm: LLM,
-    settings: Mapping[str, Method],
-    items: Mapping[str, Sequence[Mapping[str, Any]]],
-    rest: Mapping[str, Any],
-    progress: bool,
-) -> dict[str, Any]:
-    """The manifest; `rest` holds the conditions of the tasks: limits, prompts, metrics."""
+def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
+    """What rows must have in common to be compared, as far as it depends on where a model runs. Of a mapping,
+    only the keys that both sides have count, here and in `conditions_of_settings`."""
     folder = llm.checkpoint.folder
     tokenizer = [path for name in TOKENIZER_PARTS if (path := folder / name).exists()]
     return {
-        "format": FORMAT,
         "lazyllm": lazyllm.__version__,
-        "model": llm.config.name or folder.name,
         "model sha256": weights_digest(llm.checkpoint, progress),
         "tokenizer sha256": digest(tokenizer, progress=False),
         "dtype": sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in llm.checkpoint.tensors}),
-        "device": llm.device,
+        "device": llm.device.partition(":")[0],
         "kernels": llm.core.isa,
-        "threads": llm.threads,
-        "machine": processor(),
         "packages": {name: found for name in PACKAGES if (found := version(name))},
-        "settings": list(settings),
-        **{
+        "chat wrapper": chat_wrapper(llm.tokenizer, chat),
+    }
+
+
+def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
+    return {
+        "settings": {label: method.to_json() for label, method in settings.items()},
+        "behind settings": {
             f"{label}: {what}": told
             for label, method in settings.items()
             for what, told in method.conditions(llm, progress).items()
         },
-        "items": {name: len(rows) for name, rows in items.items()},
-        "items sha256": items_digest(items),
-        **rest,
     }
+
+
+def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
+    """What affects times only; rows of equal environments are timed alike."""
+    place = {"device": CPU, "threads": llm.threads} if llm.device == CPU else {"device": gpu(llm.device)}
+    return {"machine": processor(), **place, "warm-up runs": warm_ups}
+
+
+def gpu(device: str) -> str:
+    """The name of the GPU."""
+    found = re.search(rf"\b{device} (.+?), \d+ GiB", cuda_facts())
+    return found[1] if found else device
+
+
+def contents(items: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
+    """By data set and item: the digest of the item."""
+    return {(name, str(one["_id"])): short_digest(one) for name, several in items.items() for one in several}
+
+
+def short_digest(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]

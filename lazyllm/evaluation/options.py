@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict
@@ -13,6 +13,7 @@ from lazyllm.support import checked
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 WARM_UPS = 5
 EDIT_SIM = "difflib"
+OnRow = Callable[[dict[str, Any]], object] | Sequence[Callable[[dict[str, Any]], object]]
 
 
 class RunKeywords(TypedDict, total=False):
@@ -22,6 +23,11 @@ class RunKeywords(TypedDict, total=False):
     warm_ups: int
     retry_failed: bool
     progress: bool
+    on_row: OnRow
+    workers: int | None
+    scheduler: str | None
+    worker_device: str | None
+    worker_threads: int | None
 
 
 class DataKeywords(RunKeywords, total=False):
@@ -47,11 +53,36 @@ class RunOptions:
     warm_ups: int = WARM_UPS
     retry_failed: bool = False
     progress: bool = True
+    on_row: OnRow = ()
+    workers: int | None = None
+    scheduler: str | None = None
+    worker_device: str | None = None
+    worker_threads: int | None = None
 
     def __post_init__(self) -> None:
         checked.whole(self.warm_ups, "warm_ups", 0)
+        if self.workers is not None:
+            checked.whole(self.workers, "workers", 1)
+        if self.workers is not None and self.scheduler is not None:
+            raise ValueError(
+                "give workers, for processes on this machine, or scheduler, for those of a cluster"
+            )
+        if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
+            raise ValueError("worker_device and worker_threads are for workers or a scheduler")
+        several = [self.on_row] if callable(self.on_row) else self.on_row
+        if not isinstance(several, Sequence) or not all(map(callable, several)):
+            raise TypeError(f"on_row must be a function, or a list of functions, not {self.on_row!r}")
         if self.chat not in CHATS:
             raise ValueError(f"chat must be one of {', '.join(CHATS)}, not {self.chat!r}")
+
+    @property
+    def on_workers(self) -> bool:
+        return self.workers is not None or self.scheduler is not None
+
+    @property
+    def callbacks(self) -> tuple[Callable[[dict[str, Any]], object], ...]:
+        """The functions that are called with each new row."""
+        return (self.on_row,) if callable(self.on_row) else tuple(self.on_row)
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:

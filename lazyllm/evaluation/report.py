@@ -16,7 +16,8 @@ from lazyllm.support.files import write_whole
 from lazyllm.support.tables import BOLD, Table
 
 REPORT = "report.md"
-HIDDEN_CONDITIONS = ("format", "methods")
+SETTINGS = "settings"
+Environments = Mapping[str, Mapping[str, Any]]
 
 
 def figure(value: float) -> str:
@@ -56,13 +57,15 @@ def scores_table(summary: Summary) -> Table:
         for one in summary.settings
     ]
     rows.append(["paired difference to dense [95 %]", *differences])
-    if summary.failed:
+    if summary.uneven:
+        rows.append(["items", *(str(summary.n_items(one)) for one in summary.settings)])
         paired = (str(summary.n_paired(one)) if one != DENSE else "" for one in summary.settings)
         rows.append(["items paired", *paired])
     return Table("Scores", ["data set", *summary.settings], rows)
 
 
-def speed_table(summary: Summary, warm_ups: int) -> Table:
+def speed_table(summary: Summary, environments: Environments) -> Table:
+    """Speedups are those of `Summary.speed`; with several environments, `times_table` has the others."""
     rows = [
         [
             setting,
@@ -78,13 +81,41 @@ def speed_table(summary: Summary, warm_ups: int) -> Table:
     ]
     heads = ["setting", "score", "TTFT speedup", "generation speedup", "computed", "reached the top"]
     heads += ["changed nothing", "failed"]
-    state = warmth(warm_ups)
+    state = warmth(summary, environments)
     return Table(f"Speed against dense, {state}, items pooled: ratio of sums (median of ratios)", heads, rows)
 
 
-def warmth(warm_ups: int) -> str:
+def warmth(summary: Summary, environments: Environments) -> str:
     """The state of the machine before the first timed run, as `runner.warm_up` leaves it."""
-    return f"warm, after {warm_ups} short runs and one of each setting" if warm_ups else "cold"
+    counts = dict.fromkeys(environments[name]["warm-up runs"] for name in summary.environments)
+    told = (f"warm, after {n} short runs and one of each setting" if n else "cold" for n in counts)
+    return " or ".join(told)
+
+
+def times_table(summary: Summary) -> Table:
+    """By environment: the rows timed there, and each setting's speedup over dense on the same items there."""
+    rows = [
+        [name, setting, str(summary.n_timed(name, setting)), *speedups(summary, setting, name)]
+        for name in summary.environments
+        for setting in summary.settings
+        if len(summary.environments) > 1 and summary.n_timed(name, setting)
+    ]
+    heads = ["environment", "setting", "rows timed", "TTFT speedup", "generation speedup"]
+    return Table("Speed by environment, against dense on the same items there", heads, rows)
+
+
+def speedups(summary: Summary, setting: str, environment: str) -> list[str]:
+    timings = ("ttft", "seconds")
+    return [factor(summary.speed(setting, timing, environment=environment)) for timing in timings]
+
+
+def environments_table(summary: Summary, environments: Environments) -> Table:
+    names = list(dict.fromkeys(field for one in summary.environments for field in environments[one]))
+    rows = [
+        [one, str(summary.n_timed(one)), *(str(environments[one].get(name, "")) for name in names)]
+        for one in summary.environments
+    ]
+    return Table("Where rows were timed", ["environment", "rows timed", *names], rows)
 
 
 def lengths_table(summary: Summary) -> Table:
@@ -141,7 +172,8 @@ def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table
     """The tables of a run that have rows, by the name of their files."""
     tables = {
         "scores": scores_table(summary),
-        "speed": speed_table(summary, manifest["warm-up runs"]),
+        "speed": speed_table(summary, manifest["environments"]),
+        "times": times_table(summary),
         "lengths": lengths_table(summary),
         "generated_lengths": generated_lengths_table(summary),
         "seeds": seeds_table(summary),
@@ -162,12 +194,27 @@ def failures(failed: Sequence[Row]) -> list[str]:
     return ["Failed items, which are in no score:", "\n".join(lines)]
 
 
+def told(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
+    """The conditions, without the settings' fields, and how the items were chosen."""
+    shown = {name: value for name, value in manifest["conditions"].items() if name != SETTINGS}
+    lines = [f"- {name}: {plain(value)}" for name, value in shown.items()]
+    lines += [f"- items of a call: {plain(one)}" for one in manifest["selections"]]
+    return [*lines, f"- items: {plain(summary.items)}"]
+
+
+def plain(value: object) -> str:
+    """A mapping as text: its keys, each with its value."""
+    if not isinstance(value, Mapping):
+        return str(value)
+    return ", ".join(f"{name} {one}" for name, one in value.items()) or "none"
+
+
 def write_report(
     folder: Path,
     heading: str,
     tables: Mapping[str, Table],
     pictures: Sequence[str],
-    failed: Sequence[Row],
+    summary: Summary,
     manifest: Mapping[str, Any],
 ) -> Path:
     """Writes report.md, and each table as .csv and .tex under its key in `tables`."""
@@ -175,9 +222,9 @@ def write_report(
     for table in tables.values():
         parts += [f"## {table.title}", table.markdown()]
     parts += [f"![]({name})" for name in pictures]
-    parts += failures(failed)
-    shown = [f"- {name}: {value}" for name, value in manifest.items() if name not in HIDDEN_CONDITIONS]
-    parts += ["## Conditions", "\n".join(shown)]
+    parts += failures(summary.failed)
+    where = environments_table(summary, manifest["environments"])
+    parts += [f"## {where.title}", where.markdown(), "## Conditions", "\n".join(told(summary, manifest))]
     for name, table in tables.items():
         write_whole(folder / f"{name}.csv", table.csv())
         write_whole(folder / f"{name}.tex", table.latex())

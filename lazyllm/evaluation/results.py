@@ -1,18 +1,21 @@
-"""A run's folder: a manifest of its conditions and one JSON line per finished item. A crash loses no line."""
+"""A run's folder: a manifest and one JSON line per finished item. A crash loses no line."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lazyllm.evaluation.conditions import short_digest
+from lazyllm.evaluation.manifest import MANIFEST, Manifest, joined, read_manifest, text_of
 from lazyllm.support.files import write_whole
 from lazyllm.support.json_text import parse_object
 
-MANIFEST, ITEMS, LOCK = "manifest.json", "items.jsonl", ".lock"
+ITEMS, LOCK = "items.jsonl", ".lock"
+ENVIRONMENT_DIGITS = 8
 
 
 class Key(NamedTuple):
@@ -30,10 +33,18 @@ class Key(NamedTuple):
 class RunFolder:
     """A context manager, open in one process at a time. `rows` holds those of earlier runs and of this one.
 
+    The folder takes what the manifest allows: its conditions must agree with those of rows that are there.
+    `known` are the digests of items by data set and item; a row of an item that was another is an error.
     `retry_failed` drops the rows of failed items, so that they run again.
     """
 
-    def __init__(self, path: Path, conditions: Mapping[str, Any], retry_failed: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        known: Mapping[tuple[str, str], str] | None = None,
+        retry_failed: bool = False,
+    ) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self._lock = open(path / LOCK, "w")  # noqa: SIM115 - held until the run ends
@@ -45,15 +56,16 @@ class RunFolder:
         try:
             drop_incomplete_line(path / ITEMS)
             self.rows = read_rows(path)
-            check_manifest(path / MANIFEST, conditions, bool(self.rows))
-            if retry_failed and any("error" in row for row in self.rows):
-                self.rows = [row for row in self.rows if "error" not in row]
-                write_whole(path / ITEMS, "".join(map(line_of, self.rows)))
+            if self.rows:
+                manifest = joined(read_manifest(path), manifest, str(path), "this one")
+            check_contents(self.rows, str(path), dict(known or {}), "that is given now")
+            self._write(manifest)
             self._items = open(path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
+            if retry_failed and any("error" in row for row in self.rows):
+                self.replace([row for row in self.rows if "error" not in row])
         except BaseException:
             self._lock.close()
             raise
-        self.done = {Key.of(row) for row in self.rows}
 
     def __enter__(self) -> RunFolder:
         return self
@@ -62,13 +74,37 @@ class RunFolder:
         self._items.close()
         self._lock.close()
 
-    def append(self, row: dict[str, Any]) -> None:
-        """Appends a row and waits until it is on disk."""
-        self._items.write(line_of(row))
+    @property
+    def done(self) -> set[Key]:
+        return {Key.of(row) for row in self.rows}
+
+    def append(self, row: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+        """Appends a row that was timed in an environment, and waits until it is on disk."""
+        name = short_digest(environment)[:ENVIRONMENT_DIGITS]
+        if name not in (known := self.manifest["environments"]):
+            self._write({**self.manifest, "environments": {**known, name: dict(environment)}})
+        made = {**row, "environment": name}
+        self._items.write(line_of(made))
         self._items.flush()
         os.fsync(self._items.fileno())
-        self.rows.append(row)
-        self.done.add(Key.of(row))
+        self.rows.append(made)
+        return made
+
+    def replace(self, rows: list[dict[str, Any]]) -> None:
+        """Writes all rows anew."""
+        self._items.close()
+        write_whole(self.path / ITEMS, "".join(map(line_of, rows)))
+        self._items = open(self.path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
+        self.rows = rows
+
+    def sort(self, keys: Sequence[Key]) -> None:
+        """Brings the rows with these keys into their order, after the others."""
+        place = {key: number for number, key in enumerate(keys)}
+        self.replace(sorted(self.rows, key=lambda row: place.get(Key.of(row), -1)))
+
+    def _write(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        write_whole(self.path / MANIFEST, text_of(manifest))
 
 
 def line_of(row: Mapping[str, Any]) -> str:
@@ -86,30 +122,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    return parse_object((path / MANIFEST).read_bytes(), path / MANIFEST)
-
-
-def check_manifest(path: Path, conditions: Mapping[str, Any], begun: bool) -> None:
-    """Writes the manifest; if there are rows already, raises an error unless their manifest is equal."""
-    text = json.dumps(conditions, indent=2, ensure_ascii=False) + "\n"
-    if not begun:
-        write_whole(path, text)
-        return
-    if not path.exists():
-        raise ValueError(f"{path.parent} holds results without their {path.name}. Give another folder")
-    before, now = read_manifest(path.parent), json.loads(text)
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if changed:
-        told = "; ".join(
-            f"{name} was {shown(before.get(name))} and is now {shown(now.get(name))}" for name in changed
-        )
-        raise ValueError(f"{path.parent} holds a run under other conditions: {told}. Give another folder")
-
-
-def shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 160 else f"{text[:157]}..."
+def check_contents(
+    rows: Sequence[Mapping[str, Any]], where: str, known: dict[tuple[str, str], str], there: str
+) -> None:
+    """Raises an error for a row whose item is known with another digest; `known` takes the others."""
+    for row in rows:
+        item = row["dataset"], row["item"]
+        if known.setdefault(item, content := row.get("content", "")) != content:
+            raise ValueError(
+                f"{where} holds results of an item {row['item']} of {row['dataset']} whose content is not "
+                f"that of the item {there}. Results of other items need folders of their own"
+            )
 
 
 def drop_incomplete_line(path: Path) -> None:

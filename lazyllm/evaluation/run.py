@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lazyllm.evaluation.generated.ruler import TASKS
 from lazyllm.evaluation.generated.tasks import (
     DEPTHS,
+    NIAH,
+    RULER,
     GeneratedTasks,
     needles_found,
     niah_items,
@@ -21,9 +23,10 @@ from lazyllm.evaluation.generated.tasks import (
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
+from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import EDIT_SIM, DataKeywords, DataOptions, RunKeywords, RunOptions
 from lazyllm.evaluation.report import report_text, run_tables, write_report
-from lazyllm.evaluation.results import read_manifest, read_rows
+from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE, Summary
 from lazyllm.evaluation.tasks import Tasks
@@ -35,13 +38,13 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
+from lazyllm.support import frames
 
 if TYPE_CHECKING:
     import pandas
 
 PICTURE, NEEDLE_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
 GENERATED_COUNT = 5
-MEASURE = "score"  # the measure of a run whose manifest names none
 
 
 def category_of(name: str) -> str:
@@ -55,7 +58,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.manifest: dict[str, Any] = read_manifest(self.folder)
-        if (measure := self.manifest.get("measure", MEASURE)) != MEASURE:
+        if (measure := self.manifest["conditions"]["measure"]) != SCORE:
             raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
         self.rows: list[dict[str, Any]] = read_rows(self.folder)
 
@@ -77,12 +80,9 @@ class Run:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per item and setting; needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
-        return pandas.json_normalize(self.rows)
+        """One row per item and setting, and environment if several timed it; needs pandas."""
+        made: pandas.DataFrame = frames.pandas().json_normalize(self.rows)
+        return made
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
@@ -116,12 +116,12 @@ class Run:
             pictures = [self.plot().name]
             if panels := token_use_by_setting(rows):
                 pictures.append(plot_token_use(panels, self.folder / TOKEN_USE).name)
-            if "depths" in self.manifest and rows:
+            if self.manifest["conditions"].get("tasks") == NIAH and rows:
                 pictures.insert(0, plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP).name)
         except ImportError:
             pictures = []
         tables = run_tables(self.summary, self.manifest)
-        return write_report(self.folder, self._heading, tables, pictures, self.summary.failed, self.manifest)
+        return write_report(self.folder, self._heading, tables, pictures, self.summary, self.manifest)
 
 
 def run(
@@ -133,7 +133,8 @@ def run(
 ) -> Run:
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
-    A run that was interrupted continues where it stopped. `pruning`: settings or their texts; None is dense.
+    A run that was interrupted continues where it stopped, and one that has ended takes more settings and
+    items in the same folder. `pruning`: settings or their texts; None is dense.
 
     Items: `data` is a folder, zip or parquet file of the benchmark, or hub:OWNER/NAME; None generates tasks
     of RULER's kinds, prompt and answer of `max_length` tokens. `datasets` names data sets or generated tasks.
@@ -146,7 +147,11 @@ def run(
     (difflib, as with the benchmark's own requirements, or levenshtein).
 
     Runs: `warm_ups` short untimed runs (default 5), after which each setting runs once untimed; 0 is none of
-    both. `retry_failed` runs the items again that failed, `progress` shows a bar.
+    both. `retry_failed` runs the items again that failed, `progress` shows a bar. `on_row`: a function, or a
+    list of functions, called with each new row.
+
+    Workers: `workers` processes on this machine, or the address of a Dask `scheduler`; `worker_device` and
+    `worker_threads` are those of each of them. docs/runs.md has more on them, and on folders that grow.
     """
     settings, given = checked_settings(pruning), DataOptions.of(options)
     return completed_run(llm, settings, tasks_of(llm, given), out, given)
@@ -177,8 +182,8 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     count = GENERATED_COUNT if options.limit is None else options.limit
     encode = prompt_encoder(llm.tokenizer, options.chat)
     items = ruler_items(encode, options.datasets, lengths, count, seed)
-    conditions = {"tasks": "ruler", "lengths": lengths, "seed": seed}
-    return GeneratedTasks(items, conditions, options, options.max_new_tokens)
+    selection = {"tasks": options.datasets, "lengths": lengths, "items of each kind": count, "seed": seed}
+    return GeneratedTasks(items, RULER, selection, options, options.max_new_tokens)
 
 
 def run_ruler(
@@ -199,15 +204,14 @@ def run_ruler(
 
     `tasks`: None is all. `seed`: of the items. `prose`: a folder of .txt files, the text around the needles;
     None makes one by rule. `qa`: a folder with squad.json and hotpotqa.json, the files that RULER downloads,
-    or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. `chat`, `warm_ups`, `retry_failed` and
-    `progress` as in `run`.
+    or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. The other options are those of `run`.
     """
     settings, given = checked_settings(pruning), RunOptions.of(options)
     encode = prompt_encoder(llm.tokenizer, given.chat)
     items = ruler_items(encode, tasks, lengths, count, seed, prose, qa)
-    conditions = {"tasks": "ruler", "lengths": list(lengths), "seed": seed, "prose": str(prose)}
-    conditions["qa"] = str(qa)
-    return completed_run(llm, settings, GeneratedTasks(items, conditions, given), out, given)
+    selection: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "items of each kind": count}
+    selection |= {"seed": seed, "prose": prose and str(prose), "qa": qa and str(qa)}
+    return completed_run(llm, settings, GeneratedTasks(items, RULER, selection, given), out, given)
 
 
 def run_niah(
@@ -229,14 +233,9 @@ def run_niah(
     """
     settings, given = checked_settings(pruning), RunOptions.of(options)
     items = niah_items(prompt_encoder(llm.tokenizer, given.chat), lengths, depths, count, seed, prose)
-    conditions = {
-        "tasks": "niah",
-        "lengths": list(lengths),
-        "depths": list(depths),
-        "seed": seed,
-        "prose": str(prose),
-    }
-    return completed_run(llm, settings, GeneratedTasks(items, conditions, given), out, given)
+    selection: dict[str, Any] = {"lengths": lengths, "depths": depths, "items of each kind": count}
+    selection |= {"seed": seed, "prose": prose and str(prose)}
+    return completed_run(llm, settings, GeneratedTasks(items, NIAH, selection, given), out, given)
 
 
 def completed_run(

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
+from lazyllm.checkpoints import digest
 from lazyllm.errors import DeviceError
-from lazyllm.evaluation.conditions import conditions
+from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.conditions import conditions_of_model, conditions_of_settings, contents, environment
+from lazyllm.evaluation.manifest import SCORE, differences, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, RunFolder
 from lazyllm.evaluation.summary import DENSE
 from lazyllm.evaluation.tasks import Prompt, Task, Tasks
 from lazyllm.evaluation.token_use import used
+from lazyllm.evaluation.workers import Workers
 from lazyllm.generation import Request
-from lazyllm.llm import LLM
+from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.pruning import Pruning
@@ -27,6 +37,7 @@ from lazyllm.sampling import SamplingParams
 from lazyllm.support.progress import bar
 
 WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
+MEASURED: Mapping[str, Any] = {"measure": SCORE}
 SETTING_WIDTH = 40  # characters, in the progress bar
 WARM_UP_TEXT = "The first sentence is short. So is the second."
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
@@ -43,6 +54,8 @@ class Trial:
     method: Method
 
 
+Result = tuple[dict[str, Any], dict[str, Any]]
+"""A row and the environment that it was timed in."""
 Measure = Callable[[LLM, Tasks, Trial], dict[str, Any]]
 """Runs one trial and returns the fields of its result row, without the key."""
 
@@ -92,29 +105,154 @@ def run_items(
     out: Path,
     options: RunOptions,
     measure: Measure | None = None,
-    measured: Mapping[str, Any] | None = None,
+    measured: Mapping[str, Any] = MEASURED,
 ) -> None:
     """Runs the trials that have no row in the folder yet. Each item runs under all settings in turn, so that
     load on the machine affects them alike.
 
-    The default `measure` is `scored_answer`; `measured` describes any other one in the manifest.
+    The default `measure` is `scored_answer`; `measured` describes the measure in the manifest.
     """
     for method in settings.values():
         method.check(llm.config)
     tasks.check(llm)
-    rest = {**tasks.conditions, **(measured or {}), "warm-up runs": options.warm_ups}
-    manifest = conditions(llm, settings, tasks.items, rest, options.progress)
-    with RunFolder(out, manifest, options.retry_failed) as folder:
-        plan = list(planned(settings, tasks))
-        left = [one for one in plan if one.key not in folder.done]
-        if left:
-            warm_up(llm, tasks, left, options.warm_ups)
-        with bar(len(plan), "items", "item", options.progress) as line:
-            line.update(len(plan) - len(left))
-            for one in left:
-                folder.append(result_row(llm, tasks, one, measure or scored_answer))
-                line.set_postfix_str(means_so_far(folder.rows, one.key.setting))
-                line.update()
+    recipe = Recipe.of(llm, tasks, measure or scored_answer, options)
+    with ExitStack() as stack:
+        there = stack.enter_context(workers_for(settings, options)) if options.on_workers else None
+        if there and options.scheduler is not None:
+            common = there.call(conditions_there, recipe)
+        else:
+            common = conditions_of_model(llm, options.chat, options.progress)
+        of_settings = conditions_of_settings(llm, settings, options.progress)
+        conditions = {**common, **of_settings, **measured, **tasks.conditions}
+        manifest = new_manifest(llm.config.name or llm.checkpoint.folder.name, conditions, tasks.selection)
+        known = contents(tasks.items)
+        folder = stack.enter_context(RunFolder(out, manifest, known, options.retry_failed))
+        plan, done = list(planned(settings, tasks)), folder.done
+        left = [one for one in plan if one.key not in done]
+        recipe = replace(recipe, expected=common, digests=digest.known())
+        results = results_there(there, recipe, left) if there else results_here(llm, recipe, left)
+        line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
+        line.update(len(plan) - len(left))
+        for row, where in results:
+            content = known[row["dataset"], row["item"]]
+            added = folder.append({**row, "content": content}, where)
+            for call in options.callbacks:
+                call(dict(added))
+            line.set_postfix_str(means_so_far(folder.rows, row["setting"]))
+            line.update()
+        if there:
+            folder.sort([one.key for one in plan])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a process runs trials. `run` identifies the call of `run_items`; `expected` are the conditions that
+    the process must have, and `digests` those of files that need not be read again."""
+
+    run: str
+    model: str
+    device: str
+    threads: int | None
+    tasks: Tasks
+    measure: Measure
+    chat: Chat
+    warm_ups: int
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    digests: digest.Known = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
+        """The workers of a scheduler choose device and threads where they are; others share this process's
+        threads and have its device."""
+        without_items = copy(tasks)
+        without_items.items = {}  # a trial has its own
+        device, threads = options.worker_device, options.worker_threads
+        if options.scheduler is None:
+            device = device or llm.device
+            threads = threads or max(1, llm.threads // (options.workers or 1))
+        folder = str(llm.checkpoint.folder.absolute())
+        return cls(
+            *(uuid4().hex, folder, device or "auto", threads, without_items, measure),
+            *(options.chat, options.warm_ups),
+        )
+
+
+def results_here(llm: LLM, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
+    where = environment(llm, recipe.warm_ups)
+    if left:
+        warm_up(llm, recipe.tasks, left, recipe.warm_ups)
+    for one in left:
+        yield result_row(llm, recipe.tasks, one, recipe.measure), where
+
+
+# ---- on workers ----------------------------------------------------------------------------------
+
+
+def workers_for(settings: Mapping[str, Method], options: RunOptions) -> Workers:
+    workers = Workers(options.workers, options.scheduler)
+    for label, method in settings.items():
+        workers.check(method, f"the setting {label}")
+    return workers
+
+
+def results_there(workers: Workers, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
+    """In the order in which they are ready. Processes on one machine share its memory, so how many there are
+    is part of the environment."""
+    if not left:
+        return
+    for n_beside, (rows, where) in workers.each(run_part, recipe, parts(left, len(workers))):
+        beside = {"workers there": n_beside} if n_beside > 1 else {}
+        for row in rows:
+            yield row, {**where, **beside}
+
+
+def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
+    """The trials of each item in turn, as load on a machine then affects all settings alike; where there are
+    fewer items than workers, in chunks."""
+    by_item: dict[tuple[str, str], list[Trial]] = {}
+    for one in left:
+        by_item.setdefault(one.key[1:], []).append(one)
+    n_chunks = -(-n_workers // len(by_item))
+    made = []
+    for trials in by_item.values():
+        size = -(-len(trials) // n_chunks)
+        made += [trials[first : first + size] for first in range(0, len(trials), size)]
+    return made
+
+
+@cache
+def model_there(model: str, device: str, threads: int | None) -> LLM:
+    """Loaded once in a worker's process."""
+    return load(model, device=device, threads=threads)
+
+
+def conditions_there(recipe: Recipe) -> dict[str, Any]:
+    digest.learn(recipe.digests)
+    llm = model_there(recipe.model, recipe.device, recipe.threads)
+    return conditions_of_model(llm, recipe.chat, progress=False)
+
+
+_warm: dict[str, set[str]] = {}
+"""By run: the settings that this process has warmed up."""
+_one_at_a_time = Lock()
+
+
+def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """On a worker: the rows of some trials, and their environment."""
+    with _one_at_a_time:  # a worker with several threads would time one trial beside another
+        if recipe.run not in _warm:
+            if told := differences(recipe.expected, conditions_there(recipe)):
+                raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {told}")
+            _warm[recipe.run] = set()
+        llm, warm = model_there(recipe.model, recipe.device, recipe.threads), _warm[recipe.run]
+        if cold := [one for one in part if one.key.setting not in warm]:
+            warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
+            warm.update(one.key.setting for one in cold)
+        rows = [result_row(llm, recipe.tasks, one, recipe.measure) for one in part]
+        return rows, environment(llm, recipe.warm_ups)
+
+
+# ---- one trial -----------------------------------------------------------------------------------
 
 
 def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:

@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
+from lazyllm.evaluation.manifest import ONLY
 
 Row = Mapping[str, Any]
 DENSE = "dense"
 SEED_OF = re.compile(r", seed=\d+")
+
+
+def key_of(row: Row) -> tuple[str, str, str]:
+    return row["setting"], row["dataset"], row["item"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +32,21 @@ class Speed:
 
 
 class Summary:
-    """Statistics over rows without an error; `failed` has the others. `category` maps data sets."""
+    """Statistics over rows without an error; `failed` has the others. `category` maps data sets.
+
+    A result may be there once for each environment that it was timed in; it counts once in everything but
+    times, and times of different environments are kept apart.
+    """
 
     def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
-        self.rows = [row for row in rows if "error" not in row]
+        good = [row for row in rows if "error" not in row]
+        self.rows = list({key_of(row): row for row in reversed(good)}.values())[::-1]
         self.failed = [row for row in rows if "error" in row]
+        self._timed: dict[str, list[Row]] = {}
+        for row in good:
+            self._timed.setdefault(row.get("environment", ONLY), []).append(row)
+        self.environments = sorted(self._timed, key=lambda one: -len(self._timed[one]))
+        """Those with the most rows first."""
         self.settings = list(dict.fromkeys(row["setting"] for row in rows))
         self.datasets = list(dict.fromkeys(row["dataset"] for row in rows))
         self.categories: dict[str, list[str]] = {}
@@ -99,6 +114,20 @@ class Summary:
         groups = [[100 * pairs[name] for name in names] for names in categories.values()]
         return interval(100 * float(value), groups, -100, 100)
 
+    @cached_property
+    def uneven(self) -> bool:
+        """True if a setting lacks an item that another has."""
+        return len(self.rows) < len(self.settings) * len({(row["dataset"], row["item"]) for row in self.rows})
+
+    @property
+    def items(self) -> dict[str, int]:
+        """Number of items of each data set that has results."""
+        items = {(row["dataset"], row["item"]) for row in [*self.rows, *self.failed]}
+        return {name: sum(of == name for of, _ in items) for name in self.datasets}
+
+    def n_items(self, setting: str) -> int:
+        return sum(len(self._scores.get((setting, name), {})) for name in self.datasets)
+
     def n_paired(self, setting: str) -> int:
         """Number of items that have a row for both the setting and dense."""
         return sum(
@@ -109,12 +138,39 @@ class Summary:
     def _chosen(self, category: str | None) -> Mapping[str, list[str]]:
         return self.categories if category is None else {category: self.categories[category]}
 
+    def n_timed(self, environment: str, setting: str | None = None) -> int:
+        """Number of rows, of all settings or of one, that were timed in an environment."""
+        return sum(setting in (None, row["setting"]) for row in self._timed[environment])
+
+    def environments_of(self, setting: str) -> list[str]:
+        """Those where the setting was timed, first those where dense was timed on an item in common."""
+        items: dict[str, dict[str, set[tuple[str, str]]]] = {}
+        for name in self.environments:
+            of = items[name] = {setting: set(), DENSE: set()}
+            for row in self._timed[name]:
+                if row["setting"] in of:
+                    of[row["setting"]].add((row["dataset"], row["item"]))
+        known = [name for name in self.environments if items[name][setting]]
+        return sorted(known, key=lambda name: not items[name][setting] & items[name][DENSE])
+
+    def timed(self, setting: str) -> list[Row]:
+        """The rows of a setting in the first of its environments."""
+        several = self.environments_of(setting)
+        return [row for row in self._timed[several[0]] if row["setting"] == setting] if several else []
+
     def paired(
-        self, setting: str, value: Callable[[Row], float | None], datasets: Sequence[str] | None = None
+        self,
+        setting: str,
+        value: Callable[[Row], float | None],
+        datasets: Sequence[str] | None = None,
+        environment: str | None = None,
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Values of dense and of the setting on common items where both are known; None if there are none."""
+        """Values of dense and of the setting on common items where both are known; None if there are none.
+
+        With an `environment`, values are of the rows that were timed there.
+        """
         found: dict[str, dict[tuple[str, str], float]] = {setting: {}, DENSE: {}}
-        for row in self.rows:
+        for row in self.rows if environment is None else self._timed[environment]:
             wanted = row["setting"] in found and (datasets is None or row["dataset"] in datasets)
             if wanted and (number := value(row)) is not None:
                 found[row["setting"]][row["dataset"], row["item"]] = number
@@ -122,9 +178,19 @@ class Summary:
         dense, ours = (np.array([found[one][key] for key in common]) for one in (DENSE, setting))
         return (dense, ours) if common else None
 
-    def speed(self, setting: str, timing: str, datasets: Sequence[str] | None = None) -> Speed | None:
-        """Speedup of "ttft" or "seconds"; None without an item in common with dense."""
-        times = self.paired(setting, lambda row: row["timing"][timing], datasets)
+    def speed(
+        self,
+        setting: str,
+        timing: str,
+        datasets: Sequence[str] | None = None,
+        environment: str | None = None,
+    ) -> Speed | None:
+        """Speedup of "ttft" or "seconds" in an environment, by default the first of the setting's; None
+        without an item in common with dense there."""
+        several = [environment] if environment is not None else self.environments_of(setting)
+        if not several:
+            return None
+        times = self.paired(setting, lambda row: row["timing"][timing], datasets, several[0])
         if times is None:
             return None
         dense, ours = times

@@ -42,10 +42,12 @@ class Task:
 
 
 class Tasks(Protocol):
-    """A benchmark. `items` is by data set, in running order; `conditions` go into the manifest."""
+    """A benchmark. `items` is by data set, in running order. For the manifest: `conditions`, which all rows
+    of a run share, and `selection`, which says how the items were chosen."""
 
     items: Mapping[str, Sequence[Mapping[str, Any]]]
     conditions: Mapping[str, Any]
+    selection: Mapping[str, Any]
 
     def check(self, llm: LLM) -> None:
         """Raises an error that would otherwise fail every item."""

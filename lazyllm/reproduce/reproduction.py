@@ -254,11 +254,10 @@ def check_methods(methods: Sequence[str], wanted: Sequence[str]) -> None:
 
 def conditions_of(run: Run) -> str:
     """One line on items, limits, timing and failures of a run."""
-    items, manifest = run.manifest["items"], run.manifest
-    cap, warm_ups = manifest["cap on new tokens"], manifest["warm-up runs"]
+    items, cap = run.summary.items, run.manifest["conditions"]["cap on new tokens"]
     text = f"{sum(items.values())} items of {len(items)} data sets"
     text += f", answers cut at {cap} tokens" if cap else ""
-    text += f"; times are {warmth(warm_ups)}."
+    text += f"; times are {warmth(run.summary, run.manifest['environments'])}."
     failed = len(run.summary.failed)
     return f"{text} {failed} results failed and are in no figure." if failed else text
 

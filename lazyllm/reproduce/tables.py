@@ -90,7 +90,7 @@ def method_row(summary: Summary, counted: str, method: str, settings: Sequence[s
 
 def first_token(summary: Summary) -> Table:
     """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = [row for row in summary.rows if row["setting"] == DENSE]
+    rows = summary.timed(DENSE)
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan

@@ -11,6 +11,7 @@ from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.report import figure, with_interval
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
+from lazyllm.support import frames
 from lazyllm.support.tables import Table
 from lazyllm.sweeps.point import Point
 
@@ -97,15 +98,19 @@ class Frame(Sequence[Point]):
         return Table(TITLE, list(told), list(zip(*told.values(), strict=True)))
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per setting, unrounded, with a column for each option that varies; needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
-        rows = [one.row() for one in self]
-        return pandas.DataFrame(
-            [{"setting": row["setting"], **axes, **row} for axes, row in zip(varied(self), rows, strict=True)]
-        )
+        """One row per setting, unrounded, with a column for each option that varies; needs pandas.
+
+        Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
+        """
+        rows = [
+            {"setting": one.setting, **axes, **one.row(), "pruning": one.pruning.to_json()}
+            for one, axes in zip(self, varied(self), strict=True)
+        ]
+        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
+        for name in made:
+            if made[name].dtype == object:
+                made[name] = made[name].map(str, na_action="ignore")
+        return made
 
     def __repr__(self) -> str:
         return self.table.text()

@@ -21,7 +21,8 @@ class Point:
     `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
     argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
-    of summed times; `speedup_median`: median of the ratios; `counted_speedup`: by counted operations.
+    of summed times; `speedup_median`: median of the ratios; times are of one environment. `counted_speedup`:
+    by counted operations.
     """
 
     setting: str
@@ -84,7 +85,7 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             kl=summary.pooled(setting, "kl") if kl else unknown,
             kl_median=float(np.median(kl)) if kl else nan,
             agreement=summary.pooled(setting, "agreement", 1.0) if kl else unknown,
-            ttft=float(np.mean([row["timing"]["ttft"] for row in rows])) if rows else nan,
+            ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
             speedup=speed.of_sums,
             speedup_median=speed.median,
             counted_speedup=counted_speedup(summary, setting),

@@ -9,9 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, Unpack, get_args
 
 from lazyllm.evaluation.divergence import TOKENS, Divergence
+from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataKeywords, DataOptions
-from lazyllm.evaluation.report import report_text, write_report
-from lazyllm.evaluation.results import read_manifest, read_rows
+from lazyllm.evaluation.report import report_text, times_table, write_report
+from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
 from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
 from lazyllm.evaluation.summary import DENSE, Row, Summary
@@ -54,10 +55,9 @@ class Sweep(Frame):
         """
         path = Path(folder)
         manifest = read_manifest(path)
-        if "methods" not in manifest:
-            raise ValueError(f"{path} holds a run that is no sweep; open it with lazyllm.longbench.Run")
-        methods = {setting: parse_method(text) for setting, text in manifest["methods"].items()}
-        return cls(read_rows(path), manifest, path, methods)
+        if (measure := manifest["conditions"]["measure"]) not in get_args(Quality):
+            raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
+        return cls(read_rows(path), manifest, path, settings_in(manifest))
 
     def pareto(self) -> Frame:
         """The Pareto front in quality and measured speedup, slowest setting first.
@@ -115,8 +115,22 @@ class Sweep(Frame):
             pictures = [self.plot().name]
         except ImportError:
             pictures = []
-        tables, failed = {TABLE: self.table}, self.summary.failed
-        return write_report(self.folder, self._heading, tables, pictures, failed, self.manifest)
+        tables = {TABLE: self.table, "times": times_table(self.summary)}
+        filled = {name: table for name, table in tables.items() if table.rows}
+        return write_report(self.folder, self._heading, filled, pictures, self.summary, self.manifest)
+
+
+def settings_in(manifest: Mapping[str, Any], given: Mapping[str, Method] | None = None) -> dict[str, Method]:
+    """By label: the settings of a sweep, of which `given` need not be made from text."""
+    known = {} if given is None else dict(given)
+    texts = manifest["conditions"]["settings"]
+    return {label: known.get(label) or parse_method(text) for label, text in texts.items()} | known
+
+
+def settings_of_folder(folder: Path, given: Mapping[str, Method]) -> dict[str, Method]:
+    """Those of the sweep in the folder, if there is one, and those given."""
+    begun = read_rows(folder)
+    return settings_in(read_manifest(folder), given) if begun else dict(given)
 
 
 def dots_of(several: Iterable[Point], scored: bool) -> list[Dot]:
@@ -143,7 +157,7 @@ def sweep(
     and scores them; "both" does both and takes its times from the generated answers.
 
     The other options are those of `lazyllm.longbench.run`. With `out` the sweep is a folder with a report,
-    and an interrupted sweep continues.
+    an interrupted sweep continues, and the folder of an earlier sweep takes further settings and items.
     """
     if measure not in get_args(Quality):
         raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
@@ -151,15 +165,13 @@ def sweep(
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, given)
-    measured: dict[str, Any] = {
-        "measure": measure,
-        "methods": {label: one.to_json() for label, one in settings.items()},
-    }
-    if measure != "score":
+    measured: dict[str, Any] = {"measure": measure}
+    if measure != SCORE:
         measured["forced tokens"] = tokens
     if out is not None:
+        known = settings_of_folder(Path(out), settings)
         run_items(model, settings, tasks, Path(out), given, chosen, measured)
-        made = Sweep(read_rows(Path(out)), read_manifest(Path(out)), Path(out), settings)
+        made = Sweep(read_rows(Path(out)), read_manifest(Path(out)), Path(out), known)
         made.report()
         return made
     with TemporaryDirectory(prefix="lazyllm-sweep-") as name:

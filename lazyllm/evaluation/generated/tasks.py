@@ -17,6 +17,7 @@ from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
 
+RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
 IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
 DEPTHS = tuple(range(0, 101, 10))  # percent
@@ -144,20 +145,20 @@ def needles_found(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[flo
 
 
 class GeneratedTasks:
-    """Implements `Tasks` for generated items; the string match is their score."""
+    """Implements `Tasks` for generated items; the string match is their score. `kind` is RULER or NIAH."""
 
     def __init__(
         self,
         items: Mapping[str, Sequence[Item]],
-        conditions: Mapping[str, Any],
+        kind: str,
+        selection: Mapping[str, Any],
         options: RunOptions,
         max_new_tokens: int | None = None,
     ) -> None:
         self.items: Mapping[str, Sequence[Mapping[str, Any]]] = items
-        self.conditions: Mapping[str, Any] = {
-            "chat": options.chat,
-            "cap on new tokens": max_new_tokens,
-            **conditions,
+        self.conditions: Mapping[str, Any] = {"tasks": kind, "cap on new tokens": max_new_tokens}
+        self.selection: Mapping[str, Any] = {
+            name: value for name, value in selection.items() if value is not None
         }
         self._chat, self._max_new_tokens = options.chat, max_new_tokens
 

@@ -31,7 +31,9 @@ class LongBench:
             )
         for name in names:
             check_scorer(name, options.edit_sim)
-        self._templates, self._options = find_templates(data, options.prompts), options
+        self._templates = find_templates(data, options.prompts)
+        self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
+        self._chat, self._edit_sim = options.chat, options.edit_sim
         self.items: Mapping[str, Sequence[Mapping[str, Any]]] = {
             name: items.subset(
                 items.read(data, name),
@@ -45,37 +47,39 @@ class LongBench:
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
         selection = {
+            "data sets": list(names),
             "first items": options.limit,
             "sampled items": options.sample,
             "min item length": options.min_item_length,
             "max item length": options.max_item_length,
         }
+        self.selection: Mapping[str, Any] = {
+            name: value for name, value in selection.items() if value is not None
+        }
         self.conditions: Mapping[str, Any] = {
-            "prompts": self._templates.verdict(names),
-            "prompts sha256": self._templates.digest(names),
-            **{name: value for name, value in selection.items() if value is not None},
+            "tasks": "LongBench",
+            "prompts": {name: self._templates.verdict(name) for name in names},
+            "prompts sha256": {name: self._templates.digest(name) for name in names},
             "max length": options.max_length,
             "cap on new tokens": options.max_new_tokens,
-            "chat": options.chat,
             "edit similarity": options.edit_sim,
         }
 
     def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self._options.chat)
+        chat_wrapper(llm.tokenizer, self._chat)
 
     def task(self, name: str) -> Task:
         limit = self._templates.max_new_tokens(name)
-        return Task(name, dataset(name).category, min(limit, self._options.max_new_tokens or limit))
+        return Task(name, dataset(name).category, min(limit, self._max_new_tokens or limit))
 
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
-        options = self._options
-        return make_prompt(llm.tokenizer, item, options.max_length, options.chat, self._templates, shorten)
+        return make_prompt(llm.tokenizer, item, self._max_length, self._chat, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         return stops(task.name, llm.tokenizer)
 
     def prediction(self, llm: LLM, text: str) -> str:
-        return post_process(chat_wrapper(llm.tokenizer, self._options.chat), text)
+        return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
-        return score_item(task.name, prediction, item["answers"], item["all_classes"], self._options.edit_sim)
+        return score_item(task.name, prediction, item["answers"], item["all_classes"], self._edit_sim)

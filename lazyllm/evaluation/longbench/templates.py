@@ -61,19 +61,13 @@ class Templates:
             )
         return length
 
-    def digest(self, names: Iterable[str]) -> str:
-        """SHA-256 of the templates and lengths of these data sets."""
-        used = {plain(name): (self.template(name), self.max_new_tokens(name)) for name in names}
-        return digest(json.dumps(sorted(used.items()), ensure_ascii=False))
+    def digest(self, name: str) -> str:
+        """SHA-256 of the template and length of a data set."""
+        return digest(json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False))
 
-    def altered(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The data sets whose template is not the official one."""
-        return tuple(name for name in names if self.template(name) != official().template(name))
-
-    def verdict(self, names: Iterable[str]) -> str:
-        """The manifest's statement on the prompts of these data sets."""
-        altered = self.altered(names)
-        return f"prompts not the official ones: {', '.join(altered)}" if altered else "official prompts"
+    def verdict(self, name: str) -> str:
+        """The manifest's statement on the template of a data set."""
+        return "official" if self.template(name) == official().template(name) else "not official"
 
 
 def plain(name: str) -> str:

@@ -1,0 +1,40 @@
+"""`lazyllm report`"""
+
+from __future__ import annotations
+
+import argparse
+
+from lazyllm.commands import options
+
+
+def add(commands: options.Commands) -> None:
+    parser = options.new_command(
+        commands,
+        "report",
+        run,
+        "make the report of a run or sweep anew, or one report of the folders of several machines",
+        example="report here/run there/run --out both",
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="of runs or sweeps under equal conditions")
+    parser.add_argument(
+        "--out",
+        type=options.out_folder,
+        metavar="DIR",
+        help="for the results of all folders and the report; needed for more than one folder",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from lazyllm.evaluation.manifest import SCORE, read_manifest
+    from lazyllm.longbench import Run, merge
+    from lazyllm.sweeps.sweep import Sweep
+
+    if args.out is None and len(args.folders) > 1:
+        raise ValueError("several folders need --out, the folder for the results of all of them")
+    folder = Path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
+    scored = read_manifest(folder)["conditions"]["measure"] == SCORE
+    made = Run(folder) if scored else Sweep.read(folder)
+    made.report()
+    return options.told(made)

@@ -1,0 +1,136 @@
+"""Workers: processes on this machine, or of a Dask cluster, that run parts of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from typing import Any, TypeVar
+from urllib.parse import urlparse
+
+GPU = "GPU"  # the resource of workers that have a GPU each: dask worker --resources GPU=1
+AHEAD = 2  # parts that are sent for each worker; the others wait here
+log = logging.getLogger("lazyllm")
+
+Shared = TypeVar("Shared")
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """A context manager; processes start, or the scheduler is connected to, when they are first needed.
+
+    `number` of processes on this machine, or the address of a `scheduler`.
+    """
+
+    def __init__(self, number: int | None, scheduler: str | None) -> None:
+        try:
+            import distributed
+        except ImportError:
+            raise ImportError(
+                "workers need the package distributed: pip install 'lazyllm-engine[cluster]'"
+            ) from None
+        self._distributed = distributed
+        self._number, self._scheduler = number, scheduler
+        self._open = ExitStack()
+        self._most: Counter[str] = Counter()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.__exit__(None, None, None)
+
+    def check(self, value: object, what: str) -> None:
+        """Raises an error if a value cannot be sent to workers."""
+        from distributed.protocol import pickle
+
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # whatever the value's own code raises
+            raise ValueError(f"{what} cannot be sent to workers: {error}") from error
+
+    @cached_property
+    def _client(self) -> Any:
+        if self._scheduler is not None:
+            client = self._open.enter_context(self._distributed.Client(self._scheduler))
+            log.info("waiting for a worker of %s", self._scheduler)
+            client.wait_for_workers(1)
+            return client
+        cluster = self._distributed.LocalCluster(
+            n_workers=self._number,
+            threads_per_worker=1,
+            memory_limit=0,  # a model may take all memory; lazyllm refuses what does not fit
+            dashboard_address=":0",  # any free port
+            silence_logs=logging.ERROR,
+        )
+        client = self._distributed.Client(self._open.enter_context(cluster))
+        self._open.enter_context(client)
+        client.wait_for_workers(self._number or 1)
+        return client
+
+    def _there(self) -> dict[str, Any]:
+        """The workers that are connected now, by address."""
+        known: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return known
+
+    def __len__(self) -> int:
+        return max(1, len(self._there()))
+
+    def call(self, function: Callable[[Shared], Result], shared: Shared) -> Result:
+        """The result of one call on any worker."""
+        made: Result = self._submit(function, shared).result()
+        return made
+
+    def each(
+        self, function: Callable[[Shared, Part], Result], shared: Shared, parts: Sequence[Part]
+    ) -> Iterator[tuple[int, Result]]:
+        """The results of function(shared, part) as they come, each with the number of workers on its machine.
+
+        A part whose worker is killed runs again on another; one that kills several is an error.
+        """
+        waiting = iter(parts)
+        running = self._distributed.as_completed()
+
+        def send() -> None:
+            while running.count() < AHEAD * len(self):
+                for part in waiting:
+                    running.add(self._submit(called, function, shared, part))
+                    break
+                else:
+                    return
+
+        self._look_around()
+        send()
+        for future in running:
+            try:
+                address, result = future.result()
+            except self._distributed.KilledWorker as error:
+                raise RuntimeError(
+                    f"a part of the run killed its workers ({error}); what is finished is kept"
+                ) from None
+            send()
+            self._look_around()
+            yield max(1, self._most[host_of(address)]), result
+
+    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """GPUs are given to one call at a time, where workers say that they have them."""
+        has_gpus = any(one["resources"].get(GPU) for one in self._there().values())
+        return self._client.submit(function, *arguments, pure=False, resources={GPU: 1} if has_gpus else None)
+
+    def _look_around(self) -> None:
+        """Notes how many workers each machine has; one that was killed will be back."""
+        self._most |= Counter(map(host_of, self._there()))  # the maximum of both
+
+
+def host_of(address: str) -> str:
+    return urlparse(address).hostname or address
+
+
+def called(function: Callable[[Shared, Part], Result], shared: Shared, part: Part) -> tuple[str, Result]:
+    """On a worker: its address and the result."""
+    from distributed import get_worker
+
+    return get_worker().address, function(shared, part)

@@ -1,0 +1,435 @@
+"""Runs that grow: more settings, items and lengths in one folder, folders merged, times kept apart."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm import longbench
+from lazyllm.commands.main import main
+from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
+from lazyllm.evaluation.report import environments_table, scores_table, times_table, warmth
+from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
+from lazyllm.evaluation.summary import DENSE, Summary
+
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
+FIRST, SECOND = "Pruning({1: 0.5})", "Pruning({2: 0.5})"
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Reports are quick without matplotlib; what the fixture gives brings it back."""
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        yield patched.undo
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> lazyllm.LLM:
+    return lazyllm.load(model, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def two_threads(model: Path) -> lazyllm.LLM:
+    return lazyllm.load(model, device="cpu", threads=2)
+
+
+def ruler(llm: lazyllm.LLM, out: Path, pruning: Any = (None, {1: 0.5}), **options: Any) -> longbench.Run:
+    asked = {"tasks": ["niah_single_1"], "lengths": [560], "count": 2, **QUIET, **options}
+    return longbench.run_ruler(llm, list(pruning), out=out, **asked)
+
+
+def sweep(llm: lazyllm.LLM, out: Path, space: Any, **options: Any) -> lazyllm.Sweep:
+    asked = {"datasets": ["niah_single_1"], "max_length": 560, "limit": 2, "tokens": 2, **QUIET, **options}
+    return lazyllm.sweep(llm, space, out=out, **asked)
+
+
+def keys(rows: list[Row]) -> list[tuple[str, str, str]]:
+    return [(row["setting"], row["dataset"], row["item"]) for row in rows]
+
+
+def untimed(rows: list[Row]) -> list[Row]:
+    told = [{k: v for k, v in row.items() if k not in ("timing", "environment")} for row in rows]
+    return sorted(told, key=lambda row: (row["setting"], row["dataset"], row["item"]))
+
+
+# ---- one folder that grows -----------------------------------------------------------------------
+
+
+def test_another_setting_runs_that_one_alone(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    before = ruler(llm, tmp_path).rows
+    made = ruler(llm, tmp_path, (None, {1: 0.5}, {2: 0.5}))
+    assert made.rows[:4] == before
+    assert keys(made.rows[4:]) == [(SECOND, *key[1:]) for key in keys(before[::2])]
+    assert len(made.manifest["environments"]) == 1
+    assert made.summary.speed(SECOND, "ttft") is not None
+    alone = ruler(llm, tmp_path, [{3: 0.5}])
+    assert {row["setting"] for row in alone.rows[6:]} == {"Pruning({3: 0.5})"}
+    assert list(alone.manifest["conditions"]["settings"]) == alone.summary.settings
+
+
+def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    before = ruler(llm, tmp_path / "run").rows
+    ruler(llm, tmp_path / "run", count=3)
+    ruler(llm, tmp_path / "run", lengths=[580, 560], tasks=["niah_single_1", "niah_single_2"], count=1)
+    made = ruler(llm, tmp_path / "run", count=1, seed=7)
+    assert made.rows[:4] == before
+    sizes = {"niah_single_1@560": 4, "niah_single_1@580": 1, "niah_single_2@560": 1, "niah_single_2@580": 1}
+    assert made.summary.items == sizes
+    assert len(made.rows) == 2 * sum(sizes.values()) == len(set(keys(made.rows)))
+    assert [one["items of each kind"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
+    ruler(llm, tmp_path / "new", count=3)
+    new = ruler(llm, tmp_path / "new", count=1, seed=7)
+    same = [row for row in made.rows if row["dataset"] == "niah_single_1@560"]
+    assert untimed(same) == untimed(new.rows)
+    text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert "- items of a call: tasks ['niah_single_1'], lengths [560], items of each kind 3, seed 0" in text
+
+
+def test_a_setting_with_fewer_items_is_told(
+    llm: lazyllm.LLM, tmp_path: Path, no_pictures: Callable[[], None]
+) -> None:
+    ruler(llm, tmp_path)
+    made = ruler(llm, tmp_path, [{2: 0.5}], count=1)
+    assert ["items", "2", "2", "1"] in scores_table(made.summary).rows
+    assert "items" not in [row[0] for row in scores_table(ruler(llm, tmp_path, [{2: 0.5}]).summary).rows]
+    no_pictures()
+    pytest.importorskip("matplotlib")
+    ruler(llm, tmp_path, [{2: 0.5}], tasks=["niah_single_2"])
+    assert (tmp_path / "scores.png").exists()
+
+
+def test_another_item_of_the_same_name_is_refused(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    def niah(seed: int) -> None:
+        longbench.run_niah(llm, out=tmp_path, lengths=[560], depths=[0, 50], seed=seed, **QUIET)
+
+    niah(0)
+    before = (tmp_path / ITEMS).read_bytes(), (tmp_path / MANIFEST).read_bytes()
+    with pytest.raises(ValueError, match=r"an item 0/0 of niah_single_1@560 whose content is not"):
+        niah(1)
+    assert ((tmp_path / ITEMS).read_bytes(), (tmp_path / MANIFEST).read_bytes()) == before
+
+
+def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    class Mine(lazyllm.Policy):
+        def score(self, view: Any) -> Any:
+            return view.attention(1).mean(axis=(0, 1))
+
+    before = sweep(llm, tmp_path, [{1: 0.5}])
+    grown = sweep(llm, tmp_path, [{2: 0.5}])
+    assert [one.setting for one in grown] == [DENSE, FIRST, SECOND]
+    assert [one.pruning for one in grown] == [one.pruning for one in lazyllm.Sweep.read(tmp_path)]
+    assert grown.rows[:4] == before.rows
+    assert len(grown.rows) == 6
+    sweep(llm, tmp_path, [Mine({1: 0.5})])
+    with pytest.raises(ValueError, match="is code and cannot be made from text"):
+        sweep(llm, tmp_path, [{3: 0.5}])
+    assert len(sweep(llm, tmp_path, [Mine({1: 0.5}), {3: 0.5}])) == 5
+
+
+# ---- times ---------------------------------------------------------------------------------------
+
+
+def test_times_of_other_threads_are_kept_apart(
+    llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path: Path
+) -> None:
+    ruler(llm, tmp_path)
+    made = ruler(two_threads, tmp_path, (None, {1: 0.5}, {2: 0.5}))
+    one, two = made.summary.environments
+    assert [made.manifest["environments"][name]["threads"] for name in (one, two)] == [1, 2]
+    assert [row["environment"] for row in made.rows] == [one] * 4 + [two] * 2
+    assert made.summary.speed(FIRST, "ttft") is not None
+    assert made.summary.speed(SECOND, "ttft") is None
+    assert made.scores()[SECOND] == ruler(llm, tmp_path / "one", [{2: 0.5}]).scores()[SECOND]
+    where = environments_table(made.summary, made.manifest["environments"])
+    assert [line[:2] for line in where.rows] == [[one, "4"], [two, "2"]]
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert where.markdown() in report
+    assert f"| {two} | {SECOND} | 2 |  |  |" in report
+
+
+def row(setting: str, item: int, ttft: float, environment: str, score: float = 1.0) -> Row:
+    timing = {"ttft": ttft, "seconds": 2 * ttft}
+    made = {"setting": setting, "dataset": "lcc", "item": str(item), "score": score, "timing": timing}
+    return {**made, "environment": environment, "content": f"c{item}"}
+
+
+def test_times_by_hand() -> None:
+    rows = [row(DENSE, n, 4.0, "slow") for n in range(3)] + [row("p", n, 2.0, "slow") for n in range(3)]
+    rows += [row(DENSE, 0, 1.0, "fast", 1.0), row("p", 0, 0.25, "fast"), row("q", 1, 0.5, "fast")]
+    rows += [row("r", 0, 0.5, "fast")]
+    summary = Summary(rows, lambda name: "code")
+    assert summary.environments == ["slow", "fast"]
+    assert len(summary.rows) == 8  # the two doubles count once
+    assert summary.score("p", "lcc") == 100
+    speeds = {one: summary.speed(one, "ttft") for one in "pqr"}
+    assert speeds["p"] is not None
+    assert speeds["r"] is not None
+    assert speeds["p"].of_sums == 2.0
+    assert speeds["q"] is None  # dense was timed on item 1 elsewhere
+    assert speeds["r"].of_sums == 2.0
+    fast = summary.speed("p", "ttft", environment="fast")
+    assert fast is not None
+    assert fast.of_sums == 4.0
+    assert times_table(summary).rows == [
+        ["slow", DENSE, "3", "1.00 (1.00)", "1.00 (1.00)"],
+        ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
+        ["fast", DENSE, "1", "1.00 (1.00)", "1.00 (1.00)"],
+        ["fast", "p", "1", "4.00 (4.00)", "4.00 (4.00)"],
+        ["fast", "q", "1", "", ""],
+        ["fast", "r", "1", "2.00 (2.00)", "2.00 (2.00)"],
+    ]
+    assert [one["timing"]["ttft"] for one in summary.timed("p")] == [2.0] * 3
+    assert [one["timing"]["ttft"] for one in summary.timed("q")] == [0.5]
+    states = {"slow": {"warm-up runs": 0}, "fast": {"warm-up runs": 5}}
+    assert warmth(summary, states) == "cold or warm, after 5 short runs and one of each setting"
+
+
+# ---- folders merged ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(
+    llm: lazyllm.LLM, two_threads: lazyllm.LLM, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The second has other threads, the first's items and one more, and one more setting."""
+    here, there = (tmp_path_factory.mktemp(name) for name in ("here", "there"))
+    ruler(llm, here)
+    ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
+    return here, there
+
+
+def test_merged_folders_are_one_run(folders: tuple[Path, Path], llm: lazyllm.LLM, tmp_path: Path) -> None:
+    made = longbench.Run(longbench.merge(folders, tmp_path / "both"))
+    assert len(made.rows) == 4 + 9
+    assert len(made.summary.rows) == 9
+    one, two = made.summary.environments
+    assert [made.summary.n_timed(name, FIRST) for name in (one, two)] == [3, 2]
+    assert made.scores() == longbench.Run(folders[1]).scores()
+    assert [row["timing"] for row in made.rows if row["environment"] == two] == [
+        row["timing"] for row in longbench.Run(folders[0]).rows
+    ]
+    before = (tmp_path / "both" / ITEMS).read_bytes()
+    longbench.merge([*folders, folders[0]], tmp_path / "both")
+    assert (tmp_path / "both" / ITEMS).read_bytes() == before
+    grown = ruler(llm, tmp_path / "both", [{3: 0.5}], count=1)
+    assert len(grown.rows) == 4 + 9 + 1
+
+
+def altered(folder: Path, out: Path, change: Callable[[Row], object]) -> Path:
+    shutil.copytree(folder, out)
+    rows = read_rows(out)
+    for one in rows:
+        change(one)
+    (out / ITEMS).write_text("".join(json.dumps(one) + "\n" for one in rows), encoding="utf-8")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda row: row.update(prediction="x"),
+            "under dense has the prediction '.*' in .* and 'x' in",
+        ),
+        (
+            lambda row: row.update(score=row["score"] + 0.5),
+            r"item niah_.*seed0-0 of niah_.* has the score",
+        ),
+        (lambda row: row.update(score=row["score"] + 1e-9), None),
+        (
+            lambda row: row.update(content="x"),
+            r"an item niah_.* of niah_.* whose content is not that",
+        ),
+        (lambda row: row.update(timing={"ttft": 1.0, "seconds": 1.0}), None),
+    ],
+)
+def test_doubles_that_disagree_are_refused(
+    folders: tuple[Path, Path], tmp_path: Path, change: Callable[[Row], object], words: str | None
+) -> None:
+    other = altered(folders[0], tmp_path / "other", change)
+    if words is None:
+        assert len(read_rows(longbench.merge([folders[0], other], tmp_path / "both"))) == 4
+        return
+    with pytest.raises(ValueError, match=words):
+        longbench.merge([folders[0], other], tmp_path / "both")
+    assert not (tmp_path / "both" / ITEMS).exists() or not read_rows(tmp_path / "both")
+
+
+def test_a_result_replaces_an_error(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    def fail(row: Row) -> None:
+        row["error"] = "MemoryError: full"
+        del row["score"], row["prediction"]
+
+    failed = altered(folders[0], tmp_path / "failed", fail)
+    both = longbench.Run(longbench.merge([failed, failed], tmp_path / "both"))
+    assert len(both.summary.failed) == 4
+    mended = longbench.Run(longbench.merge([folders[0]], tmp_path / "both"))
+    assert not mended.summary.failed
+    assert len(mended.rows) == 4
+
+
+def test_runs_under_other_conditions_are_not_merged(
+    folders: tuple[Path, Path], llm: lazyllm.LLM, tmp_path: Path
+) -> None:
+    other = ruler(llm, tmp_path / "other", chat="template").folder
+    words = rf'{folders[0]} .* than {other}: chat wrapper is "none", not "template"'
+    with pytest.raises(ValueError, match=words):
+        longbench.merge([folders[0], other], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+    with pytest.raises(FileNotFoundError, match="holds no run"):
+        longbench.merge([folders[0], tmp_path], tmp_path / "both")
+    with pytest.raises(ValueError, match="no folder to merge"):
+        longbench.merge([], tmp_path / "both")
+
+
+def test_mappings_among_conditions_grow_and_must_agree() -> None:
+    one = new_manifest("m", {"packages": {"numpy": "1"}, "tasks": "x"}, {"limit": 1})
+    two = new_manifest("n", {"packages": {"jieba": "2", "numpy": "1"}, "tasks": "x"}, {"limit": 2})
+    made = joined(one, two, "a", "b")
+    assert made["conditions"] == {"packages": {"numpy": "1", "jieba": "2"}, "tasks": "x"}
+    assert made["selections"] == [{"limit": 1}, {"limit": 2}]
+    assert made["model"] == "m"
+    other = new_manifest("m", {"packages": {"numpy": "2"}, "more": 1}, {})
+    with pytest.raises(ValueError, match='packages, numpy is "1", not "2"; tasks is "x", not null; more'):
+        joined(made, other, "a", "b")
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command_reports_one_folder_and_several(
+    folders: tuple[Path, Path],
+    llm: lazyllm.LLM,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    no_pictures: Callable[[], None],
+) -> None:
+    here, there = map(str, folders)
+    assert main(["report", here, there, "--out", str(tmp_path / "both")]) == 0
+    assert "13 results" not in (out := capsys.readouterr().out)
+    assert "9 results" in out
+    assert f"wrote {tmp_path / 'both'}" in out
+    assert {"report.md", "speed.csv", "times.csv"} <= {path.name for path in (tmp_path / "both").iterdir()}
+    (folders[0] / "report.md").unlink()
+    assert main(["report", here]) == 0
+    assert (folders[0] / "report.md").exists()
+    assert main(["report", here, there]) == 2
+    assert "several folders need --out" in capsys.readouterr().err
+    for name, setting in (("one", {1: 0.5}), ("two", {2: 0.5})):
+        sweep(llm, tmp_path / name, [setting])
+    sweeps = [str(tmp_path / name) for name in ("one", "two")]
+    no_pictures()
+    assert main(["report", *sweeps, "--out", str(tmp_path / "sweeps")]) == 0
+    assert [one.setting for one in lazyllm.Sweep.read(tmp_path / "sweeps")] == [DENSE, FIRST, SECOND]
+    assert (tmp_path / "sweeps" / "pareto.png").exists()
+
+
+# ---- runs of format 1 ----------------------------------------------------------------------------
+
+
+def test_a_run_of_the_former_format_is_reported_and_not_continued(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    made = sweep(llm, tmp_path, [{1: 0.5}])
+    assert made.folder is not None
+    conditions = made.manifest["conditions"]
+    former = {
+        **{"format": 1, "lazyllm": "0.1.0", "model": "old", "device": "cpu", "threads": 1, "machine": "x"},
+        **{"settings": [*conditions["settings"]], "methods": conditions["settings"], "measure": "kl"},
+        **{"items": {"niah_single_1@560": 2}, "warm-up runs": 0, "seed": 0, "lengths": [560]},
+    }
+    (tmp_path / MANIFEST).write_text(json.dumps(former))
+    rows = [{k: v for k, v in one.items() if k not in ("content", "environment")} for one in made.rows]
+    (tmp_path / ITEMS).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    again = lazyllm.Sweep.read(tmp_path)
+    assert repr(again) == repr(made)
+    again.report()
+    assert main(["report", str(tmp_path)]) == 0
+    words = "of an earlier lazyllm: it can be reported, but not continued or merged"
+    with pytest.raises(ValueError, match=words):
+        sweep(llm, tmp_path, [{1: 0.5}])
+    with pytest.raises(ValueError, match=words):
+        longbench.merge([tmp_path], tmp_path / "both")
+    (tmp_path / MANIFEST).write_text(json.dumps({**former, "format": 3}))
+    with pytest.raises(ValueError, match="is no manifest of format 2; its format is 3"):
+        read_manifest(tmp_path)
+
+
+def test_the_environment_is_in_the_manifest_before_its_first_row(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
+        made = folder.append({"setting": "a", "dataset": "b", "item": "c"}, {"threads": 3})
+        assert read_manifest(tmp_path)["environments"] == {made["environment"]: {"threads": 3}}
+
+
+def test_rows_are_brought_into_the_order_of_the_plan(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
+        for item in "0312":
+            folder.append({"setting": "a", "dataset": "b", "item": item}, {})
+        folder.sort([Key("a", "b", item) for item in "123"])
+        folder.append({"setting": "a", "dataset": "b", "item": "4"}, {})
+    assert [row["item"] for row in read_rows(tmp_path)] == ["0", "1", "2", "3", "4"]
+
+
+# ---- tracking ------------------------------------------------------------------------------------
+
+
+def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    seen: list[Row] = []
+    counts: list[int] = []
+    ruler(llm, tmp_path, count=1)
+    made = ruler(llm, tmp_path, on_row=[seen.append, lambda row: counts.append(len(read_rows(tmp_path)))])
+    assert seen == made.rows[2:]
+    assert counts == [3, 4]
+
+    def stop(row: Row) -> None:
+        raise KeyError("full")
+
+    with pytest.raises(KeyError, match="full"):
+        ruler(llm, tmp_path, [{2: 0.5}], on_row=stop)
+    assert len(read_rows(tmp_path)) == 5
+
+
+def test_rows_become_metrics_of_mlflow(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    store = f"file:{tmp_path / 'store'}"
+    made = ruler(llm, tmp_path / "run", on_row=longbench.mlflow_rows("needles", store))
+    client = mlflow.MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("needles").experiment_id
+    for run in client.search_runs([experiment]):
+        rows = [one for one in made.rows if one["setting"] == run.data.tags["setting"]]
+        assert run.info.status == "FINISHED"
+        for name, values in (
+            ("score", [one["score"] for one in rows]),
+            ("timing.ttft", [one["timing"]["ttft"] for one in rows]),
+            ("failed", [0.0] * len(rows)),
+        ):
+            told = client.get_metric_history(run.info.run_id, name)
+            assert [(one.step, one.value) for one in told] == [*enumerate(values)]
+    assert len(client.search_runs([experiment])) == 2
+    longbench.mlflow_rows("needles", store)({"setting": "x", "dataset": "a", "item": "1", "error": "no"})
+    assert len(client.search_runs([experiment])) == 3
+
+
+def test_nothing_optional_is_imported_before_it_is_used() -> None:
+    code = "import sys, lazyllm, lazyllm.longbench, lazyllm.sweeps.sweep, lazyllm.commands.main\n"
+    code += "print({'distributed', 'dask', 'mlflow', 'pandas', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

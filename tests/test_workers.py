@@ -1,0 +1,232 @@
+"""Runs on several processes, real workers of a Dask cluster, one of them killed: the rows are the same."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import model_folder
+
+import lazyllm
+from lazyllm import longbench
+from lazyllm.commands.main import main
+from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
+from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.results import read_rows
+from lazyllm.evaluation.runner import (
+    Recipe,
+    checked_settings,
+    conditions_there,
+    parts,
+    planned,
+    run_part,
+    scored_answer,
+)
+from lazyllm.evaluation.summary import DENSE
+
+distributed = pytest.importorskip("distributed")
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
+TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}
+SETTINGS = [None, {1: 0.5}]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports are quick without matplotlib."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> lazyllm.LLM:
+    return lazyllm.load(model, device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two workers that say that they have a GPU each."""
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=2,
+        resources={"GPU": 1},
+        memory_limit=0,
+        dashboard_address=":0",
+        silence_logs=logging.ERROR,
+    ) as made:
+        yield made
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in ("timing", "environment")} for row in rows]
+
+
+def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: Any, tmp_path: Path) -> None:
+    trace, may_end = tmp_path / "trace", tmp_path / "may end"
+
+    class Slow(lazyllm.Policy):  # a class that workers cannot import
+        _files = str(trace), str(may_end)
+
+        def score(self, view: lazyllm.View) -> np.ndarray:
+            with open(self._files[0], "a") as file:
+                print(os.getpid(), "begins", file=file, flush=True)
+                while not os.path.exists(self._files[1]):
+                    time.sleep(0.01)
+                print(os.getpid(), "ends", file=file, flush=True)
+            return np.arange(view.positions.size, dtype=float)
+
+    settings = [Slow({1: 0.5}), {2: 0.5}]
+    options: dict[str, Any] = {**TASK, **QUIET, "limit": 6}
+    may_end.touch()
+    serial = lazyllm.sweep(llm, settings, out=tmp_path / "serial", **options)
+    may_end.unlink()
+    trace.write_text("")
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        while not (begun := trace.read_text()).endswith("begins\n"):
+            time.sleep(0.01)
+        killed.append(int(begun.split()[0]))
+        os.kill(killed[0], signal.SIGKILL)
+        may_end.touch()
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    place = {"scheduler": cluster.scheduler_address, "worker_device": "cpu", "worker_threads": 1}
+    spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
+    killer.join()
+    assert untimed(list(spread.rows)) == untimed(list(serial.rows))
+    assert [one.setting for one in spread] == [one.setting for one in serial]
+    steps = [line.split() for line in trace.read_text().splitlines()]
+    assert steps.count([str(killed[0]), "begins"]) == steps.count([str(killed[0]), "ends"]) + 1
+    assert len({pid for pid, _ in steps}) >= 2
+    (where,) = spread.manifest["environments"].values()
+    assert where["workers there"] == 2
+    assert where["threads"] == 1
+
+
+def test_the_command_runs_on_workers_of_its_own_and_grows(
+    llm: lazyllm.LLM, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    call = ["ruler", "--model", str(model), "--device", "cpu", "--chat", "none", "--warm-ups", "1"]
+    call += ["--tasks", "niah_single_1", "--lengths", "560", "--pruning", "dense", "--pruning", '{"1": 0.5}']
+    out = tmp_path / "run"
+    assert main([*call, "--count", "1", "--threads", "1", "--out", str(out)]) == 0
+    before = read_rows(out)
+    assert main([*call, "--count", "3", "--workers", "2", "--out", str(out)]) == 0
+    made = longbench.Run(out)
+    assert made.rows[:2] == before
+    options = {**QUIET, "warm_ups": 1, "tasks": ["niah_single_1"]}
+    serial = longbench.run_ruler(llm, SETTINGS, out=tmp_path / "serial", lengths=[560], count=3, **options)
+    assert untimed(made.rows) == untimed(serial.rows)
+    here, there = (
+        made.manifest["environments"][name]
+        for name in (made.rows[0]["environment"], made.rows[-1]["environment"])
+    )
+    assert "workers there" not in here
+    assert there["workers there"] == 2
+    assert there["threads"] == max(1, lazyllm.load(model, device="cpu").threads // 2)
+
+
+def test_the_command_runs_on_a_cluster(
+    model: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
+    call = ["niah", "--model", str(model), "--chat", "none", "--warm-ups", "0", "--lengths", "560"]
+    call += ["--depths", "0,50", "--device", "cpu", "--threads", "1", "--out", str(tmp_path)]
+    assert main([*call, "--scheduler", cluster.scheduler_address]) == 0
+    assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    class Locked(lazyllm.Policy):
+        def __init__(self, stages: Any) -> None:
+            super().__init__(stages)
+            self._lock = threading.Lock()
+
+        def score(self, view: lazyllm.View) -> np.ndarray:
+            return np.zeros(view.positions.size)
+
+    with pytest.raises(
+        ValueError, match=r"the setting Locked\(\{1: 0.5\}\) cannot be sent to workers: .*lock"
+    ):
+        lazyllm.sweep(llm, [Locked({1: 0.5})], out=tmp_path / "run", workers=2, **TASK, **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"workers": 0}, ValueError, "workers must be from 1"),
+        ({"workers": 2, "scheduler": "tcp://x:1"}, ValueError, "give workers, .* or scheduler"),
+        (
+            {"worker_threads": 2},
+            ValueError,
+            "worker_device and worker_threads are for workers or a scheduler",
+        ),
+        ({"on_row": 5}, TypeError, "on_row must be a function"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(
+    llm: lazyllm.LLM, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        longbench.run_ruler(llm, SETTINGS, out=tmp_path / "run", lengths=[560], **QUIET, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_package_is_named(
+    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ImportError, match=r"pip install 'lazyllm-engine\[cluster\]'"):
+        lazyllm.sweep(llm, SETTINGS, out=tmp_path / "run", workers=2, **TASK, **QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def recipe_and_trials(llm: lazyllm.LLM, count: int) -> tuple[Recipe, list[Any]]:
+    items = ruler_items(prompt_encoder(llm.tokenizer, "none"), ["niah_single_1"], [560], count, 0)
+    tasks = GeneratedTasks(items, RULER, {}, RunOptions(chat="none"))
+    options = RunOptions(chat="none", warm_ups=0, workers=2, worker_threads=1)
+    return Recipe.of(llm, tasks, scored_answer, options), [*planned(checked_settings(SETTINGS), tasks)]
+
+
+def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
+    recipe, trials = recipe_and_trials(llm, 1)
+    assert not recipe.tasks.items
+    same = replace(recipe, expected=conditions_there(recipe))
+    rows, where = run_part(same, trials)
+    assert [row["setting"] for row in rows] == [DENSE, "Pruning({1: 0.5})"]
+    assert where["threads"] == 1
+    other = replace(recipe, run="other", expected={**same.expected, "kernels": "abacus"})
+    with pytest.raises(
+        ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'
+    ):
+        run_part(other, trials)
+
+
+def test_parts_are_items_or_chunks_of_their_settings(llm: lazyllm.LLM) -> None:
+    _, trials = recipe_and_trials(llm, 3)
+    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [
+        [DENSE, "Pruning({1: 0.5})"]
+    ] * 3
+    assert [len(part) for part in parts(trials, 4)] == [1] * 6
+    assert [one for part in parts(trials, 4) for one in part] == trials
