@@ -19,6 +19,7 @@ from lazyllm.commands import (
     niah,
     reproduce,
     ruler,
+    search,
     sweep,
 )
 
@@ -34,6 +35,7 @@ COMMANDS = (
     reproduce,
     sweep,
     calibrate,
+    search,
     lm_eval,
 )
 """In the order that --help lists them."""

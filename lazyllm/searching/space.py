@@ -1,0 +1,146 @@
+"""Space: the settings that a search may propose, as parameters in which almost every point is valid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lazyllm.calibration.curves import seeing_layers
+from lazyllm.calibration.schedule import Stages, tuned
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.methods import Preset, PruningInput, as_method
+from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Mass, Pruning
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+MAX_STAGES = 3
+OVERSHOOT = 0.99  # a schedule for a speedup has up to 1 % more
+STEP = 0.05  # of shares and falls
+SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
+OPTIONS: dict[str, tuple[float, ...]] = {
+    "smooth": (1, 5, 13, 31),
+    "queries": (1, 16, 32),
+    "layers": (1, 3, 5, 8),
+    "memory": (0.0, 0.8),
+}
+LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
+STAGES, SPEEDUP, DEPTH = "stages", "speedup", "depth"
+
+
+@dataclass(frozen=True)
+class Space:
+    """Schedules of 1 to MAX_STAGES stages with a counted speedup from `low` to `high`.
+
+    The parameters are the speedup; the `depth` of the first stage, as a share of the layers from which the
+    speedup can be reached; for each further stage, `rise`, how far up it is between the stage before and the
+    top, and `fall`, the ratio of its keep to that before; and the options of the scores. The keeps follow
+    from the speedup: they never rise, and no trial is spent on finding the ones that meet it.
+    """
+
+    config: ModelConfig
+    n_prompt: int
+    low: float
+    high: float
+
+    def proposed(self, trial: Trial) -> Pruning | None:
+        """The setting that the sampler proposes; None if it is outside of the range."""
+        speedup = trial.suggest_float(SPEEDUP, self.low, self.high)
+        chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
+        options = Pruning(sink=RECOMMENDED_SINK, **chosen)
+        n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
+        layers, keeps = [], [1.0]
+        share = trial.suggest_float(DEPTH, *SHARES, step=STEP)
+        if above := self._reaching(speedup, options):
+            layers.append(at(share, above))
+        for number in range(2, n_stages + 1):
+            share = trial.suggest_float(f"rise {number}", *SHARES, step=STEP)
+            fall = trial.suggest_float(f"fall {number}", *FALLS, step=STEP)
+            if layers and (above := self._above(layers[-1])):
+                layers.append(at(share, above))
+                keeps.append(keeps[-1] * fall)
+
+        def reaches(stages: Stages) -> bool:
+            return self.speedup(replace(options, stages=stages)) >= speedup
+
+        stages = tuned(tuple(zip(layers, keeps, strict=False)), reaches) if layers else None
+        if not stages:
+            return None
+        made = replace(options, stages=tuple((layer, keep) for layer, keep in stages if keep < 1))
+        return made if self.holds(made) else None
+
+    def _reaching(self, speedup: float, options: Pruning) -> list[int]:
+        """The layers after which one stage can reach the speedup."""
+        alone = {one: replace(options, stages=((one, LEAST_KEEP),)) for one in seeing_layers(self.config)}
+        return [layer for layer, pruning in alone.items() if self.speedup(pruning) >= speedup]
+
+    def _above(self, layer: int) -> list[int]:
+        return [one for one in seeing_layers(self.config) if one > layer]
+
+    def speedup(self, pruning: Pruning) -> float:
+        return pruning.speedup(self.config, self.n_prompt)
+
+    def holds(self, pruning: Pruning) -> bool:
+        """Whether the counted speedup is within the range."""
+        return self.low <= self.speedup(pruning) <= self.high
+
+    def parameters(self, pruning: Pruning) -> dict[str, Any]:
+        """The nearest point of the space, by which the sampler learns from a setting that it did not propose."""
+        speedup = min(max(self.speedup(pruning), self.low), self.high)
+        stages = pruning.stages[:MAX_STAGES]
+        layers, keeps = [layer for layer, _ in stages], [_keep(rule) for _, rule in stages]
+        depth = share_of(layers[0], self._reaching(speedup, pruning))
+        made: dict[str, Any] = {SPEEDUP: speedup, STAGES: len(stages), DEPTH: stepped(depth, SHARES)}
+        for number, (below, above) in enumerate(pairwise(zip(layers, keeps, strict=True)), 2):
+            rise = share_of(above[0], self._above(below[0]))
+            made[f"rise {number}"] = stepped(rise, SHARES)
+            made[f"fall {number}"] = stepped(above[1] / below[1], FALLS)
+        for name, values in OPTIONS.items():
+            made[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
+        return made
+
+    def starts(self, count: int) -> list[Pruning]:
+        """The stages of `Pruning.for_speedup` under the `recommended` scores, through the range."""
+        several = [
+            Pruning.of_shapes(SPEEDUP_SHAPES, wished, self.config, self.n_prompt, recommended=True)
+            for wished in np.linspace(self.low, OVERSHOOT * self.high, count)
+        ]
+        return [one for one in several if self.holds(one)]
+
+    def checked_start(self, given: PruningInput) -> Pruning:
+        """A setting of the user's that the search begins with."""
+        method = as_method(given)
+        pruning = method.pruning if isinstance(method, Preset) else method
+        if not isinstance(pruning, Pruning) or not pruning.stages:
+            raise ValueError(f"start: {given} is no schedule; give a Pruning with stages, or a preset")
+        pruning.check(self.config)
+        if not self.holds(pruning):
+            raise ValueError(
+                f"start: {pruning} has a counted speedup of {self.speedup(pruning):.3f} at {self.n_prompt} prompt "
+                f"tokens; the search is for speedups from {self.low:g} to {self.high:g}"
+            )
+        return pruning
+
+
+def _keep(rule: float | Mass) -> float:
+    return rule.keep_max if isinstance(rule, Mass) else rule
+
+
+def at(share: float, layers: Sequence[int]) -> int:
+    """The layer this far up among the layers."""
+    return layers[int(share * len(layers))]
+
+
+def share_of(layer: int, layers: Sequence[int]) -> float:
+    """How far up the layer is, in the middle of what `at` takes for it."""
+    return (sum(one < layer for one in layers) + 0.5) / max(len(layers), 1)
+
+
+def stepped(value: float, bounds: tuple[float, float]) -> float:
+    """The nearest value that the parameter can take."""
+    low, high = bounds
+    return low + STEP * round((min(max(value, low), high) - low) / STEP)
