@@ -12,7 +12,7 @@ def add(commands: options.Commands) -> None:
         commands,
         "search",
         run,
-        "search stages and options that diverge least from dense, by Optuna; it resumes, and processes share it",
+        "search stages and options that lose least, by Optuna; it resumes, and processes share the work",
         example="search --model DIR --speedup 1.5,3 --budget 40 --out search",
     )
     options.add_model(parser)
@@ -59,7 +59,9 @@ def add(commands: options.Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     from lazyllm.commands.generate import read_prompt
     from lazyllm.searching.search import search
+    from lazyllm.searching.study import optuna_module
 
+    optuna_module()
     prompts = [read_prompt(file) for file in args.prompt_file] if args.prompt_file else None
     given = options.chosen(args, "speedup", "budget", "start", "seed", "out")
     made = search(options.loaded(args), prompts, **given)

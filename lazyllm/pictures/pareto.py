@@ -31,8 +31,8 @@ def plot_pareto(
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting, `quality` and `speedup` those of the axes. The axis of a divergence is
-    logarithmic, includes 0 and points down.
+    `baseline` is the label of the dense setting, `quality` and `speedup` those of the axes. The axis of a
+    divergence is logarithmic, includes 0 and points down.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))

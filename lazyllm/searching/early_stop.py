@@ -1,4 +1,4 @@
-"""Early stop: a setting that is worse than one at least as fast, by a paired test, does not run to the end."""
+"""Early stop: a setting that a paired test finds worse than one at least as fast does not run to the end."""
 
 from __future__ import annotations
 

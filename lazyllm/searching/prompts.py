@@ -49,7 +49,9 @@ def prompts_of(llm: LLM, given: Sequence[Prompt] | None, tokens: int) -> list[li
         raise TypeError("prompts must be a list of prompts, not one text")
     if given is not None:
         if len(given) < LEAST:
-            raise ValueError(f"prompts must be at least {LEAST}, not {len(given)}; settings are compared by them")
+            raise ValueError(
+                f"prompts must be at least {LEAST}, not {len(given)}; settings are compared by them"
+            )
         return list(encoded(llm, given, tokens).values())
     tasks = CalibrationTasks(llm, {}, FOR_CURVES, CURVE_SEED, RunOptions())
     by_kind = [

@@ -23,6 +23,7 @@ from lazyllm.methods import Preset, PruningInput
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.prompt import Prompt
+from lazyllm.pruning import Pruning
 from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
 from lazyllm.searching.prompts import References, digest_of, measured, prompts_of
 from lazyllm.searching.space import Space
@@ -90,11 +91,15 @@ class Search(Sequence[Record]):
             wished = checked.number(speedup, "speedup")
             if fit := [one for one in front if one.speedup >= wished]:
                 return fit[0]
-            raise ValueError(f"no setting has a speedup of {wished:g}; the fastest has {front[-1].speedup:.2f}")
+            raise ValueError(
+                f"no setting has a speedup of {wished:g}; the fastest has {front[-1].speedup:.2f}"
+            )
         limit = checked.number(max_loss, "max_loss")
         if fit := [one for one in front if one.loss <= limit]:
             return fit[-1]
-        raise ValueError(f"no setting loses at most {limit:g} nats per token; the least is {front[0].loss:.4f}")
+        raise ValueError(
+            f"no setting loses at most {limit:g} nats per token; the least is {front[0].loss:.4f}"
+        )
 
     def preset(self, speedup: float | None = None, max_loss: float | None = None) -> Preset:
         """`best` as a preset, with the front as its evidence."""
@@ -233,6 +238,7 @@ def search(
     model = llm if isinstance(llm, LLM) else load(llm)
     several = prompts_of(model, prompts, TOKENS)
     space = Space(model.config, int(np.median([len(ids) for ids in several])), low, high)
+    Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
     starts = [*map(space.checked_start, start), *space.starts(STARTS)]
     conditions = {
         "model": model.config.name or model.checkpoint.folder.name,
@@ -262,7 +268,9 @@ def search(
 
 def checked_range(speedup: tuple[float, float]) -> tuple[float, float]:
     if isinstance(speedup, str) or not isinstance(speedup, Sequence) or len(speedup) != 2:
-        raise TypeError(f"speedup must be the least and the greatest wished, such as (1.5, 3.0), not {speedup!r}")
+        raise TypeError(
+            f"speedup must be the least and the greatest wished, such as (1.5, 3.0), not {speedup!r}"
+        )
     low, high = (checked.number(one, "speedup") for one in speedup)
     if not 1 < low < high:
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
@@ -273,7 +281,7 @@ def tried(
     llm: LLM,
     prompts: Sequence[Sequence[int]],
     space: Space,
-    starts: Sequence[Any],
+    starts: Sequence[Pruning],
     conditions: Mapping[str, Any],
     budget: int,
     folder: Path,
@@ -282,9 +290,8 @@ def tried(
     """Runs trials in this process until the budget is spent by all; then what is known."""
     with Study(folder, conditions) as study:
         references = References(llm, prompts, TOKENS, folder / DENSE_ANSWERS, progress)
-        study.add_starts(starts, space)
         with bar(budget * len(prompts), "prompts of trials", "prompt", progress) as line:
-            while claim := study.claim(space, budget, conditions["seed"]):
+            while claim := study.claim(space, starts, budget, conditions["seed"]):
                 ended = sum(one.done or one.stopped for one in study.records)
                 line.update(ended * len(prompts) - line.n)
                 run(llm, claim, references, study, line)

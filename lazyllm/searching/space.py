@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lazyllm.calibration.curves import seeing_layers
-from lazyllm.calibration.schedule import Stages, tuned
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.methods import Preset, PruningInput, as_method
 from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Mass, Pruning
@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[float, ...]] = {
     "memory": (0.0, 0.8),
 }
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
+HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps
 STAGES, SPEEDUP, DEPTH = "stages", "speedup", "depth"
 
 
@@ -63,20 +64,34 @@ class Space:
             if layers and (above := self._above(layers[-1])):
                 layers.append(at(share, above))
                 keeps.append(keeps[-1] * fall)
+        made = self._slowest(layers, keeps, options, speedup)
+        return made if made and self.holds(made) else None
 
-        def reaches(stages: Stages) -> bool:
-            return self.speedup(replace(options, stages=stages)) >= speedup
-
-        stages = tuned(tuple(zip(layers, keeps, strict=False)), reaches) if layers else None
-        if not stages:
-            return None
-        made = replace(options, stages=tuple((layer, keep) for layer, keep in stages if keep < 1))
-        return made if self.holds(made) else None
+    def _slowest(
+        self, layers: Sequence[int], keeps: Sequence[float], options: Pruning, speedup: float
+    ) -> Pruning | None:
+        """The schedule with these ratios of keeps that has just the speedup; None if none has it. A stage
+        whose keep would be 1 is left out."""
+        low, high, best = 0.0, 1 / keeps[-1], None
+        for _ in range(HALVINGS if layers else 0):
+            factor = (low + high) / 2
+            scaled = [max(LEAST, round(factor * keep, DIGITS)) for keep in keeps]
+            stages = tuple((layer, keep) for layer, keep in zip(layers, scaled, strict=False) if keep < 1)
+            made = replace(options, stages=stages)
+            if self.speedup(made) >= speedup:
+                low, best = factor, made
+            else:
+                high = factor
+        return best
 
     def _reaching(self, speedup: float, options: Pruning) -> list[int]:
-        """The layers after which one stage can reach the speedup."""
-        alone = {one: replace(options, stages=((one, LEAST_KEEP),)) for one in seeing_layers(self.config)}
-        return [layer for layer, pruning in alone.items() if self.speedup(pruning) >= speedup]
+        """The layers after which one stage can reach the speedup: the lower ones."""
+        seeing = seeing_layers(self.config)
+
+        def slowness(layer: int) -> float:
+            return -self.speedup(replace(options, stages=((layer, LEAST_KEEP),)))
+
+        return seeing[: bisect_right(seeing, -speedup, key=slowness)]
 
     def _above(self, layer: int) -> list[int]:
         return [one for one in seeing_layers(self.config) if one > layer]
@@ -89,7 +104,7 @@ class Space:
         return self.low <= self.speedup(pruning) <= self.high
 
     def parameters(self, pruning: Pruning) -> dict[str, Any]:
-        """The nearest point of the space, by which the sampler learns from a setting that it did not propose."""
+        """The nearest point of the space: the sampler learns from settings that it did not propose too."""
         speedup = min(max(self.speedup(pruning), self.low), self.high)
         stages = pruning.stages[:MAX_STAGES]
         layers, keeps = [layer for layer, _ in stages], [_keep(rule) for _, rule in stages]
@@ -120,8 +135,8 @@ class Space:
         pruning.check(self.config)
         if not self.holds(pruning):
             raise ValueError(
-                f"start: {pruning} has a counted speedup of {self.speedup(pruning):.3f} at {self.n_prompt} prompt "
-                f"tokens; the search is for speedups from {self.low:g} to {self.high:g}"
+                f"start: {pruning} has a counted speedup of {self.speedup(pruning):.3f} at {self.n_prompt} "
+                f"prompt tokens; the search is for speedups from {self.low:g} to {self.high:g}"
             )
         return pruning
 
@@ -143,4 +158,5 @@ def share_of(layer: int, layers: Sequence[int]) -> float:
 def stepped(value: float, bounds: tuple[float, float]) -> float:
     """The nearest value that the parameter can take."""
     low, high = bounds
-    return low + STEP * round((min(max(value, low), high) - low) / STEP)
+    steps = round((min(max(value, low), high) - low) / STEP)
+    return round(low + STEP * steps, 2)

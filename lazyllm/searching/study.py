@@ -1,7 +1,8 @@
 """Study: the Optuna study in a search's folder, at which several processes may work without a server.
 
-The journal file holds everything that a search knows. A process that works at the study keeps a lock on a file
-of its own, which the kernel releases however it ends: what it had begun is then done by another process.
+The journal file holds everything that a search knows. A process that works at the study locks a file of its
+own; the kernel releases it however the process ends, and another one does what it had begun. All locks are
+flock's: several machines need a file system that shares them, as NFS 4 does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from math import log10
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
+import numpy as np
+
+from lazyllm.evaluation.results import drop_incomplete_line
 from lazyllm.pruning import Pruning
 from lazyllm.searching.prompts import Result
 from lazyllm.searching.space import Space
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial, Trial
 
-NAME, JOURNAL, LOCK, WORKERS = "lazyllm", "journal.log", ".lock", "workers"
+NAME, JOURNAL, WORKERS = "lazyllm", "journal.log", "workers"
+CLAIM_LOCK, JOURNAL_LOCK = "claim.lock", "journal.lock"
 CONDITIONS, SETTING, SPEEDUP = "conditions", "setting", "counted speedup"
 WORKER, PROMPT, REFUSED = "worker", "prompt", "refused"
 RANDOM_TRIALS = 10  # before the sampler learns from them, starting points included
@@ -63,6 +68,8 @@ class Study:
     def __enter__(self) -> Self:
         (self._folder / WORKERS).mkdir(parents=True, exist_ok=True)
         with self._alone():
+            with locked(self._folder / JOURNAL_LOCK):
+                drop_incomplete_line(self._folder / JOURNAL)
             self._study = opened(self._folder)
             check_conditions(self._study, self._conditions, self._folder)
             self._alive = locked(self._worker_file(self._worker))
@@ -76,24 +83,17 @@ class Study:
     def records(self) -> list[Record]:
         return records_of(self._study)
 
-    def add_starts(self, several: Sequence[Pruning], space: Space) -> None:
-        """Settings to try first, without those that are known already."""
+    def claim(self, space: Space, starts: Sequence[Pruning], budget: int, seed: int) -> Claim | None:
+        """A setting for this process to try: one that a dead process has left, or the next of `starts`, or a
+        new one that the sampler proposes. None if `budget` settings are tried or being tried."""
         with self._alone():
-            known = {one.user_attrs.get(SETTING) for one in self._trials()}
-            for setting, pruning in {one.to_json(): one for one in several}.items():
-                if setting not in known:
-                    self._study.enqueue_trial(space.parameters(pruning), user_attrs={SETTING: setting})
-
-    def claim(self, space: Space, budget: int, seed: int) -> Claim | None:
-        """A setting for this process to try: one that a dead process has left, or a start, or a new one that
-        the sampler proposes. None if `budget` settings are tried or being tried."""
-        with self._alone():
-            self._take_over()
-            if sum(is_setting(one) for one in self._trials()) >= budget:
+            known = [one for one in self._trials() if is_setting(one) and not self._is_left(one)]
+            if len(known) >= budget:
                 return None
-            for _ in range(ATTEMPTS):
-                # a seed of its own for each trial: the same search gives the same trials, resumed or not
-                self._study.sampler = sampler(seed + len(self._study.trials))
+            self._enqueue(space, starts)
+            for attempt in range(ATTEMPTS):
+                # a seed of its own for each: the same search gives the same settings, resumed or not
+                self._study.sampler = sampler([seed, len(known), attempt])
                 trial = self._study.ask()
                 proposed, given = space.proposed(trial), trial.user_attrs.get(SETTING)
                 pruning = Pruning.from_json(given) if given else proposed
@@ -111,31 +111,39 @@ class Study:
             f"no new setting was found in {ATTEMPTS} attempts; the range of speedups may be too narrow"
         )
 
-    def _refused(self, trial: Trial, pruning: Pruning | None) -> str | None:
-        if pruning is None:
-            return "its layers cannot reach its speedup"
-        others = (one for one in self._trials() if one.number != trial.number and is_setting(one))
-        twin = next((one for one in others if one.user_attrs[SETTING] == pruning.to_json()), None)
-        return None if twin is None else f"the same as trial {twin.number}"
-
-    def _take_over(self) -> None:
-        """Gives back what dead processes have claimed, with the results that they had."""
-        for one in self._trials():
-            if one.state != states().RUNNING or self._lives(one.user_attrs.get(WORKER)):
-                continue
+    def _enqueue(self, space: Space, starts: Sequence[Pruning]) -> None:
+        """What comes before proposals: what dead processes had begun, with its results; then `starts`."""
+        for one in filter(self._is_left, self._trials()):
             if SETTING in one.user_attrs:
                 left = {name: value for name, value in one.user_attrs.items() if name != WORKER}
                 self._study.enqueue_trial(one.params, user_attrs=left)
             self._study.tell(one.number, state=states().FAIL)
+            if SETTING in one.user_attrs:
+                return
+        known = {one.user_attrs[SETTING] for one in self._trials() if is_setting(one)}
+        new = next((one for one in starts if one.to_json() not in known), None)
+        if new is not None:
+            self._study.enqueue_trial(space.parameters(new), user_attrs={SETTING: new.to_json()})
 
-    def _lives(self, worker: str | None) -> bool:
-        if worker is None or not self._worker_file(worker).exists():
+    def _refused(self, trial: Trial, pruning: Pruning | None) -> str | None:
+        if pruning is None:
+            return "outside of the range"
+        others = (one for one in self._trials() if one.number != trial.number and is_setting(one))
+        twin = next((one for one in others if one.user_attrs[SETTING] == pruning.to_json()), None)
+        return None if twin is None else f"the same as trial {twin.number}"
+
+    def _is_left(self, trial: FrozenTrial) -> bool:
+        """True for what a process had begun that does not live any more."""
+        if trial.state != states().RUNNING:
             return False
-        try:
-            locked(self._worker_file(worker), wait=False).close()
-        except BlockingIOError:
+        worker = self._worker_file(trial.user_attrs.get(WORKER, "none"))
+        if not worker.exists():
             return True
-        return False
+        try:
+            locked(worker, wait=False).close()
+        except BlockingIOError:
+            return False
+        return True
 
     def _worker_file(self, worker: str) -> Path:
         return self._folder / WORKERS / worker
@@ -146,7 +154,7 @@ class Study:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No other process claims or takes over meanwhile."""
-        with locked(self._folder / LOCK):
+        with locked(self._folder / CLAIM_LOCK):
             yield
 
 
@@ -183,7 +191,8 @@ def read(folder: Path) -> tuple[dict[str, Any], list[Record]]:
 
 def storage(folder: Path) -> Any:
     storages = optuna_module().storages
-    return storages.JournalStorage(storages.journal.JournalFileBackend(str(folder / JOURNAL)))
+    lock = JournalLock(folder / JOURNAL_LOCK)
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str(folder / JOURNAL), lock))
 
 
 def opened(folder: Path) -> optuna.Study:
@@ -215,13 +224,14 @@ def check_conditions(study: optuna.Study, conditions: Mapping[str, Any], folder:
         raise ValueError(f"{folder} holds a search under other conditions: {told}. Give another folder")
 
 
-def sampler(seed: int) -> Any:
+def sampler(entropy: Sequence[int]) -> Any:
     optuna = optuna_module()
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
     with warnings.catch_warnings():  # constant_liar is experimental in Optuna 4
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(
             n_startup_trials=RANDOM_TRIALS,
-            constant_liar=True,  # what other processes try now counts as bad, so that it is not proposed again
+            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
             seed=seed,
         )
 
@@ -259,6 +269,20 @@ def optuna_module() -> Any:
     except ImportError:
         raise ImportError("a search needs optuna: pip install 'lazyllm-engine[search]'") from None
     return optuna
+
+
+class JournalLock:
+    """For Optuna, in place of its own lock, which stays for half a minute if its process is killed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def acquire(self) -> bool:
+        self._file = locked(self._path)
+        return True
+
+    def release(self) -> None:
+        self._file.close()
 
 
 def locked(path: Path, wait: bool = True) -> IO[str]:
