@@ -35,7 +35,7 @@ from lazyllm.support.tables import Table
 if TYPE_CHECKING:
     import pandas
 
-BUDGET, RANGE, STARTS = 40, (1.5, 3.0), 4
+BUDGET, RANGE = 40, (1.5, 3.0)
 PICTURE, DENSE_ANSWERS = "search.png", "dense"
 TITLE = "Settings on the front: KL from dense in nats per token [95 %], same answers as dense"
 HEADS = ("setting", "counted speedup", "KL", "same answers")
@@ -70,14 +70,14 @@ class Search(Sequence[Record]):
         """Those that ran on all prompts."""
         return [one for one in self if one.done]
 
-    def pareto(self) -> list[Record]:
+    def pareto(self) -> Search:
         """The Pareto front in divergence and counted speedup, slowest first: settings to which no other is
         equal or better in both and better in one."""
         front: list[Record] = []
         for one in sorted(self.finished, key=lambda one: (-one.speedup, one.loss)):
             if not front or one.loss < front[-1].loss:
                 front.append(one)
-        return front[::-1]
+        return Search(front[::-1], self.conditions, self.folder)
 
     def best(self, speedup: float | None = None, max_loss: float | None = None) -> Record:
         """The setting with the least divergence that has at least this counted speedup; or the fastest one
@@ -239,7 +239,7 @@ def search(
     several = prompts_of(model, prompts, TOKENS)
     space = Space(model.config, int(np.median([len(ids) for ids in several])), low, high)
     Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
-    starts = [*map(space.checked_start, start), *space.starts(STARTS)]
+    starts = [*map(space.checked_start, start), *space.starts()]
     conditions = {
         "model": model.config.name or model.checkpoint.folder.name,
         "model sha256": weights_digest(model.checkpoint, progress),

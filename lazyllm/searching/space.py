@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 MAX_STAGES = 3
-OVERSHOOT = 0.99  # a schedule for a speedup has up to 1 % more
+LEVELS = 5  # of the speedup, so that there are several settings to compare at each
+OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 STEP = 0.05  # of shares and falls
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
 OPTIONS: dict[str, tuple[float, ...]] = {
@@ -30,17 +31,17 @@ OPTIONS: dict[str, tuple[float, ...]] = {
 }
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
 HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps
-STAGES, SPEEDUP, DEPTH = "stages", "speedup", "depth"
+STAGES, SPEEDUP, DEPTH = "stages", "speedup level", "depth"
 
 
 @dataclass(frozen=True)
 class Space:
     """Schedules of 1 to MAX_STAGES stages with a counted speedup from `low` to `high`.
 
-    The parameters are the speedup; the `depth` of the first stage, as a share of the layers from which the
-    speedup can be reached; for each further stage, `rise`, how far up it is between the stage before and the
-    top, and `fall`, the ratio of its keep to that before; and the options of the scores. The keeps follow
-    from the speedup: they never rise, and no trial is spent on finding the ones that meet it.
+    The parameters are the speedup, one of LEVELS through the range; the `depth` of the first stage, or as
+    near to it as the speedup can be reached; for each further stage, `rise`, how far up it is between the
+    stage before and the top, and `fall`, the ratio of its keep to that before; and the options of the
+    scores. The keeps follow from the speedup: they never rise, and no trial is spent on finding them.
     """
 
     config: ModelConfig
@@ -50,14 +51,14 @@ class Space:
 
     def proposed(self, trial: Trial) -> Pruning | None:
         """The setting that the sampler proposes; None if it is outside of the range."""
-        speedup = trial.suggest_float(SPEEDUP, self.low, self.high)
+        speedup = self.levels[trial.suggest_int(SPEEDUP, 0, LEVELS - 1)]
         chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
         options = Pruning(sink=RECOMMENDED_SINK, **chosen)
         n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
         layers, keeps = [], [1.0]
         share = trial.suggest_float(DEPTH, *SHARES, step=STEP)
-        if above := self._reaching(speedup, options):
-            layers.append(at(share, above))
+        if reaching := self._reaching(speedup, options):
+            layers.append(min(at(share, seeing_layers(self.config)), reaching[-1]))
         for number in range(2, n_stages + 1):
             share = trial.suggest_float(f"rise {number}", *SHARES, step=STEP)
             fall = trial.suggest_float(f"fall {number}", *FALLS, step=STEP)
@@ -96,20 +97,25 @@ class Space:
     def _above(self, layer: int) -> list[int]:
         return [one for one in seeing_layers(self.config) if one > layer]
 
+    @property
+    def levels(self) -> list[float]:
+        return [float(one) for one in np.linspace(self.low, self.high, LEVELS)]
+
     def speedup(self, pruning: Pruning) -> float:
         return pruning.speedup(self.config, self.n_prompt)
 
     def holds(self, pruning: Pruning) -> bool:
-        """Whether the counted speedup is within the range."""
-        return self.low <= self.speedup(pruning) <= self.high
+        """Whether the counted speedup is within the range, or as near above it as schedules come."""
+        return self.low <= self.speedup(pruning) <= OVERSHOOT * self.high
 
     def parameters(self, pruning: Pruning) -> dict[str, Any]:
         """The nearest point of the space: the sampler learns from settings that it did not propose too."""
-        speedup = min(max(self.speedup(pruning), self.low), self.high)
+        speedup = self.speedup(pruning)
+        level = min(range(LEVELS), key=lambda place: abs(self.levels[place] - speedup))
         stages = pruning.stages[:MAX_STAGES]
         layers, keeps = [layer for layer, _ in stages], [_keep(rule) for _, rule in stages]
-        depth = share_of(layers[0], self._reaching(speedup, pruning))
-        made: dict[str, Any] = {SPEEDUP: speedup, STAGES: len(stages), DEPTH: stepped(depth, SHARES)}
+        depth = share_of(layers[0], seeing_layers(self.config))
+        made: dict[str, Any] = {SPEEDUP: level, STAGES: len(stages), DEPTH: stepped(depth, SHARES)}
         for number, (below, above) in enumerate(pairwise(zip(layers, keeps, strict=True)), 2):
             rise = share_of(above[0], self._above(below[0]))
             made[f"rise {number}"] = stepped(rise, SHARES)
@@ -118,11 +124,11 @@ class Space:
             made[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
         return made
 
-    def starts(self, count: int) -> list[Pruning]:
-        """The stages of `Pruning.for_speedup` under the `recommended` scores, through the range."""
+    def starts(self) -> list[Pruning]:
+        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
         several = [
             Pruning.of_shapes(SPEEDUP_SHAPES, wished, self.config, self.n_prompt, recommended=True)
-            for wished in np.linspace(self.low, OVERSHOOT * self.high, count)
+            for wished in self.levels
         ]
         return [one for one in several if self.holds(one)]
 

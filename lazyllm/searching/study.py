@@ -13,7 +13,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from math import log10
 from pathlib import Path
@@ -48,7 +48,7 @@ class Record:
     number: int
     pruning: Pruning
     speedup: float
-    results: tuple[Result, ...]
+    results: tuple[Result, ...] = field(repr=False)
     done: bool
     stopped: bool
 
