@@ -309,6 +309,7 @@ def test_the_rival_is_the_best_that_is_as_fast() -> None:
     assert rival_of(1.6, records) is records[2]
     assert rival_of(2.2, records) is records[2]
     assert rival_of(2.3, records) is None
+    assert rival_of(2.204, records) is records[2]  # 2.20 as well
 
 
 def test_worse_is_a_paired_difference_beyond_chance() -> None:
@@ -491,6 +492,9 @@ def test_front_and_best_by_hand() -> None:
     assert found.best(max_loss=0.2001).speedup == 1.8
     assert found.best(max_loss=0.79).speedup == 2.1
     assert found.best(max_loss=5).speedup == 2.5
+    nearly = [record(20, 2.001, [0.1] * 3), record(21, 2.003, [0.2] * 3), record(22, 2.01, [0.3] * 3)]
+    front = Search(nearly, SPACE_CONDITIONS, None).pareto()
+    assert [one.speedup for one in front] == [2.001, 2.01]
     for options, words in (
         ({"speedup": 2.6}, r"no setting has a speedup of 2\.6; the fastest has 2\.50"),
         ({"max_loss": 0.01}, r"no setting loses at most 0\.01 nats per token; the least is 0\.1000"),

@@ -15,8 +15,8 @@ EVERY = 3  # prompts between two tests
 
 
 def rival_of(speedup: float, records: Iterable[Record]) -> Record | None:
-    """The finished setting with the least loss among those with at least this speedup."""
-    as_fast = [one for one in records if one.done and one.speedup >= speedup]
+    """The finished setting with the least loss among those with at least this speedup, to two decimals."""
+    as_fast = [one for one in records if one.done and one.shown_speedup >= round(speedup, 2)]
     return min(as_fast, key=lambda one: one.loss, default=None)
 
 

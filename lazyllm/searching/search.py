@@ -72,9 +72,9 @@ class Search(Sequence[Record]):
 
     def pareto(self) -> Search:
         """The Pareto front in divergence and counted speedup, slowest first: settings to which no other is
-        equal or better in both and better in one."""
+        equal or better in both and better in one. Speedups are compared to two decimals."""
         front: list[Record] = []
-        for one in sorted(self.finished, key=lambda one: (-one.speedup, one.loss)):
+        for one in sorted(self.finished, key=lambda one: (-one.shown_speedup, one.loss)):
             if not front or one.loss < front[-1].loss:
                 front.append(one)
         return Search(front[::-1], self.conditions, self.folder)

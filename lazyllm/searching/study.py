@@ -53,6 +53,11 @@ class Record:
     stopped: bool
 
     @property
+    def shown_speedup(self) -> float:
+        """To two decimals: schedules for the same speedup differ in the third."""
+        return round(self.speedup, 2)
+
+    @property
     def loss(self) -> float:
         """The mean KL divergence over the prompts that were run."""
         return sum(one.kl for one in self.results) / len(self.results)
