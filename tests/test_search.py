@@ -559,7 +559,7 @@ def test_the_picture_shows_finished_settings_and_dense(
     dots, front = drawn[0][:2]
     assert [(dot.speedup, round(dot.value, 6)) for dot in dots[:2]] == [(1.0, 0.0), (1.5, 0.1)]
     assert [dot.speedup for dot in dots] == [1.0, 1.5, 1.6, 1.8, 2.0, 2.1, 2.4, 2.5]
-    assert [dot.speedup for dot in front] == [1.5, 1.8, 2.1, 2.5]
+    assert [dot.speedup for dot in front] == [1.0, 1.5, 1.8, 2.1, 2.5]
 
 
 def test_the_preset_is_a_setting_with_evidence(made: Search, llm: LLM, tmp_path: Path) -> None:

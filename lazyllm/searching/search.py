@@ -185,9 +185,10 @@ class Search(Sequence[Record]):
         Settings that were stopped early ran on fewer prompts and are left out. The default `file` is
         search.png in the search's folder, or in the working directory without one.
         """
+        dense = Dot(DENSE, 1.0, 0.0, nan, nan)
         return plot_pareto(
-            [Dot(DENSE, 1.0, 0.0, nan, nan), *map(dot_of, self.finished)],
-            [dot_of(one) for one in self.pareto()],
+            [dense, *map(dot_of, self.finished)],
+            [dense, *map(dot_of, self.pareto())],
             DENSE,
             KL_AXIS,
             True,
