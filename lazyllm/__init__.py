@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lazyllm.policy import Policy
     from lazyllm.pruning import Drop, Mass, Pruning
     from lazyllm.sampling import SamplingParams
+    from lazyllm.searching.search import Search, search
     from lazyllm.session import Session
     from lazyllm.sweeps.sweep import Sweep, sweep
     from lazyllm.trace import Trace
@@ -51,6 +52,7 @@ __all__ = [
     "Pruning",
     "RandomDrop",
     "SamplingParams",
+    "Search",
     "Session",
     "StaticPruning",
     "Sweep",
@@ -60,6 +62,7 @@ __all__ = [
     "info",
     "load",
     "parse_method",
+    "search",
     "sweep",
 ]
 
@@ -80,6 +83,7 @@ _HOMES = {
     "Pruning": "pruning",
     "RandomDrop": "methods",
     "SamplingParams": "sampling",
+    "Search": "searching.search",
     "Session": "session",
     "StaticPruning": "methods",
     "Sweep": "sweeps.sweep",
@@ -89,6 +93,7 @@ _HOMES = {
     "info": "machine.info",
     "load": "llm",
     "parse_method": "methods",
+    "search": "searching.search",
     "sweep": "sweeps.sweep",
 }
 

@@ -33,7 +33,7 @@ def test_runs_as_a_module() -> None:
     assert "cuda                  off" in done.stdout
 
 
-EACH = ("info", "generate", "convert", "demo", "longbench", "ruler", "niah", "reproduce", "sweep")
+EACH = ("info", "generate", "convert", "demo", "longbench", "ruler", "niah", "reproduce", "sweep", "search")
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in EACH)])
@@ -175,6 +175,7 @@ def test_wrong_usage_is_code_2(capsys: Captured) -> None:
         (["niah", "--lengths", "100"], "--out"),
         (["reproduce", "table1"], "--out"),
         (["sweep", "--space", "{}"], "--out"),
+        (["search"], "--out"),
     ],
 )
 def test_output_paths_are_checked_before_the_model_is_loaded(

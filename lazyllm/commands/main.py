@@ -20,6 +20,7 @@ from lazyllm.commands import (
     report,
     reproduce,
     ruler,
+    search,
     sweep,
 )
 
@@ -36,6 +37,7 @@ COMMANDS = (
     sweep,
     report,
     calibrate,
+    search,
     lm_eval,
 )
 """In the order that --help lists them."""

@@ -25,24 +25,17 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PICTURE = "survival.png"
-TITLE = "Schedules tried on prompts kept back [95 %]; * is the preset's"
-HEADS = (
-    "stages",
-    "counted speedup",
-    "attention lost",
-    "needles found, percent",
-    "difference to dense",
-    "KL from dense",
-)
+TITLE = "Settings tried [95 %]; * is the preset's"
 
 
 @dataclass(frozen=True, repr=False)
 class Preset(Method):
-    """What `calibrate` finds; used as `pruning=` it is its `pruning`, and warns on any other checkpoint.
+    """What `calibrate` or `search` finds; as `pruning=` it is its `pruning`, and warns on other checkpoints.
 
     `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
     prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
-    `curves`, the `candidates` with their trials, and the numbers of `prompts`. Comparisons leave both out.
+    `candidates` with their trials, the numbers of `prompts`, and from a calibration the `curves`.
+    Comparisons leave both out.
     """
 
     pruning: Pruning
@@ -61,22 +54,22 @@ class Preset(Method):
 
     @property
     def table(self) -> Table:
-        """Dense and the schedules that were tried; the chosen one is marked."""
-        rows = []
-        for one in self.evidence["candidates"]:
-            tried = Pruning.from_fields(one["pruning"])
-            stages = ", ".join(f"{layer}: {keep:g}" for layer, keep in tried.stages)
-            rows.append(
-                [
-                    f"{'*' if tried == self.pruning else ' '} {{{stages}}}",
-                    f"{one['speedup']:.2f}",
-                    f"{one['loss']:.1%}",
-                    _interval(one["needles"], ".1f"),
-                    _interval(one.get("needles_to_dense"), "+.1f"),
-                    _interval(one.get("kl"), ".4f"),
-                ]
-            )
-        return Table(TITLE, HEADS, rows)
+        """The settings that were tried, the chosen one marked; what was not measured has no column."""
+        rows = [self._cells(one) for one in self.evidence["candidates"]]
+        heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
+        return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
+
+    def _cells(self, candidate: Mapping[str, Any]) -> dict[str, str]:
+        tried = Pruning.from_fields(candidate["pruning"])
+        fields_of = str(tried).removeprefix("Pruning(").removesuffix(")")
+        return {
+            "setting": f"{'*' if tried == self.pruning else ' '} {fields_of}",
+            "counted speedup": f"{candidate['speedup']:.2f}",
+            "attention lost": f"{candidate['loss']:.1%}" if "loss" in candidate else "",
+            "needles found, percent": _interval(candidate.get("needles"), ".1f"),
+            "difference to dense": _interval(candidate.get("needles_to_dense"), "+.1f"),
+            "KL from dense": _interval(candidate.get("kl"), ".4f"),
+        }
 
     # ---- as a method -----------------------------------------------------------------------------
 
@@ -119,7 +112,9 @@ class Preset(Method):
         table = parse_object(Path(path).read_bytes(), path, strict=True)
         names = [one.name for one in fields(cls)]
         if table.pop("format", None) != FORMAT:
-            raise ValueError(f"{path} is no preset of format {FORMAT}, as lazyllm calibrate writes it")
+            raise ValueError(
+                f"{path} is no preset of format {FORMAT}, as lazyllm calibrate and lazyllm search write it"
+            )
         for name in names:
             if name not in table:
                 raise ValueError(f"{path}: the preset has no {name}")
@@ -143,9 +138,9 @@ class Preset(Method):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} must be {what}, not {getattr(self, name)!r}")
         try:
-            _ = self.table, self._curves()
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"evidence is not as calibrate writes it: {error!r}") from None
+            _ = self.table, "curves" in self.evidence and self._curves()
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"evidence is not as calibrate or search writes it: {error!r}") from None
 
     def _curves(self) -> tuple[list[int], list[float], np.ndarray]:
         curves = self.evidence["curves"]
@@ -156,6 +151,8 @@ class Preset(Method):
 
     def plot(self, file: str | Path = PICTURE) -> Path:
         """Draws how much each keep keeps of what the answer attends to, by layer; needs matplotlib."""
+        if "curves" not in self.evidence:
+            raise ValueError("a preset of a search has no curves; Search.plot draws its settings")
         stages = [(layer, keep) for layer, keep in self.pruning.stages if isinstance(keep, float)]
         title = f"{self.model}: counted speedup {self.speedup:.2f}"
         return plot_survival(*self._curves(), stages, title, Path(file))

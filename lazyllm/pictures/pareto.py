@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 TICK_GAP = 16  # smallest distance of tick labels, in typographic points
+MEASURED = "speedup of the first token against dense (measured, ratio of sums)"
 FRONT, OTHERS = "C0", "0.65"
 
 
@@ -26,11 +27,12 @@ def plot_pareto(
     is_divergence: bool,
     title: str,
     file: Path,
+    speedup: str = MEASURED,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting, `quality` that of the y axis. The axis of a divergence is
-    logarithmic, includes 0 and points down.
+    `baseline` is the label of the dense setting, `quality` and `speedup` those of the axes. The axis of a
+    divergence is logarithmic, includes 0 and points down.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
@@ -44,7 +46,7 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {label(dot.label)}")
-    axes.set_xlabel("speedup of the first token against dense (measured, ratio of sums)")
+    axes.set_xlabel(speedup)
     axes.set_ylabel(quality)
     axes.set_title(title)
     if is_divergence and measured:
