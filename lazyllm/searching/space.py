@@ -13,7 +13,7 @@ import numpy as np
 from lazyllm.calibration.curves import seeing_layers
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.methods import Preset, PruningInput, as_method
-from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Mass, Pruning
+from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Pruning, largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -52,7 +52,9 @@ class Space:
     def proposed(self, trial: Trial) -> Pruning | None:
         """The setting that the sampler proposes; None if it is outside of the range."""
         speedup = self.levels[trial.suggest_int(SPEEDUP, 0, LEVELS - 1)]
-        chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
+        chosen: dict[str, Any] = {
+            name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()
+        }
         options = Pruning(sink=RECOMMENDED_SINK, **chosen)
         n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
         layers, keeps = [], [1.0]
@@ -113,7 +115,7 @@ class Space:
         speedup = self.speedup(pruning)
         level = min(range(LEVELS), key=lambda place: abs(self.levels[place] - speedup))
         stages = pruning.stages[:MAX_STAGES]
-        layers, keeps = [layer for layer, _ in stages], [_keep(rule) for _, rule in stages]
+        layers, keeps = [layer for layer, _ in stages], [largest_keep(rule) for _, rule in stages]
         depth = share_of(layers[0], seeing_layers(self.config))
         made: dict[str, Any] = {SPEEDUP: level, STAGES: len(stages), DEPTH: stepped(depth, SHARES)}
         for number, (below, above) in enumerate(pairwise(zip(layers, keeps, strict=True)), 2):
@@ -145,10 +147,6 @@ class Space:
                 f"prompt tokens; the search is for speedups from {self.low:g} to {self.high:g}"
             )
         return pruning
-
-
-def _keep(rule: float | Mass) -> float:
-    return rule.keep_max if isinstance(rule, Mass) else rule
 
 
 def at(share: float, layers: Sequence[int]) -> int:
