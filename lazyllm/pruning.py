@@ -204,8 +204,9 @@ class Pruning(Counted):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
-    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
+    A score is the mean over the last `queries` new tokens and over `heads` ("mean"; "max": the largest share
+    in one of them), the largest share in the last `layers` layers, the mean over `smooth` neighbours (odd),
+    and in decode steps at least `memory` times the remembered score.
     Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
     """
 
@@ -215,6 +216,7 @@ class Pruning(Counted):
     window: int
     protect: tuple[tuple[int, int], ...]
     queries: int
+    heads: str
     layers: int
     smooth: int
     memory: float
@@ -230,6 +232,7 @@ class Pruning(Counted):
         window: int = 0,
         protect: Iterable[Any] = (),
         queries: int = 1,
+        heads: str = "mean",
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
@@ -243,6 +246,8 @@ class Pruning(Counted):
             raise TypeError('decode must be "same", "frozen" or stages, not None')
         else:
             decode = _stages(decode, "decode")
+        if not isinstance(heads, str) or heads not in ("mean", "max"):
+            raise ValueError(f'heads must be "mean" or "max", not {heads!r}')
         width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
@@ -258,6 +263,7 @@ class Pruning(Counted):
             "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
             "queries": checked.whole(queries, "queries", 1),
+            "heads": heads,
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
