@@ -341,7 +341,7 @@ class Reference:
     def attention(
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
     ) -> np.ndarray:
-        """Attention to the tokens in play, the mean over the rows that ask: of each head, or one mean over heads."""
+        """Attention to the tokens in play, the mean over the rows that ask: of each head, or of all heads."""
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
         by_head = np.mean([rows[i] for i in asking], axis=0)
         return by_head if self.pruning["heads"] == "max" else by_head.mean(axis=0, keepdims=True)

@@ -210,7 +210,10 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
         {"heads": "max"},
         {"heads": "max", "queries": 6, "sink": 2},
         {"heads": "max", "layers": 3},
-        {"heads": "max", "layers": 2, "queries": 4, "smooth": 3, "memory": 0.8, "decode": [(1, 0.5), (2, 0.4)]},
+        {
+            **{"heads": "max", "layers": 2, "queries": 4, "smooth": 3, "memory": 0.8},
+            "decode": [(1, 0.5), (2, 0.4)],
+        },
         {"heads": "max", "prune_generated": True, "stages": [(0, 0.6, True), (2, (0.8, 0.1, 0.5))]},
         {"smooth": 5},
         {"layers": 2},

@@ -23,7 +23,8 @@ LEVELS = 5  # of the speedup, so that there are several settings to compare at e
 OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 STEP = 0.05  # of shares and falls
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
-OPTIONS: dict[str, tuple[float, ...]] = {
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "heads": ("mean", "max"),
     "smooth": (1, 5, 13, 31),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
@@ -52,9 +53,7 @@ class Space:
     def proposed(self, trial: Trial) -> Pruning | None:
         """The setting that the sampler proposes; None if it is outside of the range."""
         speedup = self.levels[trial.suggest_int(SPEEDUP, 0, LEVELS - 1)]
-        chosen: dict[str, Any] = {
-            name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()
-        }
+        chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
         options = Pruning(sink=RECOMMENDED_SINK, **chosen)
         n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
         layers, keeps = [], [1.0]
@@ -123,7 +122,8 @@ class Space:
             made[f"rise {number}"] = stepped(rise, SHARES)
             made[f"fall {number}"] = stepped(above[1] / below[1], FALLS)
         for name, values in OPTIONS.items():
-            made[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
+            given = getattr(pruning, name)
+            made[name] = given if given in values else min(values, key=lambda value: abs(value - given))
         return made
 
     def starts(self) -> list[Pruning]:
