@@ -109,10 +109,6 @@ typedef struct lazy_ops {
      * `queries` rows whose position is at least first_new */
     int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv,
                   const int32_t *in_play, int m, int window, lazy_error *);
-    /* shares[h, in_play[j]] = attention probability in head h, mean over the same rows, divided by its sum over all prunable, unforced
-     * tokens; 0 for other tokens, and in a head without such a sum for all. shares: (H, kv.capacity) by position. */
-    int (*head_shares)(lazy_stream *, float *shares, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv kv,
-                       const int32_t *in_play, int m, int window, const uint8_t *flags, lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
      * if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);

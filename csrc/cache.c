@@ -28,8 +28,10 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
         if (lazy_rules_stage_at(rules, l))
             list[n++] =
                 (lazy_growing){ (void **)&cache->remembered[l].scores, 1, sizeof(float), true, false, -1, "remembered scores", NULL };
-    int shares = lazy_rules_shares(rules, c->n_heads) * min_int(rules->pruning.layers, c->n_layers);
-    if (shares) list[n++] = (lazy_growing){ (void **)&cache->shares, shares, sizeof(float), false, false, -1, "shares", NULL };
+    if (rules->pruning.layers > 1 && !rules->pruning.policy.call)
+        list[n++] = (lazy_growing){
+            (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, -1, "shares", NULL
+        };
     if (lazy_rules_revive(rules)) list[n++] = (lazy_growing){ &cache->aux, 1, d, true, true, -1, "the Aux cache", NULL };
     if (lazy_rules_drop_for_good(rules))
         list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, -1, "tokens dropped for good", NULL };

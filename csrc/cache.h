@@ -48,7 +48,7 @@ typedef struct lazy_cache {
     int32_t *in_play[2]; /* (capacity,) */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */
-    float *shares;       /* (min(layers, n_layers), lazy_rules_shares, capacity) by position, layer l at l % layers; or NULL */
+    float *shares;       /* (min(layers, n_layers), capacity) by position, layer l in row l % layers; or NULL */
     void *x[2];          /* (capacity, d) hidden states of this layer and the next */
     void *qkv;           /* (capacity, (H + 2G) D) */
     void *attention;     /* (capacity, H D) */

@@ -221,33 +221,23 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
 /* ---- between layers --------------------------------------------------------------------- */
 
-/* Scores of layer l, or where heads or layers are not averaged by the rule what those up to l make together: the mean over layers, or the
- * largest share. *scores: (in_play.n,) the result, *spare: (in_play.n,) free. */
-static int score_layer(pass *p, int l, float **scores, float **spare, lazy_error *err)
+/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the largest
+ * share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    const lazy_pruning *pruning = &p->session->rules.pruning;
-    const int32_t *in_play = p->in_play.positions, *rows = computed_rows(p);
-    int layers = p->schedule.layers, m = p->in_play.n, window = p->session->model->layers[l].window;
-    int n_shares = lazy_rules_shares(&p->session->rules, p->config->n_heads), code;
-    float *shares = n_shares ? cache->shares + (size_t)(l % layers * n_shares) * (size_t)cache->capacity : NULL; /* (n_shares, capacity) */
-    if (pruning->heads == LAZY_HEADS_MAX)
-        code = p->ops->head_shares(p->stream, shares, cache->qkv, rows, p->computed.n, pruning->queries, p->first_new, cache->kv[l],
-                                   in_play, m, window, cache->flags, err);
-    else
-        code = p->ops->scores(p->stream, *scores, cache->qkv, rows, p->computed.n, pruning->queries, p->first_new, cache->kv[l], in_play, m,
-                              window, err);
-    if (code) return code;
-    if (pruning->average) {
+    int layers = p->schedule.layers, capacity = cache->capacity, m = p->in_play.n;
+    if (p->session->rules.pruning.average) {
         float *mean = *spare;
         *spare = *scores;
         *scores = mean;
         return p->ops->average(p->stream, mean, *spare, m, l + 1, err);
     }
-    if (!n_shares) return LAZY_OK;
-    if (pruning->heads == LAZY_HEADS_MEAN) code = p->ops->share(p->stream, shares, *scores, in_play, m, cache->flags, err);
+    if (layers == 1) return LAZY_OK;
+    float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
+    int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
     if (code || !lazy_schedule_stage(&p->schedule, l)) return code;
-    return p->ops->largest(p->stream, *scores, cache->shares, min_int(layers, l + 1) * n_shares, cache->capacity, in_play, m, err);
+    return p->ops->largest(p->stream, *scores, cache->shares, min_int(layers, l + 1), capacity, p->in_play.positions, m, err);
 }
 
 /* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in score_stage. */
@@ -291,7 +281,9 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = score_layer(p, l, &scores, &spare, err);
+    int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, p->first_new, cache->kv[l],
+                              p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
+    if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     if (!stage || !needs_scores(p, stage)) return LAZY_OK;

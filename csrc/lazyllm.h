@@ -102,9 +102,6 @@ typedef struct lazy_stage {
 
 typedef enum lazy_decode { LAZY_DECODE_SAME, LAZY_DECODE_FROZEN, LAZY_DECODE_OWN } lazy_decode;
 
-/* What heads make together: the mean of their scores, as in the paper, or the largest of their shares. */
-typedef enum lazy_heads { LAZY_HEADS_MEAN, LAZY_HEADS_MAX } lazy_heads;
-
 typedef struct lazy_span {
     int64_t begin, end; /* positions begin … end-1 */
 } lazy_span;
@@ -157,16 +154,15 @@ typedef struct lazy_pruning {
     const lazy_span *protect; /* spans that are always kept */
     int n_protect;
     int queries;          /* query rows whose scores are averaged; the paper: 1 */
-    lazy_heads heads;     /* the paper: the mean */
     int layers;           /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
     int min_tokens;       /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
     /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none for decode; not
-     * with heads, layers and memory. */
+     * with layers and memory. */
     bool average;
-    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, heads, smooth, memory, average
+    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory, average
      * or stages by mass. */
     lazy_policy policy;
 } lazy_pruning;

@@ -45,8 +45,8 @@ static int check_policy(const lazy_pruning *p, lazy_error *err)
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
     if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
-    if (p->queries > 1 || p->heads == LAZY_HEADS_MAX || p->smooth > 1 || p->memory > 0 || p->average)
-        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, heads, smooth, memory and mean over layers: its scores are final");
+    if (p->queries > 1 || p->smooth > 1 || p->memory > 0 || p->average)
+        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, smooth, memory and mean over layers: its scores are final");
     return LAZY_OK;
 }
 
@@ -66,9 +66,8 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     if (p->layers < 1) return lazy_fail(err, LAZY_INVALID, "layers is %d; it must be 1 or more", p->layers);
     if (!(p->memory >= 0 && p->memory <= 1)) return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
     if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
-    if (p->average && (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->heads == LAZY_HEADS_MAX ||
-                       p->layers > 1 || p->memory > 0))
-        return lazy_fail(err, LAZY_INVALID, "a mean over layers takes one stage, none for decode, no heads, no layers and no memory");
+    if (p->average && (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
+        return lazy_fail(err, LAZY_INVALID, "a mean over layers takes one stage, none for decode, no layers and no memory");
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
 }
 
@@ -118,13 +117,6 @@ static bool has_stage(const lazy_pruning *p, bool permanent)
 
 bool lazy_rules_revive(const lazy_rules *rules) { return has_stage(&rules->pruning, false); }
 bool lazy_rules_drop_for_good(const lazy_rules *rules) { return has_stage(&rules->pruning, true); }
-
-int lazy_rules_shares(const lazy_rules *rules, int n_heads)
-{
-    const lazy_pruning *p = &rules->pruning;
-    if (p->policy.call) return 0;
-    return p->heads == LAZY_HEADS_MAX ? n_heads : p->layers > 1;
-}
 
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
 {

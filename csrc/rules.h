@@ -20,9 +20,6 @@ bool lazy_rules_revive(const lazy_rules *rules);
 /* True if some stage drops tokens for good. */
 bool lazy_rules_drop_for_good(const lazy_rules *rules);
 
-/* How many shares each layer gives a token, of which a stage takes the largest: one, or one of each head; 0: the score is no share. */
-int lazy_rules_shares(const lazy_rules *rules, int n_heads);
-
 /* True if no stage comes before this layer, so that every pass computes every new token in it. */
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
 

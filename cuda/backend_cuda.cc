@@ -223,7 +223,6 @@ lazy_ops table_of_ops()
     ops.surprisal = lazy_cuda_surprisal;
     ops.argmax = lazy_cuda_argmax;
     ops.scores = lazy_cuda_scores;
-    ops.head_shares = lazy_cuda_head_shares;
     ops.share = lazy_cuda_share;
     ops.largest = lazy_cuda_largest;
     ops.remember = lazy_cuda_remember;

@@ -101,8 +101,6 @@ size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows
 /* scores.cu */
 int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int,
                      lazy_error *);
-int lazy_cuda_head_shares(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int,
-                          const uint8_t *, lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
 int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);

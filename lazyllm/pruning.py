@@ -26,6 +26,7 @@ SPEEDUP_SHAPES: Shapes = (
     ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
     ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
 )
+WIDE_KEEP = 1 / 3  # of the first stage, from which on wide smoothing leaves room for other places
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 AUTO: Final = "auto"
@@ -212,9 +213,8 @@ class Pruning(Counted):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    A score is the mean over the last `queries` new tokens and over `heads` ("mean"; "max": the largest share
-    in one of them), the largest share in the last `layers` layers, the mean over `smooth` neighbours (odd),
-    and in decode steps at least `memory` times the remembered score.
+    A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
+    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
     Contexts below `min_tokens` tokens run dense; with "auto" those whose answers would not come sooner
     pruned, by the machine's profile. `prune_generated`: generated tokens may be dropped too.
     """
@@ -225,7 +225,6 @@ class Pruning(Counted):
     window: int
     protect: tuple[tuple[int, int], ...]
     queries: int
-    heads: str
     layers: int
     smooth: int
     memory: float
@@ -241,7 +240,6 @@ class Pruning(Counted):
         window: int = 0,
         protect: Iterable[Any] = (),
         queries: int = 1,
-        heads: str = "mean",
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
@@ -255,8 +253,6 @@ class Pruning(Counted):
             raise TypeError('decode must be "same", "frozen" or stages, not None')
         else:
             decode = _stages(decode, "decode")
-        if not isinstance(heads, str) or heads not in ("mean", "max"):
-            raise ValueError(f'heads must be "mean" or "max", not {heads!r}')
         width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
@@ -272,7 +268,6 @@ class Pruning(Counted):
             "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
             "queries": checked.whole(queries, "queries", 1),
-            "heads": heads,
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
@@ -487,16 +482,17 @@ class Pruning(Counted):
     def recommended(self) -> Pruning:
         """The same schedule under the rule of scoring that was found to lose least.
 
-        A token's score is its largest share in any head of five layers, each the mean over the last 16 rows,
-        smoothed over 13 neighbours and remembered in decode steps. The first four tokens, which draw
-        attention whatever they say, are always kept.
+        A token's score is its largest share in five layers, each the mean over the last 16 rows, smoothed
+        over its neighbours and remembered in decode steps. It is smoothed over 31 tokens if the first stage
+        keeps a third of the prompt or more, else over 13: each place that is kept takes as many. The first
+        four tokens, which draw attention whatever they say, are always kept.
         """
+        keep = largest_keep(self.stages[0][1]) if self.stages else 1.0
         return replace(
             self,
             layers=5,
             queries=16,
-            heads="max",
-            smooth=13,
+            smooth=31 if keep >= WIDE_KEEP else 13,
             memory=0.8,
             sink=max(self.sink, RECOMMENDED_SINK),
         )

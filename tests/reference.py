@@ -171,7 +171,7 @@ class Reference:
         hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
         hidden = {i: state for i, state in hidden.items() if i not in self.gone}
         in_play = [i for i in range(len(self.depths)) if i not in self.gone]
-        average, by_head = self.pruning["average"], self.pruning["heads"] == "max"
+        average = self.pruning["average"]
         by_layer: list[np.ndarray] = []
         shares: list[dict[int, float]] = []  # of each layer so far in this pass, if `layers` asks
         last = self.pruning["layers"]
@@ -197,16 +197,16 @@ class Reference:
                 state = {"in_play": in_play, "computed": computed, "rows": rows, "hidden": hidden}
                 stay, scores = self.ask(layer, first, stages, state)
             elif average:
-                by_layer.append(self.attention(rows, computed, in_play, first)[0])
-            elif (last > 1 or by_head) and stages:
+                by_layer.append(self.attention(rows, computed, in_play, first))
+            elif last > 1 and stages:
                 shares.append(self.shares(self.attention(rows, computed, in_play, first), in_play))
             if layer in stages and not self.policy:
                 if average:
                     scores = np.mean(by_layer, axis=0)
-                elif last > 1 or by_head:  # what is in play here was in play in every layer below
+                elif last > 1:  # what is in play here was in play in every layer below
                     scores = np.max([[share[i] for i in in_play] for share in shares[-last:]], axis=0)
                 else:
-                    scores = self.attention(rows, computed, in_play, first)[0]
+                    scores = self.attention(rows, computed, in_play, first)
                 scores = self.recall(layer, in_play, self.smooth(scores))
                 stay = self.select(stages[layer][0], in_play, scores)
             if layer in stages and stages[layer][1]:
@@ -317,14 +317,14 @@ class Reference:
     # ---- scores and selection ------------------------------------------------------------------------------
 
     def shares(self, raw: np.ndarray, in_play: list[int]) -> dict[int, float]:
-        """The largest of the rows of scores of one layer, each over its sum; tokens that cannot be dropped in
-        this pass count as 0."""
+        """Scores of one layer over their sum there; tokens that cannot be dropped in this pass count as 0."""
         always = self.always_kept()
         free = [self.prunable(i) and i not in always for i in in_play]
         counted = np.where(free, raw, 0.0)
-        total = counted.sum(axis=1, keepdims=True)
-        total[total == 0] = 1.0  # all scores are 0 and stay so; NaN is no 0 and goes on to `select`
-        return dict(zip(in_play, (counted / total).max(axis=0).tolist(), strict=True))
+        total = counted.sum()
+        if total != 0:  # else all of them are 0 and stay so; NaN is no 0 and goes on to `select`
+            counted = counted / total
+        return dict(zip(in_play, counted.tolist(), strict=True))
 
     def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
         """The larger of the new scores and `memory` times those remembered, which it replaces.
@@ -341,10 +341,8 @@ class Reference:
     def attention(
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
     ) -> np.ndarray:
-        """Attention to the tokens in play, the mean over the rows that ask: of each head, or of all heads."""
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        by_head = np.mean([rows[i] for i in asking], axis=0)
-        return by_head if self.pruning["heads"] == "max" else by_head.mean(axis=0, keepdims=True)
+        return np.asarray(np.mean([rows[i].mean(axis=0) for i in asking], axis=0))
 
     def ask(
         self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]

@@ -36,11 +36,7 @@ junk = st.recursive(
 options = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(
-        (
-            *("decode", "sink", "window", "protect", "queries", "heads", "layers", "smooth", "memory"),
-            "min_tokens",
-        ),
-        junk,
+        ("decode", "sink", "window", "protect", "queries", "layers", "smooth", "memory", "min_tokens"), junk
     ),
 )
 

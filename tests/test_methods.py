@@ -227,7 +227,6 @@ def test_a_score_that_is_no_number_in_a_lower_layer_is_an_error(tmp_path: Path) 
         static(2, 0.5, decode=[(1, 0.5)]),
         pruning([(1, 0.5, True)], decode=[], average=True, layers=2),
         static(2, 0.5, memory=0.5),
-        static(2, 0.5, heads="max"),
     ],
 )
 def test_the_core_refuses_means_over_layers_of_other_forms(tiny_of: Build, rules: dict[str, Any]) -> None:

@@ -418,7 +418,6 @@ def test_the_core_refuses_a_number_of_tokens_below_minus_one(tiny_of: Build) -> 
     "change",
     [
         {"queries": 2},
-        {"heads": "max"},
         {"smooth": 3},
         {"memory": 0.5},
         {"average": True, "decode": []},

@@ -78,8 +78,6 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"window": -1}, ValueError, "window must be from 0"),
         ({"window": 2**40}, ValueError, "window must be from 0"),
         ({"queries": 0}, ValueError, "queries must be from 1"),
-        ({"heads": "min"}, ValueError, 'heads must be "mean" or "max", not \'min\''),
-        ({"heads": ["max"]}, ValueError, 'heads must be "mean" or "max", not [\'max\']'),
         ({"layers": 0}, ValueError, "layers must be from 1"),
         ({"memory": 1.1}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"memory": "half"}, TypeError, "memory must be a number"),
@@ -176,7 +174,6 @@ def test_prints_only_what_was_set() -> None:
         repr(Pruning({1: 0.5}, decode="frozen", smooth=13)) == "Pruning({1: 0.5}, decode='frozen', smooth=13)"
     )
     assert repr(Pruning({1: Drop(0.4), 2: 0.3}, decode={})) == "Pruning({1: Drop(0.4), 2: 0.3}, decode={})"
-    assert repr(Pruning({1: 0.5}, layers=2, heads="max")) == "Pruning({1: 0.5}, heads='max', layers=2)"
     assert repr(Mass(0.9, keep_min=0.1)) == "Mass(0.9, keep_min=0.1)"
 
 
@@ -189,7 +186,6 @@ def test_core_has_plain_values_only() -> None:
         "window": 0,
         "protect": [(1, 2)],
         "queries": 1,
-        "heads": "mean",
         "layers": 1,
         "smooth": 1,
         "memory": 0.0,
@@ -234,7 +230,6 @@ prunings = st.builds(
     window=st.integers(0, 9),
     protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
     queries=st.integers(1, 9),
-    heads=st.sampled_from(["mean", "max"]),
     layers=st.integers(1, 6),
     smooth=st.sampled_from([1, 3, 13]),
     memory=st.floats(0.0, 1.0),
@@ -266,8 +261,6 @@ def test_json_of_stages_alone() -> None:
     assert Pruning.from_json('{"7": {"drop": 0.4}, "15": 0.3}') == Pruning({7: Drop(0.4), 15: 0.3})
     assert Pruning.from_json('{"10": 0.7, "20": {"mass": 0.9}}') == Pruning({10: 0.7, 20: Mass(0.9)})
     assert Pruning.from_json("[[10, 0.7]]") == Pruning({10: 0.7})
-    before_heads = '{"stages": {"10": 0.7}, "queries": 4}'
-    assert Pruning.from_json(before_heads) == Pruning({10: 0.7}, queries=4, heads="mean")
     assert Pruning.from_json("{}") == Pruning.from_json("null") == Pruning()
 
 
@@ -396,8 +389,13 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
 def test_recommended_keeps_the_schedule() -> None:
     pruning = Pruning({10: 0.7}, window=2)
     made = pruning.recommended()
-    assert made == Pruning(
-        {10: 0.7}, window=2, sink=4, layers=5, queries=16, heads="max", smooth=13, memory=0.8
-    )
+    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=31, memory=0.8)
     assert pruning == Pruning({10: 0.7}, window=2)
     assert Pruning({10: 0.7}, sink=9).recommended().sink == 9
+
+
+def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
+    for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
+        assert Pruning(stages).recommended().smooth == width
+    assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
+    assert Pruning({10: Drop(0.2)}).recommended().smooth == 13

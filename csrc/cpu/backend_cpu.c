@@ -162,7 +162,6 @@ const lazy_ops lazy_cpu_ops = {
     .surprisal = lazy_cpu_surprisal,
     .argmax = lazy_cpu_argmax,
     .scores = lazy_cpu_scores,
-    .head_shares = lazy_cpu_head_shares,
     .share = lazy_cpu_share,
     .largest = lazy_cpu_largest,
     .remember = lazy_cpu_remember,

@@ -193,31 +193,6 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
     return LAZY_OK;
 }
 
-static int reference_head_shares(lazy_stream *stream, float *shares, const void *qkv, const int32_t *rows, int n, int queries,
-                                 int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, const uint8_t *flags,
-                                 lazy_error *err)
-{
-    (void)err;
-    const lazy_config *c = stream->config;
-    lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
-    for (int h = 0; h < c->n_heads; h++) {
-        float *share = shares + (int64_t)h * kv.capacity;
-        double sum = 0;
-        for (int j = 0; j < m; j++) share[in_play[j]] = 0;
-        for (int r = n > queries ? n - queries : 0; r < n; r++) {
-            if (rows[r] < first_new) continue;
-            lazy_seen seen = scratch->seen[r];
-            attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * qkv_width(c), h, kv, in_play, seen);
-            for (int j = seen.begin; j < seen.end; j++) share[in_play[j]] += scratch->shares[j];
-        }
-        for (int j = 0; j < m; j++) share[in_play[j]] *= flags[in_play[j]] == LAZY_PRUNABLE;
-        for (int j = 0; j < m; j++) sum += share[in_play[j]];
-        for (int j = 0; j < m && sum != 0; j++) share[in_play[j]] = (float)(share[in_play[j]] / sum);
-    }
-    return LAZY_OK;
-}
-
 static int reference_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
     (void)stream, (void)err;
@@ -242,7 +217,6 @@ lazy_ops lazy_reference_ops(void)
     ops.logits = reference_logits;
     ops.surprisal = reference_surprisal;
     ops.scores = reference_scores;
-    ops.head_shares = reference_head_shares;
     ops.smooth = reference_smooth;
     return ops;
 }

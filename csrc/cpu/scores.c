@@ -1,4 +1,4 @@
-/* scores.c — attention of the query rows to each token in play: its mean over heads and rows, or each head's share. */
+/* scores.c — attention of the query rows to each token in play, averaged over heads and rows. */
 #include <math.h>
 #include <string.h>
 
@@ -13,10 +13,8 @@ typedef struct scoring {
     int m;           /* tokens in play */
     lazy_seen seen;  /* those that the row sees */
     float *shares;   /* (H, m) */
-    int row, n_rows; /* the result is a mean over rows */
-    float *scores;   /* (m,) mean over heads */
-    float *by_head;  /* (H, capacity) shares by position; the sums over the rows so far are in the first m of each head */
-    const uint8_t *flags;
+    float *scores;   /* (m,) */
+    int row, n_rows; /* the scores are the mean over rows */
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
@@ -47,17 +45,6 @@ static void normalise_head(void *job, int head, int worker)
     t->kernels->scale_row(shares, visible, 1.0f / sum);
 }
 
-static void share_head(void *job, int head, int worker)
-{
-    const scoring *t = job;
-    const float *row = t->shares + (int64_t)head * t->m;
-    float *sums = t->by_head + (int64_t)head * t->kv.capacity;
-    normalise_head(job, head, worker);
-    if (t->row == 0) memset(sums, 0, (size_t)t->m * sizeof *sums);
-    for (int j = t->seen.begin; j < t->seen.end; j++) sums[j] += row[j];
-    if (t->row == t->n_rows - 1) lazy_cpu_share(t->stream, sums, sums, t->in_play, t->m, t->flags, NULL);
-}
-
 static void average_heads(void *job, int task, int worker)
 {
     (void)worker;
@@ -73,43 +60,31 @@ static void average_heads(void *job, int task, int worker)
     }
 }
 
-/* Scores by the last `queries` of n rows; t has the kv, the tokens in play and the result. */
-static int score_rows(lazy_stream *stream, scoring t, const float *qkv, const int32_t *rows, int n, int queries, int first_new, int window,
-                      lazy_error *err)
+int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv kv,
+                    const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    const int32_t *in_play = t.in_play;
-    int first = n > queries ? n - queries : 0, m = t.m, code = LAZY_OK;
+    int first = n > queries ? n - queries : 0, code = LAZY_OK;
     while (rows[first] < first_new) first++; /* ends: the last row is the query token, which is new */
-    t.stream = stream;
-    t.kernels = kernels_of(stream);
-    t.shares = scratch->shares;
-    t.n_rows = n - first;
+    scoring t = { .stream = stream,
+                  .kernels = kernels_of(stream),
+                  .kv = kv,
+                  .in_play = in_play,
+                  .m = m,
+                  .shares = scratch->shares,
+                  .scores = scores,
+                  .n_rows = n - first };
     lazy_cpu_see(scratch->seen, rows + first, t.n_rows, in_play, m, window);
     bool has_products = scratch->has_products && t.n_rows == 1;
     scratch->has_products = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
-        t.q = qkv + (int64_t)(first + t.row) * qkv_width(c);
+        t.q = (const float *)qkv + (int64_t)(first + t.row) * qkv_width(c);
         t.seen = scratch->seen[t.row];
         int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);
-        if (!code) code = lazy_cpu_run(stream, t.by_head ? share_head : normalise_head, &t, c->n_heads, err);
-        if (!code && !t.by_head) code = lazy_cpu_run(stream, average_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
+        if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
+        if (!code) code = lazy_cpu_run(stream, average_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
     }
     return code;
-}
-
-int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv kv,
-                    const int32_t *in_play, int m, int window, lazy_error *err)
-{
-    scoring t = { .kv = kv, .in_play = in_play, .m = m, .scores = scores };
-    return score_rows(stream, t, qkv, rows, n, queries, first_new, window, err);
-}
-
-int lazy_cpu_head_shares(lazy_stream *stream, float *shares, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                         lazy_kv kv, const int32_t *in_play, int m, int window, const uint8_t *flags, lazy_error *err)
-{
-    scoring t = { .kv = kv, .in_play = in_play, .m = m, .by_head = shares, .flags = flags };
-    return score_rows(stream, t, qkv, rows, n, queries, first_new, window, err);
 }

@@ -6,19 +6,15 @@
 #include "../error.h"
 #include "cpu.h"
 
-/* The larger of the two; a NaN if one is, which the selection refuses. */
-static float larger(float a, float b) { return b <= a || a != a ? a : b; }
-
 static bool is_free(const uint8_t *flags, int32_t position) { return flags[position] == LAZY_PRUNABLE; }
 
-/* `share` may be where the scores are: position in_play[j] is j or more, and the last scores are read first. */
 int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
                    lazy_error *err)
 {
     (void)stream, (void)err;
     double sum = 0;
     for (int j = 0; j < m; j++) sum += is_free(flags, in_play[j]) ? scores[j] : 0.0f;
-    for (int j = m - 1; j >= 0; j--) share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
+    for (int j = 0; j < m; j++) share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
     return LAZY_OK;
 }
 
@@ -26,9 +22,14 @@ int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, in
                      lazy_error *err)
 {
     (void)stream, (void)err;
-    for (int j = 0; j < m; j++) scores[j] = shares[in_play[j]];
-    for (const float *row = shares + capacity; row < shares + (int64_t)n * capacity; row += capacity)
-        for (int j = 0; j < m; j++) scores[j] = larger(scores[j], row[in_play[j]]);
+    for (int j = 0; j < m; j++) {
+        float largest = shares[in_play[j]];
+        for (int k = 1; k < n; k++) {
+            float share = shares[(int64_t)k * capacity + in_play[j]];
+            if (!(share <= largest)) largest = share; /* a NaN is kept, and refused by the selection */
+        }
+        scores[j] = largest;
+    }
     return LAZY_OK;
 }
 
@@ -40,7 +41,8 @@ int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int
     for (int i = n_old; i < length; i++) remembered[i] = 0.0f;
     for (int j = 0; j < m; j++) {
         float *known = &remembered[in_play[j]];
-        scores[j] = *known = larger(*known, scores[j]);
+        if (!(scores[j] <= *known)) *known = scores[j];
+        scores[j] = *known;
     }
     return LAZY_OK;
 }

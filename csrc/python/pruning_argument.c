@@ -65,19 +65,6 @@ static int parse_decode(PyObject *object, lazy_pruning *pruning)
     return 0;
 }
 
-static int parse_heads(PyObject *dict, lazy_heads *heads)
-{
-    PyObject *value = field_object(dict, WHAT, "heads");
-    if (!value) return -1;
-    if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, "mean") == 0) *heads = LAZY_HEADS_MEAN;
-    else if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, "max") == 0) *heads = LAZY_HEADS_MAX;
-    else {
-        PyErr_Format(PyExc_ValueError, "pruning: heads is %R; it must be \"mean\" or \"max\"", value);
-        return -1;
-    }
-    return 0;
-}
-
 static int parse_protect(PyObject *object, lazy_pruning *pruning)
 {
     PyObject *list = tuple_of(object, "pruning: protect must be a list of (begin, end)");
@@ -133,10 +120,10 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
         parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
-        parse_heads(dict, &pruning->heads) || field_int(dict, WHAT, "layers", &pruning->layers) ||
-        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_double(dict, WHAT, "memory", &pruning->memory) ||
-        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) ||
-        field_bool(dict, WHAT, "average", &pruning->average) || parse_policy(dict, policy)) {
+        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
+        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
+        parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
     }

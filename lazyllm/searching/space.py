@@ -23,8 +23,7 @@ LEVELS = 5  # of the speedup, so that there are several settings to compare at e
 OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 STEP = 0.05  # of shares and falls
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
-OPTIONS: dict[str, tuple[Any, ...]] = {
-    "heads": ("mean", "max"),
+OPTIONS: dict[str, tuple[float, ...]] = {
     "smooth": (1, 5, 13, 31),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
@@ -122,8 +121,7 @@ class Space:
             made[f"rise {number}"] = stepped(rise, SHARES)
             made[f"fall {number}"] = stepped(above[1] / below[1], FALLS)
         for name, values in OPTIONS.items():
-            given = getattr(pruning, name)
-            made[name] = given if given in values else min(values, key=lambda value: abs(value - given))
+            made[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
         return made
 
     def starts(self) -> list[Pruning]:

@@ -393,71 +393,6 @@ static int32_t *random_rows(int n, const int32_t *in_play, int m)
     return rows;
 }
 
-/* Attention of the last `queries` rows to m tokens. */
-typedef struct scene {
-    const float *qkv;
-    const int32_t *rows, *in_play;
-    int n, m, window, queries, first_new;
-    lazy_kv kv;
-} scene;
-
-/* Attention keeps the products of a single query row: the keys are not read again. Puts NaN in their place where that holds. */
-static void hide_keys(side fast, const scene *t, size_t kv_size)
-{
-    bool reads_keys = !fast.stream->scores_follow || (t->queries > 1 && t->first_new < t->rows[t->n - 1] && t->n > 1);
-    if (!reads_keys) memset(t->kv.k, 0xff, kv_size * sizeof(float));
-}
-
-static void test_scores(side fast, side plain, const scene *t, size_t kv_size)
-{
-    int m = t->m;
-    float *got = guarded((size_t)m), *want = guarded((size_t)m);
-    plain.backend->ops->scores(plain.stream, want, t->qkv, t->rows, t->n, t->queries, t->first_new, t->kv, t->in_play, m, t->window, NULL);
-    hide_keys(fast, t, kv_size);
-    fast.backend->ops->scores(fast.stream, got, t->qkv, t->rows, t->n, t->queries, t->first_new, t->kv, t->in_play, m, t->window, NULL);
-    double error = error_of(got, want, (size_t)m), sum = 0;
-    for (int j = 0; j < m; j++) sum += got[j];
-    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d: error %.2g", fast.backend->variant, t->n, m, t->window,
-          t->queries, error);
-    check(fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant, t->n, m, t->queries, sum);
-    check(freed(got, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, t->n, m);
-    freed(want, (size_t)m);
-}
-
-static void test_head_shares(side fast, side plain, const scene *t, size_t kv_size)
-{
-    int heads = fast.stream->config->n_heads, capacity = t->kv.capacity;
-    size_t size = (size_t)heads * (size_t)capacity;
-    float *got = guarded(size), *want = guarded(size);
-    uint8_t *flags = malloc((size_t)capacity);
-    int n_free = random_int(0, 4); /* none at times */
-    for (int i = 0; i < capacity; i++)
-        flags[i] = random_int(0, 4) < n_free ? LAZY_PRUNABLE : (uint8_t)(random_int(0, 1) * (LAZY_PRUNABLE | LAZY_FORCED));
-    plain.backend->ops->head_shares(plain.stream, want, t->qkv, t->rows, t->n, t->queries, t->first_new, t->kv, t->in_play, t->m, t->window,
-                                    flags, NULL);
-    hide_keys(fast, t, kv_size);
-    fast.backend->ops->head_shares(fast.stream, got, t->qkv, t->rows, t->n, t->queries, t->first_new, t->kv, t->in_play, t->m, t->window,
-                                   flags, NULL);
-    for (int h = 0; h < heads; h++) {
-        float *row = got + (size_t)h * (size_t)capacity, *expected = want + (size_t)h * (size_t)capacity;
-        double sum = 0;
-        for (int i = 0, j = 0; i < capacity; i++) {
-            bool plays = j < t->m && t->in_play[j] == i;
-            j += plays;
-            if (!plays) row[i] = expected[i] = 0;
-            sum += row[i];
-        }
-        double error = error_of(row, expected, (size_t)capacity);
-        check(error < TOLERANCE, "%s head_shares n %d, m %d, window %d, queries %d: error %.2g in head %d", fast.backend->variant, t->n,
-              t->m, t->window, t->queries, error, h);
-        check(sum == 0 || fabs(sum - 1) < 1e-5, "%s head_shares n %d, m %d: sum %.8g of head %d", fast.backend->variant, t->n, t->m, sum,
-              h);
-    }
-    check(freed(got, size), "%s head_shares n %d, m %d: wrote outside its output", fast.backend->variant, t->n, t->m);
-    freed(want, size);
-    free(flags);
-}
-
 static void test_attention(side fast, side plain, int n, int m, int length)
 {
     int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
@@ -475,19 +410,23 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length,
           window, d, error);
+    check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(want, size);
 
-    void (*const scoring[])(side, side, const scene *, size_t) = { test_scores, test_head_shares };
-    float *keys = malloc(kv_size * sizeof *keys);
-    memcpy(keys, k, kv_size * sizeof *keys);
-    for (int i = 0; i < 2; i++) {
-        scene t = { qkv, rows, in_play, n, m, window, random_int(0, 2) ? random_int(1, 20) : 1, rows[random_int(0, n - 1)], kv };
-        memcpy(k, keys, kv_size * sizeof *keys);
-        if (i) fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, window, NULL);
-        scoring[i](fast, plain, &t, kv_size);
-    }
-    check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
-    free(keys);
+    int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_new = rows[random_int(0, n - 1)];
+    bool reads_keys = !fast.stream->scores_follow || (queries > 1 && first_new < rows[n - 1] && n > 1);
+    float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
+    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, first_new, kv, in_play, m, window, NULL);
+    if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
+    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, first_new, kv, in_play, m, window, NULL);
+    error = error_of(scores, expected, (size_t)m);
+    double sum = 0;
+    for (int j = 0; j < m; j++) sum += scores[j];
+    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d: error %.2g", fast.backend->variant, n, m, window, queries,
+          error);
+    check(fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant, n, m, queries, sum);
+    check(freed(scores, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
+    freed(expected, (size_t)m);
     free(in_play);
     free(rows);
     free(qkv);
@@ -611,27 +550,6 @@ static void test_smooth(side fast, side plain, int m, int width)
     check(freed(got, (size_t)m), "smooth m %d: wrote outside its output", m);
     freed(want, (size_t)m);
     free(scores);
-}
-
-/* The largest of n rows; a NaN in any of them stays. */
-static void test_largest(side fast, int n, int m)
-{
-    int capacity = m + random_int(0, 5);
-    int32_t *in_play = random_positions(m, capacity);
-    float *shares = random_floats((size_t)n * (size_t)capacity), *got = guarded((size_t)m);
-    int bad = random_int(0, m - 1);
-    shares[(size_t)random_int(0, n - 1) * (size_t)capacity + (size_t)in_play[bad]] = NAN;
-    fast.backend->ops->largest(fast.stream, got, shares, n, capacity, in_play, m, NULL);
-    bool right = isnan(got[bad]);
-    for (int j = 0; j < m; j++) {
-        float largest = -INFINITY;
-        for (int k = 0; k < n; k++) largest = fmaxf(largest, shares[(size_t)k * (size_t)capacity + (size_t)in_play[j]]);
-        right = right && (j == bad || got[j] == largest);
-    }
-    check(right, "largest of %d rows, m %d", n, m);
-    check(freed(got, (size_t)m), "largest of %d rows, m %d: wrote outside its output", n, m);
-    free(in_play);
-    free(shares);
 }
 
 static void test_average(side fast, int m, int n)
@@ -1018,7 +936,6 @@ int main(int argc, char **argv)
         test_regroup(any, m, random_int(1, 9));
         test_regroup_for_good(any, m);
         test_average(any, m, random_int(1, 40));
-        test_largest(any, random_int(1, 9), m);
     }
     test_smooth(any, plain, MAX_TOKENS, 4095);
     test_smooth(any, plain, MAX_TOKENS, 2 * MAX_TOKENS + 1);

@@ -284,9 +284,7 @@ static std::vector<setting> all_settings()
     options.smooth = 5;
     average.decode = LAZY_DECODE_OWN;
     average.average = true;
-    lazy_pruning several = same, by_head = options;
-    by_head.heads = LAZY_HEADS_MAX;
-    by_head.layers = 2;
+    lazy_pruning several = same;
     several.layers = 2;
     several.memory = 0.8;
     return { { "dense", with(nullptr, 0) },
@@ -297,8 +295,7 @@ static std::vector<setting> all_settings()
              { "mass", with(by_mass, 1) },
              { "for good", with(for_good, 2) },
              { "static", average },
-             { "several layers, remembered", several },
-             { "largest head", by_head } };
+             { "several layers, remembered", several } };
 }
 
 /* In 16 bits the two cores may select different tokens, so only dense logits are compared; the other settings need only run. */

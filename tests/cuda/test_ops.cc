@@ -790,50 +790,6 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
     check(fabs(sum - 1) < 1e-5, "the sum is %.8g, not 1", sum);
 }
 
-enum flagging { ALL_FREE, SOME_FORCED, SOME_UNPRUNABLE, ANY_FLAGS, NONE_FREE, FLAGGINGS };
-
-static std::vector<uint8_t> random_flags(flagging how, int length)
-{
-    std::vector<uint8_t> flags((size_t)length, LAZY_PRUNABLE);
-    for (uint8_t &flag : flags) {
-        bool special = random_int(0, 3) == 0;
-        if (how == SOME_FORCED && special) flag = LAZY_PRUNABLE | LAZY_FORCED;
-        if (how == SOME_UNPRUNABLE && special) flag = 0;
-        if (how == ANY_FLAGS) flag = (uint8_t)random_int(0, LAZY_PRUNABLE | LAZY_FORCED);
-        if (how == NONE_FREE) flag = LAZY_FORCED;
-    }
-    return flags;
-}
-
-static void test_head_shares(const rig &r, scene &t, const staged_scene &staged, int window, int queries)
-{
-    int first_new = pick(t.rows), heads = r.config.n_heads;
-    flagging how = (flagging)random_int(0, FLAGGINGS - 1);
-    now("%s head_shares n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, new from %d, flags %d", r.name(), t.n, t.m,
-        t.length, r.config.head_dim, heads, r.config.n_kv_heads, window, queries, first_new, (int)how);
-    std::vector<uint8_t> flags = random_flags(how, t.length);
-    floats want((size_t)(heads * t.capacity)), got_in_play, want_in_play;
-    input flagged(r.gpu, flags);
-    output shares(r.gpu, want.size() * sizeof(float));
-    did(r.gpu, "head_shares",
-        r.gpu.ops->head_shares(r.gpu.stream, shares.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries, first_new,
-                               staged.kv(), staged.in_play.as<int32_t>(), t.m, window, flagged.as<uint8_t>(), &r.gpu.err));
-    r.plain.ops->head_shares(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, first_new, t.kv(), t.in_play.data(),
-                             t.m, window, flags.data(), nullptr);
-    floats got = widened(LAZY_F32, shares.read());
-    for (int h = 0; h < heads; h++) {
-        double sum = 0;
-        for (int position : t.in_play) {
-            size_t at = (size_t)(h * t.capacity + position);
-            got_in_play.push_back(got[at]);
-            want_in_play.push_back(want[at]);
-            sum += got[at];
-        }
-        check(sum == 0 || fabs(sum - 1) < 1e-5, "the sum in head %d is %.8g, not 1", h, sum);
-    }
-    compare(got_in_play, want_in_play, precisions[r.type].of_f32);
-}
-
 static const int NO_WINDOW = INT32_MAX;
 
 static void test_attention(const rig &r, int n, int m, int length, int window = NO_WINDOW)
@@ -848,7 +804,6 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
         compare(attention_of(r, t, staged, window, processors), want, precisions[r.type].of_activations);
     }
     test_scores(r, t, staged, window, random_int(1, 5));
-    test_head_shares(r, t, staged, window, random_int(1, 5));
 }
 
 /* A NaN in one key makes the outputs NaN for the rows that attend to it, in the query heads of its key head, and no others. */
@@ -1048,6 +1003,21 @@ static void test_average(const rig &r, int m, int n)
         r.plain.ops->average(r.plain.stream, want.data(), scores.data(), m, i, nullptr);
     }
     check(widened(LAZY_F32, mean.read()) == want, "other means than the reference's");
+}
+
+enum flagging { ALL_FREE, SOME_FORCED, SOME_UNPRUNABLE, ANY_FLAGS, NONE_FREE, FLAGGINGS };
+
+static std::vector<uint8_t> random_flags(flagging how, int length)
+{
+    std::vector<uint8_t> flags((size_t)length, LAZY_PRUNABLE);
+    for (uint8_t &flag : flags) {
+        bool special = random_int(0, 3) == 0;
+        if (how == SOME_FORCED && special) flag = LAZY_PRUNABLE | LAZY_FORCED;
+        if (how == SOME_UNPRUNABLE && special) flag = 0;
+        if (how == ANY_FLAGS) flag = (uint8_t)random_int(0, LAZY_PRUNABLE | LAZY_FORCED);
+        if (how == NONE_FREE) flag = LAZY_FORCED;
+    }
+    return flags;
 }
 
 /* levels > 0: multiples of 2^-15 from 0 to levels 2^-15, so that sums are exact and many scores are equal. levels = 0: arbitrary
