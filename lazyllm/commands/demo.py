@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
 
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
-QUESTION = "What is the name of the smallest bell?"
+QUESTION = "What is the smallest bell called?"
 KNOWN_ANSWER = "Sparrow"
 SPEEDUP = 2.0  # of prefill, by counted work
 MAX_NEW_TOKENS = 40
