@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[float, ...]] = {
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.8),
 }
+SHORT_WIDTH = 13
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
 HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps
 STAGES, SPEEDUP, DEPTH = "stages", "speedup level", "depth"
@@ -125,12 +126,14 @@ class Space:
         return made
 
     def starts(self) -> list[Pruning]:
-        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
+        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level; then the same
+        smoothed over SHORT_WIDTH, which short prompts need."""
         several = [
             Pruning.of_shapes(SPEEDUP_SHAPES, wished, self.config, self.n_prompt, recommended=True)
             for wished in self.levels
         ]
-        return [one for one in several if self.holds(one)]
+        several += [replace(one, smooth=SHORT_WIDTH) for one in several]
+        return [one for one in dict.fromkeys(several) if self.holds(one)]
 
     def checked_start(self, given: PruningInput) -> Pruning:
         """A setting of the user's that the search begins with."""
