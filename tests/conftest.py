@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from folders import model_folder
 from hypothesis import HealthCheck, settings
 from tiny import DEVICE, Build, build
 
+import lazyllm
 from lazyllm import _core
 
 SANITIZED = bool(
@@ -38,6 +40,17 @@ def demo_model() -> Path:
     from lazyllm.checkpoints.demo_model import demo_model
 
     return demo_model(progress=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint with a tokenizer."""
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> lazyllm.LLM:
+    return lazyllm.load(folder, threads=1)
 
 
 @pytest.fixture(scope="module")

@@ -21,16 +21,6 @@ STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return lazyllm.load(folder, threads=1)
-
-
 # ---- the module ------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from folders import model_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
-import lazyllm
 from lazyllm import LLM, Mass, Pruning, SamplingParams, _core
 
 IDS = list(range(40, 60))
@@ -39,11 +37,6 @@ options = st.fixed_dictionaries(
         ("decode", "sink", "window", "protect", "queries", "layers", "smooth", "memory", "min_tokens"), junk
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
 
 
 def refused_in_words(error: Exception) -> None:

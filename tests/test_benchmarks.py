@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import RECORDED
-from folders import SHAPE, model_folder
+from folders import SHAPE
 from tiny import DEVICE
 
 import lazyllm
@@ -39,11 +39,6 @@ from lazyllm.checkpoints.gguf import GgufModel
 
 Captured = pytest.CaptureFixture[str]
 AT_LEAST, AT_MOST = Goal("share", 0.8), Goal("cost", 1.15, at_least=False)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
 
 
 # ---- rounds, goals, report -------------------------------------------------------------------------

@@ -40,11 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_folder(tmp_path_factory.mktemp("model"), LONG)
 
 
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return lazyllm.load(folder, device="cpu", threads=1)
-
-
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """A calibration with one generated prompt of each kind and length, and short answers."""
     for name, value in (("FOR_CURVES", 1), ("FOR_TRIALS", 1), ("TOKENS", ANSWER)):

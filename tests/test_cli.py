@@ -20,11 +20,6 @@ STAGES = '{"1": 0.6, "3": 0.3}'
 Captured = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
 def test_runs_as_a_module() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lazyllm", "info"], capture_output=True, text=True, check=True

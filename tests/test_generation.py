@@ -22,11 +22,6 @@ STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
 
 
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
-
-
 # ---- where an answer ends --------------------------------------------------------------------------
 
 

@@ -46,11 +46,6 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def ours(folder: Path) -> HarnessModel:
     return HarnessModel(str(folder), threads=1)
 

@@ -50,16 +50,6 @@ IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat! Was it there? The harbour slept."
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return lazyllm.load(folder, threads=1)
-
-
 def static(layers: int, keep: Any, **options: Any) -> dict[str, Any]:
     return pruning([(layers - 1, keep, True)], average=True, **{"decode": [], **options})
 

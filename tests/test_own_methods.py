@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import model_folder
 
 import lazyllm
 from lazyllm import LLM, Drop, Method, Policy, Pruning, parse_method
@@ -40,16 +39,6 @@ class Shortened(lazyllm.Method):
     def core(self):
         return lazyllm.Pruning({2: 0.5}).core()
 """
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> LLM:
-    return lazyllm.load(folder, threads=1)
 
 
 def install(site: Path, package: str, code: str, points: dict[str, str]) -> None:

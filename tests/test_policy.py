@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive
-from folders import model_folder
 from reference import Reference
 from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
@@ -26,11 +25,6 @@ from lazyllm.pruning import DENSE
 
 IDS = list(range(40, 90))
 CONVERSATION = [(30, False), (1, True), (1, True), (7, False), (2, True), (1, True), (1, False), (1, True)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 
 import lazyllm
 from lazyllm import LLM, Mass, Policy, Preset, Pruning, forecast
@@ -24,11 +24,6 @@ from lazyllm.session import Session
 STAGES = Pruning({1: 0.4, 3: 0.2})
 AUTO = replace(STAGES, min_tokens="auto")
 IDS = [40 + i % 97 for i in range(300)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import drive
-from folders import model_folder
 from reference import CLAARule, FastKVRule, GemFilterRule, Reference
 from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
-import lazyllm
 from lazyllm import CLAA, LLM, FastKV, GemFilter, Pruning
 from lazyllm.methods import gemfilter
 from lazyllm.methods.claa import Aggregation
@@ -30,11 +28,6 @@ SHAPES = [
     Shape(seed=4, n_layers=6, windows=(60, 0), dtype=DTYPES[-1]),
 ]
 CONVERSATION = [(60, False), (1, True), (1, True), (20, False), (1, True), (3, False), (1, True)]
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
 
 
 # ---- FastKV and CLAA -------------------------------------------------------------------------------------

@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 
 import lazyllm
 from lazyllm import LLM, Pruning
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
 
 
 def test_forward_gives_logits(llm: LLM) -> None:

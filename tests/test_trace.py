@@ -11,19 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE
 
-import lazyllm
 from lazyllm import LLM, Generation, Pruning, Trace
 from lazyllm.pictures.heat_map import DAY, NIGHT, _colours, _ink
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
-
-
-@pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model")), threads=1)
 
 
 @pytest.fixture(scope="module")
