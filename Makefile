@@ -121,7 +121,7 @@ tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
 	build/test_ops_tsan fastest
 
 ASAN_BUILD := build/asan
-PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle packaging pruning reference reproduce ruler sweep tokenizer
+PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle own_methods packaging profile pruning reference reproduce ruler search sweep tokenizer workers
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 
 asan-ops: build/test_ops_asan

@@ -295,6 +295,6 @@ def test_demo_answers_right_both_ways(demo_model: Path, tmp_path: Path, sanitize
     at_first, by_the_end = (int(word[:-1]) for word in lines["computed"] if re.fullmatch(r"\d\d%", word))
     assert at_first < 60  # counted, so that it holds on any machine
     assert at_first < by_the_end < 100
-    assert "Lindau" in done.stdout
+    assert "Sparrow" in done.stdout
     assert "<title>" in (tmp_path / "out" / "demo.html").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")

@@ -245,7 +245,7 @@ def altered(folder: Path, out: Path, change: Callable[[Row], object]) -> Path:
     [
         (
             lambda row: row.update(prediction="x"),
-            "under dense has the prediction '.*' in .* and 'x' in",
+            'under dense has the prediction .* in .* and "x" in',
         ),
         (
             lambda row: row.update(score=row["score"] + 0.5),

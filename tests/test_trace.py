@@ -6,6 +6,7 @@ import math
 import re
 from html import unescape
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import LLM, Generation, Pruning, Trace
-from lazyllm.pictures.heat_map import _colours, _ink
+from lazyllm.pictures.heat_map import DAY, NIGHT, _colours, _ink
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 TEXT = "The <b>sea</b> & the wind, the wind & the sea: né 😀.\nAnd a second line of it."
@@ -186,11 +187,11 @@ def test_text_stands_out_on_every_colour() -> None:
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for count in range(1, 9):
-        colours = _colours(count)
+    for count, (ends, falls) in product(range(1, 9), ((DAY, True), (NIGHT, False))):
+        colours = _colours(count, *ends)
         assert len(set(colours)) == count
         brightness = [luminance(colour) for colour in colours]
-        assert brightness == sorted(brightness, reverse=True)
+        assert brightness == sorted(brightness, reverse=falls)
         for colour, light in zip(colours, brightness, strict=True):
             ink = 0.0 if _ink(colour) == "#000" else 1.0
             assert (max(light, ink) + 0.05) / (min(light, ink) + 0.05) >= 4.5

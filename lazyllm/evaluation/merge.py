@@ -8,7 +8,7 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from lazyllm.evaluation.manifest import ONLY, Manifest, joined, read_manifest
+from lazyllm.evaluation.manifest import ONLY, Manifest, joined, read_manifest, shown
 from lazyllm.evaluation.results import Key, RunFolder, check_contents, read_rows
 
 UNLIKE = ("timing", "environment")  # fields in which two rows of one result may differ
@@ -65,7 +65,7 @@ def check_same(one: Row, other: Row, where: str, elsewhere: str) -> None:
         if name not in UNLIKE and not same(one.get(name), other.get(name)):
             raise ValueError(
                 f"item {one['item']} of {one['dataset']} under {one['setting']} has the {name} "
-                f"{one.get(name)!r} in {where} and {other.get(name)!r} in {elsewhere}"
+                f"{shown(one.get(name))} in {where} and {shown(other.get(name))} in {elsewhere}"
             )
 
 

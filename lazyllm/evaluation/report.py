@@ -199,7 +199,7 @@ def told(summary: Summary, manifest: Mapping[str, Any]) -> list[str]:
     shown = {name: value for name, value in manifest["conditions"].items() if name != SETTINGS}
     lines = [f"- {name}: {plain(value)}" for name, value in shown.items()]
     lines += [f"- items of a call: {plain(one)}" for one in manifest["selections"]]
-    return [*lines, f"- items: {plain(summary.items)}"]
+    return [*lines, f"- items with results: {plain(summary.items)}"]
 
 
 def plain(value: object) -> str:

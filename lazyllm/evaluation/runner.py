@@ -107,8 +107,8 @@ def run_items(
     measure: Measure | None = None,
     measured: Mapping[str, Any] = MEASURED,
 ) -> None:
-    """Runs the trials that have no row in the folder yet. Each item runs under all settings in turn, so that
-    load on the machine affects them alike.
+    """Runs the trials that have no row in the folder yet, here or on workers. Each item runs under all
+    settings in turn, so that load on the machine affects them alike.
 
     The default `measure` is `scored_answer`; `measured` describes the measure in the manifest.
     """
@@ -166,14 +166,18 @@ class Recipe:
         threads and have its device."""
         without_items = copy(tasks)
         without_items.items = {}  # a trial has its own
-        device, threads = options.worker_device, options.worker_threads
-        if options.scheduler is None:
-            device = device or llm.device
-            threads = threads or max(1, llm.threads // (options.workers or 1))
-        folder = str(llm.checkpoint.folder.absolute())
+        device, threads = ("auto", None) if options.scheduler else (llm.device, llm.threads)
+        if threads and options.workers:
+            threads = max(1, threads // options.workers)
         return cls(
-            *(uuid4().hex, folder, device or "auto", threads, without_items, measure),
-            *(options.chat, options.warm_ups),
+            run=uuid4().hex,
+            model=str(llm.checkpoint.folder.absolute()),
+            device=options.worker_device or device,
+            threads=options.worker_threads or threads,
+            tasks=without_items,
+            measure=measure,
+            chat=options.chat,
+            warm_ups=options.warm_ups,
         )
 
 

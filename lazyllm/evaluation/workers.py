@@ -41,7 +41,7 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.__exit__(None, None, None)
+        self._open.close()
 
     def check(self, value: object, what: str) -> None:
         """Raises an error if a value cannot be sent to workers."""

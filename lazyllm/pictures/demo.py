@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lazyllm.pictures.figure import new_figure
+from lazyllm.pictures.figure import new_figure, save
 
 COLOURS = ("#b8c0cc", "#0b4a8f")
-WIDTH, HEIGHT, DPI = 10, 4, 150
+WIDTH, HEIGHT = 10, 4
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,4 @@ def plot(bars: Sequence[Bar], file: Path) -> Path:
     tokens.legend(loc="upper right", framealpha=1.0)
     for axes in (times, tokens):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)

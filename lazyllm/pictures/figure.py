@@ -1,9 +1,11 @@
-"""Parts that several pictures share: an empty figure, a grid of panels, a point with its error bar."""
+"""Parts that several pictures share: an empty figure, a grid of panels, the look of a series, saving."""
 
 from __future__ import annotations
 
+import re
 from math import isnan
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -11,6 +13,10 @@ if TYPE_CHECKING:
 
 DPI = 150
 LABEL_WIDTH = 100
+# of Okabe and Ito, without yellow: told apart with every kind of colour vision; in grey by markers and lines
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A")
+MARKERS = "oDs^vPX*<>"
+LINES = ("-", "--", "-.", ":")
 
 
 class Dot(NamedTuple):
@@ -48,12 +54,36 @@ def panel_grid(
     return figure, panels[:count]
 
 
-def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: object) -> None:
-    """A point with its error bar: a square for the baseline, a circle for any other setting."""
+def series(place: int) -> dict[str, Any]:
+    """Colour, marker and line of the series at a place, from 0."""
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "marker": MARKERS[place % len(MARKERS)],
+        "linestyle": LINES[place % len(LINES)],
+    }
+
+
+def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: Any) -> None:
+    """A point with its error bar; without a style, a square for the baseline and a circle for others."""
     bar = None if isnan(dot.low) else [[dot.value - dot.low], [dot.high - dot.value]]
-    axes.errorbar(dot.speedup, dot.value, bar, fmt="s" if baseline else "o", capsize=3, **style)  # type: ignore[arg-type]
+    look: dict[str, Any] = {"marker": "s" if baseline else "o", "capsize": 3, **style, "linestyle": "none"}
+    axes.errorbar(dot.speedup, dot.value, bar, **look)
+
+
+def save(figure: Figure, file: Path) -> Path:
+    """Writes the figure to `file`, and beside a .png as .pdf, for papers: lines, and fonts embedded whole."""
+    from matplotlib import rc_context
+
+    figure.savefig(file, dpi=DPI)
+    if file.suffix == ".png":
+        with rc_context({"pdf.fonttype": 42}):
+            figure.savefig(file.with_suffix(".pdf"), metadata={"CreationDate": None})
+    return file
 
 
 def label(text: str) -> str:
-    """The text, shortened to the width of a legend."""
-    return text if len(text) <= LABEL_WIDTH else f"{text[: LABEL_WIDTH - 1]}…"
+    """A setting's short name for a legend: of a schedule its fields alone; keeps with three digits."""
+    short = re.sub(
+        r"0\.\d{4,}", lambda found: f"{float(found[0]):.3g}", re.sub(r"^Pruning\((.*)\)$", r"\1", text)
+    )
+    return short if len(short) <= LABEL_WIDTH else f"{short[: LABEL_WIDTH - 1]}…"

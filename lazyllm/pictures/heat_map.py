@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-LIGHT, DARK = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)
+Colour = tuple[int, int, int]
+DAY = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)  # tokens of the fewest and of the most layers, on a light page
+NIGHT = (0x1C, 0x21, 0x28), (0x79, 0xB8, 0xFF)  # on a dark one
 
 STYLE = """
 .lazyllm-map { font-family: system-ui, sans-serif; color: #1b1f24; background: #fff; line-height: 1.5; }
@@ -22,17 +24,25 @@ STYLE = """
   line-height: 1.75; border: 1px solid #d0d7de; border-radius: 0.5em; padding: 1em 1.2em; }
 .lazyllm-map .revived { text-decoration: underline 2px #d1480b; text-underline-offset: 0.2em; }
 .lazyllm-map .answer { font-style: italic; color: #57606a; background: none; }
+@media (prefers-color-scheme: dark) {
+.lazyllm-map { color: #d1d7e0; background: #0d1117; }
+.lazyllm-map .facts, .lazyllm-map .answer { color: #9198a1; }
+.lazyllm-map .legend span, .lazyllm-map .text { border-color: #3d444d; }
+.lazyllm-map .revived { text-decoration-color: #ffa657; }
+}
 """
 SCROLLED = "#ID .text { max-height: 32em; overflow-y: auto; }\n"
 PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
 body {{ margin: 0 auto; padding: 2em 1.5em 4em; max-width: 54em; background: #fff; color: #1b1f24; }}
 h1 {{ font: 600 1.4em system-ui, sans-serif; margin: 0 0 0.5em; }}
+@media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #d1d7e0; }} }}
 </style>
 </head>
 <body>
@@ -68,10 +78,7 @@ class Heatmap:
     def _html(self, more_rules: str = "") -> str:
         """The map as a <div>; its CSS rules name its id, a hash, and so apply to no other map on the page."""
         levels = sorted({int(depth) for depth in self.prefill_depths[self.kinds == 0]})
-        rules = "".join(
-            f"#ID .d{depth} {{ background: {_hex(colour)}; color: {_ink(colour)}; }}\n"
-            for depth, colour in zip(levels, _colours(len(levels)), strict=True)
-        )
+        rules = f"{_rules(levels, *DAY)}@media (prefers-color-scheme: dark) {{\n{_rules(levels, *NIGHT)}}}\n"
         legend = "".join(f'<span class="d{depth}">{escape(self._level(depth))}</span>' for depth in levels)
         revived = int(np.count_nonzero(self._revived))
         if revived:
@@ -119,21 +126,28 @@ class Heatmap:
             yield f'<span class="d{first}{" revived" if last > first else ""}" title="{tip}">{text}</span>'
 
 
-def _colours(count: int) -> list[tuple[int, int, int]]:
-    """From light to dark: the order is visible without colour vision and in print."""
+def _rules(levels: Sequence[int], fewest: Colour, most: Colour) -> str:
+    """The colours of tokens by depth; their order is visible without colour vision and in print."""
+    colours = _colours(len(levels), fewest, most)
+    return "".join(
+        f"#ID .d{depth} {{ background: {_hex(colour)}; color: {_ink(colour)}; }}\n"
+        for depth, colour in zip(levels, colours, strict=True)
+    )
 
-    def between(share: float) -> tuple[int, int, int]:
-        red, green, blue = (round(a + (b - a) * share) for a, b in zip(LIGHT, DARK, strict=True))
+
+def _colours(count: int, fewest: Colour, most: Colour) -> list[Colour]:
+    def between(share: float) -> Colour:
+        red, green, blue = (round(a + (b - a) * share) for a, b in zip(fewest, most, strict=True))
         return red, green, blue
 
-    return [between(i / (count - 1)) for i in range(count)] if count > 1 else [DARK]
+    return [between(i / (count - 1)) for i in range(count)] if count > 1 else [most]
 
 
-def _hex(colour: tuple[int, int, int]) -> str:
+def _hex(colour: Colour) -> str:
     return "#" + "".join(f"{value:02x}" for value in colour)
 
 
-def _ink(colour: tuple[int, int, int]) -> str:
+def _ink(colour: Colour) -> str:
     """Black or white, whichever has more contrast (at least 4.5 to 1)."""
     linear = [
         value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4

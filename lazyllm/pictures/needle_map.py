@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.pictures.figure import DPI, new_figure
+from lazyllm.pictures.figure import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,8 +47,7 @@ def plot_needle_map(panels: Mapping[str, Cells], file: Path) -> Path:
     all_axes[0].set_ylabel("depth of the needle, percent")
     bar = figure.colorbar(image, ax=all_axes, pad=0.015, ticks=range(0, 101, 20))
     bar.set_label("answers found, percent")
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)
 
 
 def panel_title(setting: str, cells: Cells, width: float) -> list[str]:

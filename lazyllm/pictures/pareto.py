@@ -7,7 +7,7 @@ from math import ceil, floor, isnan, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lazyllm.pictures.figure import DPI, Dot, draw_dot, label, new_figure
+from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, label, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 TICK_GAP = 16  # smallest distance of tick labels, in typographic points
 MEASURED = "speedup of the first token against dense (measured, ratio of sums)"
-FRONT, OTHERS = "C0", "0.65"
+FRONT, OTHERS = COLOURS[0], "0.65"
 
 
 def plot_pareto(
@@ -64,8 +64,7 @@ def plot_pareto(
     if is_divergence and measured:
         space_ticks(axes, smallest)
     number_dots(axes, front)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)
 
 
 def placed(axes: Axes, x: float, y: float) -> tuple[float, float]:

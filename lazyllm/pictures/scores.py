@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from lazyllm.pictures.figure import DPI, Dot, draw_dot, label, new_figure
+from lazyllm.pictures.figure import Dot, draw_dot, label, new_figure, save, series
 
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5, 0.22
 
@@ -23,7 +23,8 @@ def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> P
         dense = name == baseline
         for number, dot in enumerate(several):
             legend = None if number else label(name)
-            draw_dot(axes, dot, dense, color="black" if dense else f"C{place}", label=legend)
+            look = {"color": "black"} if dense else series(place)
+            draw_dot(axes, dot, dense, **look, label=legend)
             if dense:
                 axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlabel("speedup of the first token against dense (ratio of sums)")
@@ -34,5 +35,4 @@ def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> P
         figure.legend(loc="outside lower center", fontsize="small", frameon=False)
     else:
         axes.text(0.5, 0.5, "a speedup needs results of dense", ha="center", transform=axes.transAxes)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lazyllm.pictures.figure import DPI, new_figure
+from lazyllm.pictures.figure import new_figure, save
 
 WIDTH, HEIGHT = 8, 5
 LINES = 7  # keeps that are drawn
@@ -41,5 +41,4 @@ def plot_survival(
     axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)

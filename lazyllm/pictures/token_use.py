@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.pictures.figure import DPI, panel_grid
+from lazyllm.pictures.figure import panel_grid, save, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,17 +27,18 @@ def plot_token_use(panels: Mapping[str, Shares], file: Path) -> Path:
         axes.set_title("\n".join(wrap(setting, TITLE_WIDTH)), fontsize="small")
     for axes in all_axes[::COLUMNS]:
         axes.set_ylabel("prompt tokens computed so far, percent")
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)
 
 
 def draw_panel(axes: Axes, shares: Shares) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for first, above in zip(shares, [*list(shares)[1:], None], strict=True):
+    groups = zip(shares, [*list(shares)[1:], None], strict=True)
+    for place, (first, above) in enumerate(groups):
         last = "the top" if above is None else above - 1
         layers = f"layer {first}" if last == first else f"layers {first} to {last}"
-        axes.plot(range(1, len(shares[first]) + 1), 100 * shares[first], marker=".", label=layers)
+        new_tokens = range(1, len(shares[first]) + 1)
+        axes.plot(new_tokens, 100 * shares[first], **series(place), markersize=4, label=layers)
     axes.set_xlabel("new tokens")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 103)

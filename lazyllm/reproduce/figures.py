@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lazyllm.evaluation.summary import DENSE, Summary
-from lazyllm.pictures.figure import DPI, new_figure, panel_grid
+from lazyllm.pictures.figure import new_figure, panel_grid, save, series
 from lazyllm.reproduce.attention import MASSES, QUANTILES, mean_over
 from lazyllm.reproduce.rivals import BASELINE
 from lazyllm.reproduce.tables import ALL, Labels, score_of, speedup
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 4.2, 3.6
 LOWEST_SHARE = 1e-2  # of a uniform share: the lower end of Figure 2's colours
@@ -40,7 +37,8 @@ def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path
     left.set_ylabel("layer")
     figure.colorbar(image, ax=left, label="attention, multiples of a uniform share")
     for column, mass in enumerate(MASSES):
-        right.plot(range(len(holds)), holds[:, column], marker=".", label=f"{mass:.0%} of the attention")
+        label = f"{mass:.0%} of the attention"
+        right.plot(range(len(holds)), holds[:, column], **series(column), markersize=4, label=label)
     right.set_xlabel("layer")
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
     right.set_ylabel("prompt tokens that hold it, percent")
@@ -53,8 +51,7 @@ def attention(rows: Sequence[Mapping[str, Any]], title: str, file: Path) -> Path
     last.set_ylabel("mean attention over layers, multiples of a uniform share")
     last.grid(alpha=0.3)
     figure.suptitle(title)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)
 
 
 def pareto(summary: Summary, strengths: Sequence[Labels], title: str, file: Path) -> Path:
@@ -64,8 +61,10 @@ def pareto(summary: Summary, strengths: Sequence[Labels], title: str, file: Path
     for axes, (category, names) in zip(panels, groups, strict=True):
         axes.axhline(score_of(summary, DENSE, category), color="black", linewidth=0.8, linestyle=":")
         axes.plot(1, score_of(summary, DENSE, category), "s", color="black", label=BASELINE)
-        for method in strengths[0]:
-            draw_method(axes, summary, [one[method] for one in strengths], category, names, method)
+        for place, method in enumerate(strengths[0]):
+            dots = points(summary, [one[method] for one in strengths], category, names)
+            if dots:
+                axes.plot(*zip(*sorted(dots), strict=True), **series(place), markersize=5, label=method)
         axes.set_title(category)
         axes.set_xlabel("speedup of the first token")
         axes.set_ylabel("score")
@@ -73,26 +72,20 @@ def pareto(summary: Summary, strengths: Sequence[Labels], title: str, file: Path
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
     figure.suptitle(title)
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)
 
 
-def draw_method(
-    axes: Axes,
-    summary: Summary,
-    points: Sequence[Sequence[str]],
-    category: str,
-    names: Sequence[str],
-    method: str,
-) -> None:
-    """One point per strength: the means over seeds."""
-    dots = []
-    for settings in points:
+def points(
+    summary: Summary, strengths: Sequence[Sequence[str]], category: str, names: Sequence[str]
+) -> list[tuple[float, float]]:
+    """By strength of a method: speedup and score, the means over seeds."""
+    made = []
+    for settings in strengths:
         speeds = [speed for one in settings if (speed := speedup(summary, one, "ttft", names))]
         if speeds:
-            dots.append((np.mean(speeds), np.mean([score_of(summary, one, category) for one in settings])))
-    if dots:
-        axes.plot(*zip(*sorted(dots), strict=True), marker="o", markersize=4, label=method)
+            scores = [score_of(summary, one, category) for one in settings]
+            made.append((float(np.mean(speeds)), float(np.mean(scores))))
+    return made
 
 
 def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str, file: Path) -> Path:
@@ -102,13 +95,13 @@ def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str
     axes.axhline(summary.mean_score(DENSE), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
     keeps = list(dict.fromkeys(keep for _, keep in labels))
     for place, keep in enumerate(keeps):
-        points = [
+        found = [
             (layer, summary.mean_score(label)) for (layer, kept), label in labels.items() if kept == keep
         ]
         axes.plot(
-            *zip(*sorted(points), strict=True),
-            marker="o",
-            markersize=2 + 2 * (len(keeps) - place),  # points at the same place stay visible
+            *zip(*sorted(found), strict=True),
+            **series(place),
+            markersize=3 + 2 * (len(keeps) - place),  # points at the same place stay visible
             label=f"keep {keep:.0%} tokens",
         )
     axes.set_xlabel("layer after which tokens are dropped")
@@ -117,5 +110,4 @@ def places(summary: Summary, labels: Mapping[tuple[int, float], str], title: str
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    figure.savefig(file, dpi=DPI)
-    return file
+    return save(figure, file)

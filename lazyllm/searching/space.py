@@ -13,7 +13,7 @@ import numpy as np
 from lazyllm.calibration.curves import seeing_layers
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.methods import Preset, PruningInput, as_method
-from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Mass, Pruning
+from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Pruning, largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -29,6 +29,7 @@ OPTIONS: dict[str, tuple[float, ...]] = {
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.8),
 }
+SHORT_WIDTH = 13
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
 HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps
 STAGES, SPEEDUP, DEPTH = "stages", "speedup level", "depth"
@@ -113,7 +114,7 @@ class Space:
         speedup = self.speedup(pruning)
         level = min(range(LEVELS), key=lambda place: abs(self.levels[place] - speedup))
         stages = pruning.stages[:MAX_STAGES]
-        layers, keeps = [layer for layer, _ in stages], [_keep(rule) for _, rule in stages]
+        layers, keeps = [layer for layer, _ in stages], [largest_keep(rule) for _, rule in stages]
         depth = share_of(layers[0], seeing_layers(self.config))
         made: dict[str, Any] = {SPEEDUP: level, STAGES: len(stages), DEPTH: stepped(depth, SHARES)}
         for number, (below, above) in enumerate(pairwise(zip(layers, keeps, strict=True)), 2):
@@ -125,12 +126,14 @@ class Space:
         return made
 
     def starts(self) -> list[Pruning]:
-        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
+        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level; then the same
+        smoothed over SHORT_WIDTH, which short prompts need."""
         several = [
             Pruning.of_shapes(SPEEDUP_SHAPES, wished, self.config, self.n_prompt, recommended=True)
             for wished in self.levels
         ]
-        return [one for one in several if self.holds(one)]
+        several += [replace(one, smooth=SHORT_WIDTH) for one in several]
+        return [one for one in dict.fromkeys(several) if self.holds(one)]
 
     def checked_start(self, given: PruningInput) -> Pruning:
         """A setting of the user's that the search begins with."""
@@ -145,10 +148,6 @@ class Space:
                 f"prompt tokens; the search is for speedups from {self.low:g} to {self.high:g}"
             )
         return pruning
-
-
-def _keep(rule: float | Mass) -> float:
-    return rule.keep_max if isinstance(rule, Mass) else rule
 
 
 def at(share: float, layers: Sequence[int]) -> int:
