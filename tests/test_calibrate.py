@@ -274,6 +274,31 @@ def test_wrong_prompts_are_refused(llm: LLM, prompts: Any, words: str) -> None:
         lazyllm.calibrate(llm, prompts, progress=False)
 
 
+def test_lengths_are_those_of_the_generated_prompts(llm: LLM, tmp_path: Path) -> None:
+    out = tmp_path / "preset.json"
+    preset = lazyllm.calibrate(llm, speedup=SPEEDUP, lengths=[900], out=out, progress=False)
+    rows = [json.loads(line) for line in (tmp_path / "preset.calibration/trials" / ITEMS).open()]
+    assert {row["dataset"].partition("@")[2] for row in rows} == {"900"}
+    assert preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [
+        ([900, 1101], "length 1101 is more than the model's context of 1100"),
+        ([50], "length 50 is too short"),
+        (900, r"lengths must be a list of numbers of tokens, such as \[1024, 2048\], not 900"),
+        ([], "lengths must be a list"),
+        ([0], "a length must be from 1 to"),
+    ],
+    ids=str,
+)
+def test_wrong_lengths_are_refused_before_work(llm: LLM, tmp_path: Path, lengths: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        lazyllm.calibrate(llm, lengths=lengths, out=tmp_path / "preset.json", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_results_of_trials_by_hand() -> None:
     baseline, other = Pruning({1: 0.9}), Pruning({1: 0.8})
     rows: list[dict[str, Any]] = []
@@ -412,6 +437,7 @@ def test_a_preset_comes_back_from_its_file(made: tuple[Preset, Path], tmp_path: 
     assert (again.versions, json.dumps(again.evidence)) == (preset.versions, json.dumps(preset.evidence))
     assert hash(again) == hash(preset)
     assert repr(again) == repr(preset)
+    assert again._repr_html_().count("<tr>") == 1 + len(preset.evidence["candidates"])
 
 
 def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path]) -> None:

@@ -56,6 +56,7 @@ def calibrate(
     speedup: float = 2.5,
     out: str | Path | None = None,
     progress: bool = True,
+    lengths: Sequence[int] | None = None,
 ) -> Preset:
     """Finds the stages that lose least on this checkpoint at a wished counted speedup, and tries them.
 
@@ -65,8 +66,10 @@ def calibrate(
     of equal ones, that with the least KL divergence from dense.
 
     `prompts`: texts, lists of messages or lists of token ids. Text goes through the chat template, where the
-    model has one. `out`: a file such as preset.json for the preset, with a picture beside it; measurements go
-    to the folder preset.calibration, from which a calibration that was interrupted continues.
+    model has one. `lengths`: those of the generated prompts, answer included; the default is 1024 and 2048
+    tokens, or as many as the model's context has. `out`: a file such as preset.json for the preset, with a
+    picture beside it; measurements go to the folder preset.calibration, from which a calibration that was
+    interrupted continues.
     """
     wished = checked.number(speedup, "speedup")
     if wished < 1:
@@ -79,8 +82,8 @@ def calibrate(
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
     if file is None:
         with TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
-            return preset_of(model, own, wished, Path(folder), options)
-    made = preset_of(model, own, wished, file.with_suffix(FOLDER_SUFFIX), options)
+            return preset_of(model, own, wished, Path(folder), options, lengths)
+    made = preset_of(model, own, wished, file.with_suffix(FOLDER_SUFFIX), options, lengths)
     made.save(file)
     with suppress(ImportError):  # without matplotlib there is no picture
         made.plot(file.with_suffix(".png"))
@@ -96,10 +99,15 @@ def checked_file(file: Path) -> Path:
 
 
 def preset_of(
-    llm: LLM, own: Mapping[str, list[int]], speedup: float, folder: Path, options: RunOptions
+    llm: LLM,
+    own: Mapping[str, list[int]],
+    speedup: float,
+    folder: Path,
+    options: RunOptions,
+    lengths: Sequence[int] | None = None,
 ) -> Preset:
     for_curves, kept_back = split(own)
-    tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options)
+    tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
     baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended()  # refuses one out of reach
     conditions: dict[str, Any] = {
@@ -112,7 +120,7 @@ def preset_of(
     losses = Losses(tuple(seeing_layers(llm.config)), KEEPS, worst_mean(lost_by_prompt(rows, llm.config)))
     several = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
 
-    tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options)
+    tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options, lengths)
     conditions = {"measure": "trial", "forced tokens": TOKENS}
     tried = measured(llm, [Pruning(), *several], tasks, folder / "trials", options, Tried(TOKENS), conditions)
     trials = results(tried, several)

@@ -14,9 +14,10 @@ from lazyllm.evaluation.tasks import Prompt, Shorten, Task
 from lazyllm.llm import LLM
 from lazyllm.prompt import Conversation, is_messages
 from lazyllm.prompt import Prompt as Given
+from lazyllm.support import checked
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
-LENGTHS = (1024, 2048)  # tokens of a prompt with its answer; at most the model's context
+LENGTHS = (1024, 2048)  # tokens of a prompt with its answer, unless others are given
 MAX_NEW_TOKENS = 48  # of the answers that name needles
 FOR_CURVES, FOR_TRIALS = 2, 3  # generated prompts of each kind and length
 CURVE_SEED, TRIAL_SEED = 101, 102
@@ -28,9 +29,15 @@ class CalibrationTasks(GeneratedTasks):
     """Generated needles, and prompts given as token ids, which have no score."""
 
     def __init__(
-        self, llm: LLM, own: Mapping[str, Sequence[int]], count: int, seed: int, options: RunOptions
+        self,
+        llm: LLM,
+        own: Mapping[str, Sequence[int]],
+        count: int,
+        seed: int,
+        options: RunOptions,
+        lengths: Sequence[int] | None = None,
     ) -> None:
-        lengths = sorted({min(length, llm.config.context) for length in LENGTHS})
+        lengths = checked_lengths(lengths, llm.config.context)
         encode = prompt_encoder(llm.tokenizer, options.chat)
         items: dict[str, Sequence[dict[str, Any]]] = dict(ruler_items(encode, NEEDLES, lengths, count, seed))
         if own:
@@ -56,6 +63,18 @@ class CalibrationTasks(GeneratedTasks):
         if task.name == OWN:
             return Prompt(item["ids"], len(item["ids"]), False, "none")
         return super().prompt(llm, task, item, shorten)
+
+
+def checked_lengths(lengths: Sequence[int] | None, context: int) -> list[int]:
+    """The lengths, ascending; None is LENGTHS, as far as the model's context has room."""
+    if lengths is None:
+        return sorted({min(length, context) for length in LENGTHS})
+    if isinstance(lengths, int) or not len(lengths):
+        raise TypeError(f"lengths must be a list of numbers of tokens, such as [1024, 2048], not {lengths!r}")
+    made = sorted({checked.whole(length, "a length", 1) for length in lengths})
+    if made[-1] > context:
+        raise ValueError(f"length {made[-1]} is more than the model's context of {context}")
+    return made
 
 
 def encoded(llm: LLM, prompts: Sequence[Given], new_tokens: int) -> dict[str, list[int]]:

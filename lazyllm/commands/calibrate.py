@@ -31,6 +31,13 @@ def add(commands: options.Commands) -> None:
         help="a prompt of yours beside the generated ones (repeatable); every third is kept for the trials",
     )
     parser.add_argument(
+        "--lengths",
+        type=options.whole_numbers,
+        default=argparse.SUPPRESS,
+        metavar="N,…",
+        help="tokens of the generated prompts with their answers, default 1024,2048",
+    )
+    parser.add_argument(
         "--out",
         required=True,
         type=options.out_file,
@@ -46,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     checked_file(args.out)
     prompts = [read_prompt(file) for file in args.prompt_file]
-    made = calibrate(options.loaded(args), prompts, out=args.out, **options.chosen(args, "speedup"))
+    chosen = options.chosen(args, "speedup", "lengths")
+    made = calibrate(options.loaded(args), prompts, out=args.out, **chosen)
     print(f"{made!r}\n\nwrote {args.out}")
     return 0

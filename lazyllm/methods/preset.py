@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,15 @@ class Preset(Method):
     def __str__(self) -> str:
         return str(self.pruning)
 
+    @property
+    def _heading(self) -> str:
+        return f"Preset for {self.model}: {self.pruning}, counted speedup {self.speedup:.2f}"
+
     def __repr__(self) -> str:
-        heading = f"Preset for {self.model}: {self.pruning}, counted speedup {self.speedup:.2f}"
-        return f"{heading}\n\n{self.table.title}\n\n{self.table.text()}"
+        return f"{self._heading}\n\n{self.table.title}\n\n{self.table.text()}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self._heading)}</p><p>{escape(self.table.title)}</p>{self.table.html()}"
 
     @property
     def table(self) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,11 +16,17 @@ def shown(progress: bool) -> bool:
     return progress and os.environ.get("LAZYLLM_PROGRESS", "1") != "0"
 
 
+def _tqdm() -> Any:
+    """tqdm's class for a terminal or a notebook; without ipywidgets, of which it warns, it is the former."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm
+    return tqdm
+
+
 def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True) -> Any:
     """A tqdm bar, a context manager; without `leave` it is removed at the end."""
-    from tqdm.auto import tqdm
-
-    return tqdm(
+    return _tqdm()(
         total=total, desc=what, unit=unit, disable=not shown(progress), leave=leave, dynamic_ncols=True
     )
 
@@ -32,9 +39,7 @@ def prefill_watch(
     if n_tokens < LONG_PROMPT or not shown(progress):
         yield None
         return
-    from tqdm.auto import tqdm
-
-    with tqdm(
+    with _tqdm()(
         total=n_layers,
         desc=f"prefill of {n_tokens} tokens",
         unit="layer",
