@@ -126,8 +126,10 @@ def run_items(
         conditions = {**common, **of_settings, **measured, **tasks.conditions}
         manifest = new_manifest(llm.config.name or llm.checkpoint.folder.name, conditions, tasks.selection)
         known = contents(tasks.items)
-        folder = stack.enter_context(RunFolder(out, manifest, known, options.retry_failed))
-        plan, done = list(planned(settings, tasks)), folder.done
+        plan = list(planned(settings, tasks))
+        again = {one.key for one in plan} if options.retry_failed else ()
+        folder = stack.enter_context(RunFolder(out, manifest, known, again))
+        done = folder.done
         left = [one for one in plan if one.key not in done]
         recipe = replace(recipe, expected=common, digests=digest.known())
         results = results_there(there, recipe, left) if there else results_here(llm, recipe, left)
