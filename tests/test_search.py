@@ -497,6 +497,8 @@ def test_front_and_best_by_hand() -> None:
     nearly = [record(20, 2.001, [0.1] * 3), record(21, 2.003, [0.2] * 3), record(22, 2.01, [0.3] * 3)]
     front = Search(nearly, SPACE_CONDITIONS, None).pareto()
     assert [one.speedup for one in front] == [2.001, 2.01]
+    assert front.best(speedup=2.003).speedup == 2.001  # the front has neither 2.003 nor another 2.00
+    assert front.best(speedup=2.01).speedup == 2.01
     for options, words in (
         ({"speedup": 2.6}, r"no setting has a speedup of 2\.6; the fastest has 2\.50"),
         ({"max_loss": 0.01}, r"no setting loses at most 0\.01 nats per token; the least is 0\.1000"),
