@@ -230,6 +230,40 @@ def test_a_preset_is_resolved_too(llm: LLM, from_100: list[int]) -> None:
     assert AUTO.min_tokens == preset.pruning.min_tokens == "auto"
 
 
+@pytest.mark.parametrize("measure", ["score", "kl"])
+def test_runs_resolve_it_for_the_limit_of_each_task(
+    llm: LLM, from_100: list[int], tmp_path: Path, measure: Any
+) -> None:
+    asked: dict[str, Any] = {"datasets": ["niah_single_1"], "max_length": 580, "limit": 2, "tokens": 2}
+    asked |= {"max_new_tokens": 9, "chat": "none", "warm_ups": 0, "progress": False}
+    settings = [AUTO, replace(STAGES, min_tokens=100), STAGES]
+    made = lazyllm.sweep(llm, settings, measure=measure, out=tmp_path, **asked)
+    assert not made.summary.failed
+    assert from_100 == [9, 9]
+    by_setting = [
+        [{**row, "setting": "", "timing": {}} for row in made.rows if row["setting"] == str(one)]
+        for one in settings[:2]
+    ]
+    assert by_setting[0] == [{**row, "min_tokens": 100} for row in by_setting[1]]
+
+
+def test_runs_count_the_work_of_the_number(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Forecast, "min_tokens", lambda *_, **__: SHAPE.context + 1)
+    made = lazyllm.longbench.run_ruler(
+        llm,
+        [None, AUTO],
+        out=tmp_path,
+        tasks=["niah_single_1"],
+        lengths=[560],
+        count=1,
+        chat="none",
+        warm_ups=0,
+        progress=False,
+    )
+    dense, auto = made.rows
+    assert auto["flops"] == dense["flops"]
+
+
 def test_a_number_is_not_resolved(llm: LLM, from_100: list[int]) -> None:
     for setting in (None, STAGES, replace(STAGES, min_tokens=7), lazyllm.FastKV(2, 0.5)):
         llm.session(setting)
