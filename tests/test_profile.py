@@ -15,7 +15,7 @@ import pytest
 from folders import SHAPE, model_folder
 
 import lazyllm
-from lazyllm import LLM, Mass, Policy, Preset, Pruning, forecast
+from lazyllm import LLM, Drop, Mass, Policy, Preset, Pruning, forecast
 from lazyllm.forecast import Forecast
 from lazyllm.machine import profile
 from lazyllm.machine.profile import Costs, Habits, fitted_line, fitted_revival
@@ -178,6 +178,17 @@ def test_what_a_mass_keeps_is_measured(llm: LLM) -> None:
     assert 0 < kept < 1
     assert forecast._with_keeps(mass.stages, habits.kept) == ((1, kept), (3, min(kept, 0.9)))
     assert llm.forecast.speedup(mass, 500, 1) > 1.02
+
+
+@pytest.mark.parametrize("decode", ["same", "frozen", {}, {4: 0.1}], ids=str)
+def test_steps_read_no_keys_of_what_is_gone(llm: LLM, decode: Any) -> None:
+    setting = Pruning({1: Drop(0.5), 3: 0.2}, decode=decode)
+    session = llm.session(setting)
+    session.forward(IDS)
+    session.forward([5], generated=True)
+    one_per_key = Costs(0.0, 0.0, 0.0, 1.0)
+    read = llm.forecast._seconds(one_per_key, Habits(0.0, 0.0), setting, len(IDS), 2)
+    assert read == session.last_pass[:, 0].sum()
 
 
 def test_nothing_to_prune_needs_no_profile(llm: LLM, cache: Path) -> None:
