@@ -610,6 +610,8 @@ def test_the_command(
     assert found[0].pruning == Pruning({1: 0.4})
     assert Preset.load(tmp_path / "out" / "preset.json") == found.preset(speedup=1.4)
     assert json.loads((tmp_path / "out" / "preset.json").read_text())["evidence"]["prompts"]["search"] == 7
+    assert cli.main([*call, "--speedup", "1.3,2", "--preset", "2.5"]) == 2
+    assert "--preset must be at most 2, the end of the range of speedups, not 2.5" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*call, "--speedup", "fast"])
     assert "'fast' is no pair of numbers such as 1.5,3" in capsys.readouterr().err
