@@ -16,7 +16,7 @@ from lazyllm import _core
 from lazyllm.machine.info import processor
 from lazyllm.machine.profile import Costs, Habits, Point, Profile, ProfileFile, fitted_revival
 from lazyllm.model import Model
-from lazyllm.pruning import DENSE, Mass, Pruning, Stages, largest_keep
+from lazyllm.pruning import DENSE, Drop, Mass, Pruning, Stages, largest_keep
 from lazyllm.session import Session
 from lazyllm.support.progress import bar
 
@@ -80,7 +80,10 @@ class Forecast:
         dense, pruned = (one.flops(self._config, n_prompt) for one in (DENSE, counted))
         revived = habits.revived(steps) * (dense - pruned)
         decoding = replace(counted, stages=counted.decode) if isinstance(counted.decode, tuple) else counted
-        in_play = np.array(decoding.planned(self._config, n_prompt)) + (steps + 1) / 2
+        prefill = counted.planned(self._config, n_prompt)
+        drops = [layer for layer, rule in setting.stages if isinstance(rule, Drop)]
+        gone = sum(prefill[layer] - prefill[layer + 1] for layer in drops)  # in all layers
+        in_play = np.minimum(decoding.planned(self._config, n_prompt), n_prompt - gone) + (steps + 1) / 2
         step = costs.step + habits.overhead + costs.key * self._keys(in_play)
         return costs.start + costs.operation * (pruned + revived) + steps * step
 

@@ -73,15 +73,15 @@ class LLM(Model):
 
     def session(self, pruning: PruningInput = None) -> Session:
         """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens."""
-        return Session(self, self._resolved(pruning, ASSUMED_NEW))
+        return Session(self, self.resolved(pruning, ASSUMED_NEW))
 
     @cached_property
     def forecast(self) -> Forecast:
         """How long answers take on this machine, for `min_tokens="auto"`."""
         return Forecast(self)
 
-    def _resolved(self, pruning: PruningInput, n_new: int, progress: bool = True) -> Method:
-        """The method, with a number in place of a `min_tokens` of "auto"."""
+    def resolved(self, pruning: PruningInput, n_new: int, progress: bool = True) -> Method:
+        """The method, with the number for answers of `n_new` tokens in place of a `min_tokens` of "auto"."""
         method = as_method(pruning)
         method.check(self.config)
         return method.resolved(lambda setting: self.forecast.min_tokens(setting, n_new, progress))
@@ -126,7 +126,7 @@ class LLM(Model):
         run, the answers made so far are the exception's attribute `finished`.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = self._resolved(pruning, request.max_new_tokens, request.progress)
+        method = self.resolved(pruning, request.max_new_tokens, request.progress)
         if not is_batch(prompt):
             return self.session(method).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
@@ -165,5 +165,5 @@ class LLM(Model):
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = self._resolved(pruning, request.max_new_tokens, request.progress)
+        method = self.resolved(pruning, request.max_new_tokens, request.progress)
         return self.session(method).answer(prompt, request, chat)

@@ -383,12 +383,14 @@ class Pruning(Counted):
         only some of the tokens in play, these are assumed to be the last ones: an upper bound on the pairs.
         """
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
-        return self._counted(config, in_play, computed, dict(self._stages_of(in_play[0], generated)))
+        # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
+        n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
+        return self._counted(config, in_play, computed, dict(self._stages_of(n_context, generated)))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.pass_flops(config, last_pass)
 
-    def _stages_of(self, n_context: int, generated: bool = False) -> Stages:
+    def _stages_of(self, n_context: float, generated: bool = False) -> Stages:
         """The stages of a pass over a context of that length."""
         if isinstance(self.min_tokens, int) and n_context < self.min_tokens:
             return ()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyllm
-from lazyllm import LLM, Pruning, SamplingParams, _core
+from lazyllm import LLM, Drop, Pruning, SamplingParams, _core
 from lazyllm.generation import Request
 from lazyllm.stop_finder import StopFinder
 
@@ -238,6 +238,20 @@ def test_counted_work_of_a_decode_step(llm: LLM) -> None:
             work += rows * row + (n - rows) * 4 * c.hidden * kv_width
             work += 4 * width * sum(range(m - rows + 1, m + 1))
         assert pruning.pass_flops(c, last, generated=True) == work
+
+
+@pytest.mark.parametrize("least", [0, 60, 100, 300])
+def test_counted_work_where_tokens_are_gone(llm: LLM, least: int) -> None:
+    """The context of a follow-up counts for min_tokens, of which fewer tokens are in play."""
+    made, told = (Pruning({1: Drop(0.3)}, min_tokens=n) for n in (least, 0))
+    session = llm.session(made)
+    for ids in (IDS, IDS, IDS[:3]):
+        session.forward(ids)
+        dense = session.length < least
+        counted = Pruning() if dense else told
+        assert made.pass_flops(llm.config, session.last_pass) == counted.pass_flops(
+            llm.config, session.last_pass
+        )
 
 
 def test_times_are_in_order(llm: LLM) -> None:

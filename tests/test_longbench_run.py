@@ -821,8 +821,8 @@ def test_settings_that_differ_by_seed_share_a_legend_entry(
     made = run(llm, data, tmp_path, pruning=settings, datasets=["lcc"], limit=2)
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         drawn = made.plot(tmp_path / "scores.svg").read_text(encoding="utf-8")
-    entries = re.findall(r">((?:RandomDrop|Pruning)[^<>]+)</text>", drawn)
-    assert entries == ["RandomDrop(keep=0.5), 2 seeds", "Pruning({1: 0.5})"]
+    entries = re.findall(r">((?:RandomDrop|\{)[^<>]+)</text>", drawn)
+    assert entries == ["RandomDrop(keep=0.5), 2 seeds", "{1: 0.5}"]
 
 
 def test_a_run_prints_as_aligned_text(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from folders import SHAPE
 
 import lazyllm
-from lazyllm import LLM, Mass, Policy, Preset, Pruning, forecast
+from lazyllm import LLM, Drop, Mass, Policy, Preset, Pruning, forecast
 from lazyllm.forecast import Forecast
 from lazyllm.machine import profile
 from lazyllm.machine.profile import Costs, Habits, fitted_line, fitted_revival
@@ -175,6 +175,17 @@ def test_what_a_mass_keeps_is_measured(llm: LLM) -> None:
     assert llm.forecast.speedup(mass, 500, 1) > 1.02
 
 
+@pytest.mark.parametrize("decode", ["same", "frozen", {}, {4: 0.1}], ids=str)
+def test_steps_read_no_keys_of_what_is_gone(llm: LLM, decode: Any) -> None:
+    setting = Pruning({1: Drop(0.5), 3: 0.2}, decode=decode)
+    session = llm.session(setting)
+    session.forward(IDS)
+    session.forward([5], generated=True)
+    one_per_key = Costs(0.0, 0.0, 0.0, 1.0)
+    read = llm.forecast._seconds(one_per_key, Habits(0.0, 0.0), setting, len(IDS), 2)
+    assert read == session.last_pass[:, 0].sum()
+
+
 def test_nothing_to_prune_needs_no_profile(llm: LLM, cache: Path) -> None:
     assert llm.session(Pruning(min_tokens="auto")).pruning == Pruning()
     assert not cache.exists()
@@ -223,6 +234,40 @@ def test_a_preset_is_resolved_too(llm: LLM, from_100: list[int]) -> None:
     assert isinstance(answer.pruning, Preset)
     assert answer.pruning.pruning.min_tokens == 100
     assert AUTO.min_tokens == preset.pruning.min_tokens == "auto"
+
+
+@pytest.mark.parametrize("measure", ["score", "kl"])
+def test_runs_resolve_it_for_the_limit_of_each_task(
+    llm: LLM, from_100: list[int], tmp_path: Path, measure: Any
+) -> None:
+    asked: dict[str, Any] = {"datasets": ["niah_single_1"], "max_length": 580, "limit": 2, "tokens": 2}
+    asked |= {"max_new_tokens": 9, "chat": "none", "warm_ups": 0, "progress": False}
+    settings = [AUTO, replace(STAGES, min_tokens=100), STAGES]
+    made = lazyllm.sweep(llm, settings, measure=measure, out=tmp_path, **asked)
+    assert not made.summary.failed
+    assert from_100 == [9, 9]
+    by_setting = [
+        [{**row, "setting": "", "timing": {}} for row in made.rows if row["setting"] == str(one)]
+        for one in settings[:2]
+    ]
+    assert by_setting[0] == [{**row, "min_tokens": 100} for row in by_setting[1]]
+
+
+def test_runs_count_the_work_of_the_number(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Forecast, "min_tokens", lambda *_, **__: SHAPE.context + 1)
+    made = lazyllm.longbench.run_ruler(
+        llm,
+        [None, AUTO],
+        out=tmp_path,
+        tasks=["niah_single_1"],
+        lengths=[560],
+        count=1,
+        chat="none",
+        warm_ups=0,
+        progress=False,
+    )
+    dense, auto = made.rows
+    assert auto["flops"] == dense["flops"]
 
 
 def test_a_number_is_not_resolved(llm: LLM, from_100: list[int]) -> None:

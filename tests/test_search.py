@@ -497,6 +497,8 @@ def test_front_and_best_by_hand() -> None:
     nearly = [record(20, 2.001, [0.1] * 3), record(21, 2.003, [0.2] * 3), record(22, 2.01, [0.3] * 3)]
     front = Search(nearly, SPACE_CONDITIONS, None).pareto()
     assert [one.speedup for one in front] == [2.001, 2.01]
+    assert front.best(speedup=2.003).speedup == 2.001  # the front has neither 2.003 nor another 2.00
+    assert front.best(speedup=2.01).speedup == 2.01
     for options, words in (
         ({"speedup": 2.6}, r"no setting has a speedup of 2\.6; the fastest has 2\.50"),
         ({"max_loss": 0.01}, r"no setting loses at most 0\.01 nats per token; the least is 0\.1000"),
@@ -608,6 +610,8 @@ def test_the_command(
     assert found[0].pruning == Pruning({1: 0.4})
     assert Preset.load(tmp_path / "out" / "preset.json") == found.preset(speedup=1.4)
     assert json.loads((tmp_path / "out" / "preset.json").read_text())["evidence"]["prompts"]["search"] == 7
+    assert cli.main([*call, "--speedup", "1.3,2", "--preset", "2.5"]) == 2
+    assert "--preset must be at most 2, the end of the range of speedups, not 2.5" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main([*call, "--speedup", "fast"])
     assert "'fast' is no pair of numbers such as 1.5,3" in capsys.readouterr().err

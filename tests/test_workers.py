@@ -181,6 +181,8 @@ def test_a_setting_that_cannot_be_sent_is_refused_by_name(llm: lazyllm.LLM, tmp_
             ValueError,
             "worker_device and worker_threads are for workers or a scheduler",
         ),
+        ({"workers": 2, "worker_threads": 0}, ValueError, "worker_threads must be from 1"),
+        ({"workers": 2, "worker_device": "gpu"}, ValueError, "device must be auto, cpu, cuda or cuda:N"),
         ({"on_row": 5}, TypeError, "on_row must be a function"),
     ],
     ids=str,

@@ -58,12 +58,17 @@ def add(commands: options.Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from lazyllm.commands.generate import read_prompt
-    from lazyllm.searching.search import search
+    from lazyllm.searching.search import RANGE, search
     from lazyllm.searching.study import optuna_module
 
     optuna_module()
     prompts = [read_prompt(file) for file in args.prompt_file] if args.prompt_file else None
     given = options.chosen(args, "speedup", "budget", "start", "seed", "out")
+    fastest = max(given.get("speedup", RANGE))
+    if args.preset is not None and args.preset > fastest:
+        raise ValueError(
+            f"--preset must be at most {fastest:g}, the end of the range of speedups, not {args.preset:g}"
+        )
     made = search(options.loaded(args), prompts, **given)
     print(f"{made.text()}\n\nwrote {made.folder}")
     if args.preset is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from lazyllm.evaluation.chats import CHATS, Chat
+from lazyllm.machine.device import check_device
 from lazyllm.support import checked
 
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
@@ -69,6 +70,10 @@ class RunOptions:
             )
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
+        if self.worker_threads is not None:
+            checked.whole(self.worker_threads, "worker_threads", 1)
+        if self.worker_device is not None:
+            check_device(self.worker_device)
         several = [self.on_row] if callable(self.on_row) else self.on_row
         if not isinstance(several, Sequence) or not all(map(callable, several)):
             raise TypeError(f"on_row must be a function, or a list of functions, not {self.on_row!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ class RunFolder:
 
     The folder takes what the manifest allows: its conditions must agree with those of rows that are there.
     `known` are the digests of items by data set and item; a row of an item that was another is an error.
-    `retry_failed` drops the rows of failed items, so that they run again.
+    Rows of `again` that failed are dropped, so that they run again.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class RunFolder:
         path: Path,
         manifest: Manifest,
         known: Mapping[tuple[str, str], str] | None = None,
-        retry_failed: bool = False,
+        again: Collection[Key] = (),
     ) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
@@ -61,8 +61,9 @@ class RunFolder:
             check_contents(self.rows, str(path), dict(known or {}), "that is given now")
             self._write(manifest)
             self._items = open(path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
-            if retry_failed and any("error" in row for row in self.rows):
-                self.replace([row for row in self.rows if "error" not in row])
+            kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
+            if len(kept) < len(self.rows):
+                self.replace(kept)
         except BaseException:
             self._lock.close()
             raise

@@ -63,11 +63,13 @@ Measure = Callable[[LLM, Tasks, Trial], dict[str, Any]]
 @dataclass(frozen=True)
 class Prepared:
     """The prompt of a trial. `whole` is the prompt before compression, which took `compressing` seconds;
-    `method` is the setting that the engine runs it with."""
+    `method` is the setting that the engine runs it with; where its `min_tokens` was "auto", `resolved` has
+    the number for answers as long as the task's may be, for the row."""
 
     prompt: Prompt
     whole: Prompt
     method: Method
+    resolved: Mapping[str, int]
     compressing: float = 0.0
 
     @property
@@ -126,8 +128,10 @@ def run_items(
         conditions = {**common, **of_settings, **measured, **tasks.conditions}
         manifest = new_manifest(llm.config.name or llm.checkpoint.folder.name, conditions, tasks.selection)
         known = contents(tasks.items)
-        folder = stack.enter_context(RunFolder(out, manifest, known, options.retry_failed))
-        plan, done = list(planned(settings, tasks)), folder.done
+        plan = list(planned(settings, tasks))
+        again = {one.key for one in plan} if options.retry_failed else ()
+        folder = stack.enter_context(RunFolder(out, manifest, known, again))
+        done = folder.done
         left = [one for one in plan if one.key not in done]
         recipe = replace(recipe, expected=common, digests=digest.known())
         results = results_there(there, recipe, left) if there else results_here(llm, recipe, left)
@@ -303,19 +307,21 @@ def result_row(llm: LLM, tasks: Tasks, one: Trial, measure: Measure) -> dict[str
 
 def prepared(llm: LLM, tasks: Tasks, one: Trial) -> Prepared:
     whole = tasks.prompt(llm, one.task, one.item)
-    if not one.method.compresses:
-        return Prepared(whole, whole, one.method)
+    method = llm.resolved(one.method, one.task.max_new_tokens, progress=False)
+    resolved = {"min_tokens": (method.core() or {})["min_tokens"]} if method != one.method else {}
+    if not method.compresses:
+        return Prepared(whole, whole, method, resolved)
     compressing = 0.0
 
     def shorten(text: str) -> str:
         nonlocal compressing
         begun = time.perf_counter()
-        short = one.method.compress(llm, text)
+        short = method.compress(llm, text)
         compressing = time.perf_counter() - begun
         return short
 
     prompt = tasks.prompt(llm, one.task, one.item, shorten)
-    return Prepared(prompt, whole, one.method.without_compression(), compressing)
+    return Prepared(prompt, whole, method.without_compression(), resolved, compressing)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
@@ -345,8 +351,9 @@ def scored_answer(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
         "length": one.item["length"],
         "prompt_tokens": given.n_whole,
         "cut": prompt.cut,
+        **given.resolved,
         "wrapper": prompt.wrapper,
-        "flops": one.method.prefill_flops(llm.config, len(prompt.ids), prefill),
+        "flops": given.method.prefill_flops(llm.config, len(prompt.ids), prefill),
         "new_tokens": len(out.token_ids),
         "finished_by": out.finish_reason,
         "computed": round(out.computed * given.share, 6),

@@ -28,7 +28,7 @@ from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
 from lazyllm.searching.prompts import References, digest_of, measured, prompts_of
 from lazyllm.searching.space import Space
 from lazyllm.searching.study import Claim, Record, Study, optuna_module, read
-from lazyllm.support import checked
+from lazyllm.support import checked, frames
 from lazyllm.support.progress import bar
 from lazyllm.support.tables import Table
 
@@ -80,8 +80,8 @@ class Search(Sequence[Record]):
         return Search(front[::-1], self.conditions, self.folder)
 
     def best(self, speedup: float | None = None, max_loss: float | None = None) -> Record:
-        """The setting with the least divergence that has at least this counted speedup; or the fastest one
-        whose divergence is at most `max_loss`, in nats per token."""
+        """The setting with the least divergence that has at least this counted speedup, to two decimals; or
+        the fastest one whose divergence is at most `max_loss`, in nats per token."""
         if (speedup is None) == (max_loss is None):
             raise TypeError("best needs either speedup or max_loss")
         front = self.pareto()
@@ -89,7 +89,7 @@ class Search(Sequence[Record]):
             raise ValueError("the search has no finished trial yet")
         if speedup is not None:
             wished = checked.number(speedup, "speedup")
-            if fit := [one for one in front if one.speedup >= wished]:
+            if fit := [one for one in front if one.shown_speedup >= round(wished, 2)]:
                 return fit[0]
             raise ValueError(
                 f"no setting has a speedup of {wished:g}; the fastest has {front[-1].speedup:.2f}"
@@ -157,10 +157,6 @@ class Search(Sequence[Record]):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each setting, in the order of the trials; needs pandas."""
-        try:
-            import pandas
-        except ImportError:
-            raise ImportError("to_frame needs pandas: pip install 'lazyllm-engine[longbench]'") from None
         front = {one.number for one in self.pareto()}
         rows = [
             {
@@ -177,7 +173,8 @@ class Search(Sequence[Record]):
             }
             for one in self
         ]
-        return pandas.DataFrame(rows)
+        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
+        return made
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws divergence against counted speedup with the Pareto front; needs matplotlib.
