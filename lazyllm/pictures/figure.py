@@ -15,7 +15,7 @@ DPI = 150
 LABEL_WIDTH = 100
 # of Okabe and Ito, without yellow: told apart with every kind of colour vision; in grey by markers and lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A")
-MARKERS = "oDs^vPX*<>"
+MARKERS = "oD^vPX*<>"
 LINES = ("-", "--", "-.", ":")
 
 
