@@ -385,8 +385,27 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 def best_of(points: list[Point], max_drop: float) -> str:
     made = object.__new__(lazyllm.Sweep)
-    Frame.__init__(made, points)
+    made.compared = Frame(points)
     return made.best(max_drop).setting
+
+
+def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep) -> None:
+    """One setting has a prompt less than the others: without it, dense and the others change too."""
+    short = swept[1].setting
+    lost = next(row for row in swept.rows if row["setting"] == short)
+    rest = [row for row in swept.rows if row is not lost]
+    made = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
+    assert [one.prompts for one in made] == [3 if one.setting == short else 4 for one in made]
+    assert [one.prompts for one in made.compared] == [3] * len(made)
+    gone = lost["dataset"], lost["item"]
+    for one in made.pareto():
+        values = [
+            row["kl"]
+            for row in rest
+            if row["setting"] == one.setting and (row["dataset"], row["item"]) != gone
+        ]
+        assert one.kl.value == pytest.approx(np.mean(values))
+    assert [one.kl for one in swept.compared] == [one.kl for one in swept]
 
 
 def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:

@@ -212,3 +212,13 @@ class Summary:
     def count(self, setting: str, field: str) -> int:
         """Number of items with a true `field`."""
         return sum(bool(row[field]) for row in self.rows if row["setting"] == setting)
+
+
+def common(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the items that have a result under every setting that has any."""
+    items: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        if "error" not in row:
+            items.setdefault(row["setting"], set()).add((row["dataset"], row["item"]))
+    shared = set.intersection(*items.values()) if items else set()
+    return [row for row in rows if "error" not in row and (row["dataset"], row["item"]) in shared]

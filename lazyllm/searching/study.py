@@ -35,7 +35,8 @@ CLAIM_LOCK, JOURNAL_LOCK = "claim.lock", "journal.lock"
 CONDITIONS, SETTING, SPEEDUP = "conditions", "setting", "counted speedup"
 WORKER, PROMPT, REFUSED = "worker", "prompt", "refused"
 RANDOM_TRIALS = 10  # before the sampler learns from them, starting points included
-ATTEMPTS = 50  # to propose a setting that is valid and new
+ATTEMPTS = 100  # to propose a setting that is valid and new
+LEARNED_ATTEMPTS = 20  # of them; later ones are random, as what was learned leads to what was tried
 LEAST_KL = 1e-9  # for the logarithm
 DIGITS = 9
 
@@ -90,7 +91,8 @@ class Study:
 
     def claim(self, space: Space, starts: Sequence[Pruning], budget: int, seed: int) -> Claim | None:
         """A setting for this process to try: one that a dead process has left, or the next of `starts`, or a
-        new one that the sampler proposes. None if `budget` settings are tried or being tried."""
+        new one that the sampler proposes. None if `budget` settings are tried or being tried, or if the
+        sampler has no other, of which it warns."""
         with self._alone():
             known = [one for one in self._trials() if is_setting(one) and not self._is_left(one)]
             if len(known) >= budget:
@@ -98,7 +100,7 @@ class Study:
             self._enqueue(space, starts)
             for attempt in range(ATTEMPTS):
                 # a seed of its own for each: the same search gives the same settings, resumed or not
-                self._study.sampler = sampler([seed, len(known), attempt])
+                self._study.sampler = sampler([seed, len(known), attempt], attempt < LEARNED_ATTEMPTS)
                 trial = self._study.ask()
                 proposed, given = space.proposed(trial), trial.user_attrs.get(SETTING)
                 pruning = Pruning.from_json(given) if given else proposed
@@ -112,9 +114,11 @@ class Study:
                 trial.set_user_attr(SETTING, pruning.to_json())
                 trial.set_user_attr(WORKER, self._worker)
                 return Claim(self._study, trial, pruning, speedup)
-        raise RuntimeError(
-            f"no new setting was found in {ATTEMPTS} attempts; the range of speedups may be too narrow"
-        )
+        told = f"no new setting was found in {ATTEMPTS} attempts; the range of speedups may be too narrow"
+        if not any(map(is_setting, self._trials())):
+            raise RuntimeError(told)
+        warnings.warn(f"{told} for a budget of {budget}", stacklevel=2)
+        return None
 
     def _enqueue(self, space: Space, starts: Sequence[Pruning]) -> None:
         """What comes before proposals: what dead processes had begun, with its results; then `starts`."""
@@ -229,9 +233,12 @@ def check_conditions(study: optuna.Study, conditions: Mapping[str, Any], folder:
         raise ValueError(f"{folder} holds a search under other conditions: {told}. Give another folder")
 
 
-def sampler(entropy: Sequence[int]) -> Any:
+def sampler(entropy: Sequence[int], learned: bool) -> Any:
+    """Optuna's sampler that learns from the trials, or the random one."""
     optuna = optuna_module()
     seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    if not learned:
+        return optuna.samplers.RandomSampler(seed)
     with warnings.catch_warnings():  # constant_liar is experimental in Optuna 4
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
 from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
-from lazyllm.evaluation.summary import DENSE, Row, Summary
+from lazyllm.evaluation.summary import DENSE, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
@@ -45,6 +46,7 @@ class Sweep(Frame):
     ) -> None:
         self.rows, self.manifest, self.folder = rows, manifest, folder
         self.summary = Summary(rows, category_of)
+        self._methods = methods
         super().__init__(list(points(self.summary, methods)))
 
     @classmethod
@@ -59,13 +61,19 @@ class Sweep(Frame):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
         return cls(read_rows(path), manifest, path, settings_in(manifest))
 
+    @cached_property
+    def compared(self) -> Frame:
+        """The settings on the prompts that all of them have: those of `pareto`, `best` and `plot`. In a sweep
+        that has grown unevenly, its own table has means over different prompts."""
+        return Frame(list(points(Summary(common(self.rows), category_of), self._methods)))
+
     def pareto(self) -> Frame:
         """The Pareto front in quality and measured speedup, slowest setting first.
 
         Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
         another one is equal or better in both and better in one.
         """
-        return Frame(front(self))
+        return Frame(front(self.compared))
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
@@ -76,8 +84,8 @@ class Sweep(Frame):
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
-        min_share = self[DENSE].share - drop
-        fit = [one for one in self if one.share >= min_share and not isnan(one.speedup)]
+        min_share = self.compared[DENSE].share - drop
+        fit = [one for one in self.compared if one.share >= min_share and not isnan(one.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
         return max(fit, key=lambda one: one.speedup)
@@ -87,10 +95,10 @@ class Sweep(Frame):
 
         The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
         """
-        scored = any(one.scored for one in self)
+        scored = any(one.scored for one in self.compared)
         return plot_pareto(
-            dots_of(self, scored),
-            dots_of(front(self), scored),
+            dots_of(self.compared, scored),
+            dots_of(self.pareto(), scored),
             DENSE,
             SCORE_AXIS if scored else KL_AXIS,
             not scored,
