@@ -241,6 +241,8 @@ def search(
     conditions = {
         "model": model.config.name or model.checkpoint.folder.name,
         "model sha256": weights_digest(model.checkpoint, progress),
+        "device": model.device.partition(":")[0],
+        "kernels": model.core.isa,  # they round sums differently
         "prompts": len(several),
         "prompts sha256": digest_of(several),
         "prompt tokens": space.n_prompt,
