@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> lazyllm.LLM:
-    return lazyllm.load(folder, threads=1)
+    return lazyllm.load(folder, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
