@@ -17,9 +17,9 @@ from folders import SHAPE
 import lazyllm
 from lazyllm import LLM, Drop, Mass, Policy, Preset, Pruning, forecast
 from lazyllm.forecast import Forecast
-from lazyllm.machine import profile
 from lazyllm.machine.profile import Costs, Habits, fitted_line, fitted_revival
 from lazyllm.session import Session
+from lazyllm.support.json_text import json_digest
 
 STAGES = Pruning({1: 0.4, 3: 0.2})
 AUTO = replace(STAGES, min_tokens="auto")
@@ -228,7 +228,7 @@ def test_the_number_reaches_the_core_and_the_answer(llm: LLM, from_100: list[int
 
 
 def test_a_preset_is_resolved_too(llm: LLM, from_100: list[int]) -> None:
-    preset = Preset(AUTO, 2.0, "tiny", profile.digest_of(0), {}, {})
+    preset = Preset(AUTO, 2.0, "tiny", json_digest(0), {}, {})
     with pytest.warns(UserWarning, match="the preset was made for tiny"):
         answer = llm.generate(IDS[:50], preset, max_new_tokens=2)
     assert isinstance(answer.pruning, Preset)

@@ -30,10 +30,11 @@ from lazyllm.pruning import Mass, Pruning
 from lazyllm.searching import search as module
 from lazyllm.searching import study as study_module
 from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
-from lazyllm.searching.prompts import Reference, References, Result, digest_of, measured, prompts_of
+from lazyllm.searching.prompts import Reference, References, Result, measured, prompts_of
 from lazyllm.searching.search import Search
 from lazyllm.searching.space import Space
 from lazyllm.searching.study import JOURNAL, Record, Study, opened
+from lazyllm.support.json_text import json_digest
 
 LOW, HIGH = 1.3, 2.0
 N_PROMPTS, LENGTH, BUDGET = 7, 60, 7
@@ -246,7 +247,7 @@ def test_dense_runs_once(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_generated_prompts_are_of_all_kinds_in_turn(tmp_path: Path) -> None:
     long = lazyllm.load(model_folder(tmp_path, replace(SHAPE, context=1100)), device="cpu", threads=1)
     several = prompts_of(long, None, 16)
-    assert len(several) == len({digest_of([ids]) for ids in several}) == 12
+    assert len(several) == len({json_digest([ids]) for ids in several}) == 12
     assert [len(ids) > 930 for ids in several] == [False, False, False, True, True, True] * 2
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +13,7 @@ from lazyllm.llm import DTYPES, LLM
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
+from lazyllm.support.json_text import json_digest
 
 CPU = "cpu"
 DIGITS = 16  # of a SHA-256 in a row
@@ -77,4 +76,4 @@ def contents(items: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[tuple[str
 
 
 def short_digest(value: Mapping[str, Any] | Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    return json_digest(value)[:DIGITS]

@@ -13,14 +13,11 @@ import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
 from lazyllm.evaluation.manifest import ONLY
+from lazyllm.evaluation.results import Key
 
 Row = Mapping[str, Any]
 DENSE = "dense"
 SEED_OF = re.compile(r", seed=\d+")
-
-
-def key_of(row: Row) -> tuple[str, str, str]:
-    return row["setting"], row["dataset"], row["item"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Summary:
 
     def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
         good = [row for row in rows if "error" not in row]
-        self.rows = list({key_of(row): row for row in reversed(good)}.values())[::-1]
+        self.rows = list({Key.of(row): row for row in reversed(good)}.values())[::-1]
         self.failed = [row for row in rows if "error" in row]
         self._timed: dict[str, list[Row]] = {}
         for row in good:

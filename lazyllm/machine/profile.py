@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -20,8 +19,8 @@ from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.support import checked
-from lazyllm.support.files import write_whole
-from lazyllm.support.json_text import parse_object
+from lazyllm.support.files import locked, write_whole
+from lazyllm.support.json_text import json_digest, parse_object
 
 FOLDER, LOCK = "profiles", ".lock"
 Point = tuple[float, float]
@@ -107,15 +106,14 @@ class ProfileFile:
         }
         made_by = {"kernels": core.isa, "weights": weights_state(checkpoint), **software()}
         self._conditions = {**place, **made_by}
-        name = f"{checkpoint.folder.name}-{digest_of(place)[:NAME_DIGITS]}.json"
+        name = f"{checkpoint.folder.name}-{json_digest(place)[:NAME_DIGITS]}.json"
         self.path = profile_folder() / name
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Waits until nobody else measures on this machine, whatever the model."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with (self.path.parent / LOCK).open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed
+        with locked(self.path.parent / LOCK):
             yield
 
     def read(self) -> Profile | None:
@@ -174,11 +172,7 @@ def weights_state(checkpoint: Checkpoint) -> str:
     """A hash that changes with config or weights, without reading the weights: by size and time of change."""
     stats = [Path(shard).stat() for shard in checkpoint.shards]
     config = (checkpoint.folder / "config.json").read_text(encoding="utf-8")
-    return digest_of([config, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
-
-
-def digest_of(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return json_digest([config, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
 
 
 def profiles() -> list[str]:

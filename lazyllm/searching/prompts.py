@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,10 +57,6 @@ def prompts_of(llm: LLM, given: Sequence[Prompt] | None, tokens: int) -> list[li
         for name, items in tasks.items.items()
     ]
     return [ids for ids in chain.from_iterable(zip_longest(*by_kind)) if ids]
-
-
-def digest_of(prompts: Sequence[Sequence[int]]) -> str:
-    return hashlib.sha256(json.dumps([list(ids) for ids in prompts]).encode()).hexdigest()
 
 
 class References:

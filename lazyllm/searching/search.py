@@ -25,10 +25,11 @@ from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
-from lazyllm.searching.prompts import References, digest_of, measured, prompts_of
+from lazyllm.searching.prompts import References, measured, prompts_of
 from lazyllm.searching.space import Space
 from lazyllm.searching.study import Claim, Record, Study, optuna_module, read
 from lazyllm.support import checked, frames
+from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
 from lazyllm.support.tables import Table
 
@@ -244,7 +245,7 @@ def search(
         "device": model.device.partition(":")[0],
         "kernels": model.core.isa,  # they round sums differently
         "prompts": len(several),
-        "prompts sha256": digest_of(several),
+        "prompts sha256": json_digest(several),
         "prompt tokens": space.n_prompt,
         "forced tokens": TOKENS,
         "speedup": [low, high],

@@ -7,7 +7,6 @@ flock's: several machines need a file system that shares them, as NFS 4 does.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import uuid
 import warnings
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import log10
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from lazyllm.evaluation.results import drop_incomplete_line
 from lazyllm.pruning import Pruning
 from lazyllm.searching.prompts import Result
 from lazyllm.searching.space import Space
+from lazyllm.support.files import locked
 
 if TYPE_CHECKING:
     import optuna
@@ -295,14 +295,3 @@ class JournalLock:
 
     def release(self) -> None:
         self._file.close()
-
-
-def locked(path: Path, wait: bool = True) -> IO[str]:
-    """The file, locked until it is closed or the process ends."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BaseException:
-        file.close()
-        raise
-    return file

@@ -1,7 +1,8 @@
-"""JSON from users and files, parsed with errors that name where it was read."""
+"""JSON from users and files, parsed with errors that name where it was read; and the digest of plain data."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from typing import Any
@@ -24,6 +25,11 @@ def parse_object(text: str | bytes, where: object, strict: bool = False) -> dict
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}; expected a JSON object")
     return value
+
+
+def json_digest(value: Any) -> str:
+    """SHA-256 of plain data as JSON, whatever the order of keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
