@@ -171,6 +171,6 @@ struct lazy_stream {
     int layers_done;
 };
 
-int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err);
+int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err);
 
 #endif

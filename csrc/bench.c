@@ -351,6 +351,7 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, co
     b->kind = found;
     b->shape = shape;
     b->config = (lazy_config){ .n_layers = 1,
+                               .hidden = shape.cols,
                                .n_heads = shape.n_heads,
                                .n_kv_heads = shape.n_kv_heads,
                                .head_dim = shape.head_dim,

@@ -63,12 +63,18 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     *out = NULL;
     if (device->threads < 0 || device->threads > MAX_THREADS)
         return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MAX_THREADS);
-    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, err);
+    const char *wish = device->compute ? device->compute : "f32";
+    lazy_compute compute = strcmp(wish, "bf16") == 0 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32;
+    if (compute == LAZY_COMPUTE_F32 && strcmp(wish, "f32") != 0)
+        return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32 or bf16", wish);
+    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, compute, err);
 
     lazy_cuda_options options = {
         .device = cuda_ordinal(device->name), .type = type, .libraries = device->libraries, .n_libraries = device->n_libraries
     };
     if (options.device < 0) return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
+    if (compute != LAZY_COMPUTE_F32)
+        return lazy_fail(err, LAZY_INVALID, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
     const lazy_cuda_library *library;
     int code = load_library(&library, err);
     return code ? code : library->open(out, &options, err);

@@ -39,6 +39,9 @@ typedef struct lazy_watch {
 
 typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16 } lazy_dtype;
 
+/* The type to which the CPU rounds the operands of products; sums are f32. */
+typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16 } lazy_compute;
+
 typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
     int context; /* maximum number of tokens of a session */
@@ -72,6 +75,7 @@ typedef struct lazy_tensor {
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
     int threads;                  /* on the CPU; 0: one per core that this process may use */
+    const char *compute;          /* "f32" or "bf16", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
     int n_libraries;
 } lazy_device;
@@ -268,9 +272,9 @@ double lazy_bench_bytes(const lazy_bench *bench); /* read by one run */
 
 /* Instruction sets of this machine that there are kernels for, best first, NULL-terminated. */
 const char *const *lazy_cpu_variants(void);
-/* The instruction set that a model opened now would use: the best one, or the value of LAZYLLM_CPU ("reference": the plain loops).
- * NULL if this machine cannot run that value. */
-const char *lazy_cpu_variant_used(void);
+/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU ("reference": the
+ * plain loops). NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
+const char *lazy_cpu_variant_used(lazy_compute compute);
 int lazy_cpu_cores(void); /* that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);

@@ -22,6 +22,7 @@ class Model:
         device: str = "cpu",
         threads: int = 0,
         libraries: list[str] = ...,
+        compute: str = "f32",
     ) -> None: ...
     @property
     def threads(self) -> int: ...

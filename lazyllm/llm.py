@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
-from lazyllm.machine.device import check_device, open_model
+from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
@@ -25,11 +25,19 @@ MAX_THREADS = 1024
 ASSUMED_NEW = 64  # tokens of an answer, for a session that is opened without a request
 
 
-def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: int | None = None) -> LLM:
+def load(
+    path: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    threads: int | None = None,
+    compute: str = "f32",
+) -> LLM:
     """Opens a folder in Hugging Face layout, or a hub id where huggingface_hub is installed.
 
     `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the type that the checkpoint stores, since weights
-    are used as stored. `threads`, on the CPU: None takes every core that this process may use.
+    are used as stored. `threads`, on the CPU: None takes every core that this process may use. `compute`, on
+    the CPU: the type of the operands of products, f32, bf16 where the processor has instructions for it, or
+    fastest of those that it has.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -40,12 +48,13 @@ def load(path: str | Path, device: str = "auto", dtype: str = "auto", threads: i
     check_device(device)
     checkpoint = Checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
-    return LLM(checkpoint, open_model(checkpoint, device, threads))
+    compute = chosen_compute(compute, device)
+    return LLM(checkpoint, open_model(checkpoint, device, threads, compute), compute)
 
 
 @cache
-def _opened(path: str, device: str, threads: int | None) -> LLM:
-    return load(path, device=device, threads=threads)
+def _opened(path: str, device: str, threads: int | None, compute: str) -> LLM:
+    return load(path, device=device, threads=threads, compute=compute)
 
 
 def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:
@@ -88,7 +97,8 @@ class LLM(Model):
 
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
-        return _opened(path, self.device, self.threads if self.device == "cpu" else None)
+        threads = self.threads if self.device == "cpu" else None
+        return _opened(path, self.device, threads, self.compute)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too

@@ -14,10 +14,11 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 class Model:
     """Configuration, weights and tokenizer of one checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, core: _core.Model) -> None:
+    def __init__(self, checkpoint: Checkpoint, core: _core.Model, compute: str = "f32") -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.core = core
+        self.compute = compute
 
     def __repr__(self) -> str:
         c = self.config

@@ -21,6 +21,8 @@ SANITIZED = bool(
     os.environ.get("LAZYLLM_SANITIZED")
 )  # a core built with sanitizers runs several times slower
 
+os.environ.pop("LAZYLLM_PROGRESS", None)  # tests look at bars
+
 core_folder = os.environ.get("LAZYLLM_TEST_CORE")
 if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).parents:
     raise pytest.UsageError(f"the tests are to run the core in {core_folder}, but import {_core.__file__}")

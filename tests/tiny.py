@@ -59,12 +59,18 @@ class Tiny:
     path: Path
     tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
 
-    def load(self, threads: int = 1) -> _core.Model:
+    def load(self, threads: int = 1, compute: str = "f32") -> _core.Model:
         from lazyllm import _core
         from lazyllm.machine.device import libraries
 
         return _core.Model(
-            self.config, [str(self.path)], self.tensors, device=DEVICE, threads=threads, libraries=libraries()
+            self.config,
+            [str(self.path)],
+            self.tensors,
+            device=DEVICE,
+            threads=threads,
+            libraries=libraries(),
+            compute=compute,
         )
 
     def ids(self, count: int, seed: int = 0) -> list[int]:

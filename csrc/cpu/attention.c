@@ -81,24 +81,24 @@ static void write_output(const attending *t, int row, int head, int chunk, const
 typedef struct sweep {
     int first, rows, g, head, heads;
     int n;
-    float *q;                     /* (panels, D, tile_cols); by rows (n, D) */
+    float *q;                     /* (panels, D, tile_cols) operands; by rows (n, D) */
     float *o;                     /* (n, D) */
     float *max, *sum;             /* (n,), whole panels */
     float *s;                     /* scores, then powers of 2: of one panel (key_block, tile_cols); by rows (n, key_block) */
     float *factor;                /* (tile_cols,) factors on the outputs of earlier blocks */
-    float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for copies */
-    const float *keys, *values;   /* of the current block: in the cache, or copies */
+    float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for operands */
+    const float *keys, *values;   /* operands of the current block: in the cache, or copies */
 } sweep;
 
 static int value_stride(const attending *t) { return ceil_div(t->c->head_dim, t->kernels->lanes) * t->kernels->lanes; }
 
-/* Copies q, scaled, in row order. */
-static void copy_queries(const attending *t, const sweep *w)
+/* Copies q, scaled, in row order to (n, D). */
+static void copy_queries(const attending *t, const sweep *w, float *to)
 {
     int size = w->heads * t->c->head_dim;
     for (int r = 0; r < w->rows; r++) {
         const float *q = t->qkv + (int64_t)(w->first + r) * t->width + w->head * t->c->head_dim;
-        for (int i = 0; i < size; i++) w->q[r * size + i] = q[i] * t->scale;
+        for (int i = 0; i < size; i++) to[r * size + i] = q[i] * t->scale;
     }
 }
 
@@ -106,14 +106,12 @@ static void copy_queries(const attending *t, const sweep *w)
 static void pack_queries(const attending *t, const sweep *w)
 {
     int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    float *scaled = w->o; /* not yet in use */
+    copy_queries(t, w, scaled);
     const void *row[MAX_TILE_COLS];
     for (int top = 0; top < w->n; top += cols) {
-        for (int i = 0; i < cols; i++) {
-            int at = min_int(top + i, w->n - 1);
-            row[i] = t->qkv + (int64_t)(w->first + at / w->heads) * t->width + (w->head + at % w->heads) * d;
-        }
+        for (int i = 0; i < cols; i++) row[i] = scaled + min_int(top + i, w->n - 1) * d;
         t->kernels->pack(w->q + top * d, row, cols, LAZY_F32, d);
-        t->kernels->scale_row(w->q + top * d, cols * d, t->scale);
     }
 }
 
@@ -132,7 +130,7 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     w.factor = w.sum + padded;
     w.key_room = w.factor + cols;
     w.value_room = w.key_room + t->key_block * d;
-    if (t->by_rows) copy_queries(t, &w);
+    if (t->by_rows) copy_queries(t, &w, w.q);
     else pack_queries(t, &w);
     memset(w.o, 0, (size_t)w.n * (size_t)d * sizeof *w.o);
     for (int i = 0; i < padded; i++) {
@@ -142,15 +140,36 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-/* n rows of one head of K or V as a contiguous array: in the cache if their slots are consecutive, else copied to `room`. Copies run in
- * several streams, which the hardware prefetches. */
-static const float *contiguous_rows(const attending *t, const float *head, const int32_t *slot, int n, float *room, int stride)
+/* Rows of one head in the cache serve as operands where these are f32 and the slots consecutive. */
+static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
-    enum { STREAMS = 4 };
-    int d = t->c->head_dim, stream = ceil_div(n, STREAMS);
-    if (slot[n - 1] - slot[0] == n - 1 && stride == d) return head + (int64_t)slot[0] * d;
+    return t->kernels->per_operand == 1 && slot[n - 1] - slot[0] == n - 1;
+}
+
+/* Copies run in several streams, which the hardware prefetches. */
+enum { COPY_STREAMS = 4 };
+
+/* n keys of one head as (n, D) operands. */
+static const float *key_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
+{
+    int d = t->c->head_dim, stride = (int)operands_in(t->stream, d), stream = ceil_div(n, COPY_STREAMS);
+    if (are_operands(t, slot, n)) return head + (int64_t)slot[0] * d;
     for (int i = 0; i < stream; i++)
-        for (int j = i; j < n; j += stream) memcpy(room + j * stride, head + (int64_t)slot[j] * d, (size_t)d * sizeof *room);
+        for (int j = i; j < n; j += stream) t->kernels->convert(room + j * stride, head + (int64_t)slot[j] * d, d);
+    return room;
+}
+
+/* n values of one head as operands of neighbouring tokens, rows of value_stride. */
+static const float *value_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
+{
+    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->per_operand, rows = ceil_div(n, per),
+        stream = ceil_div(rows, COPY_STREAMS);
+    if (are_operands(t, slot, n) && stride == d) return head + (int64_t)slot[0] * d;
+    for (int i = 0; i < stream; i++)
+        for (int j = i; j < rows; j += stream) {
+            const float *first = head + (int64_t)slot[j * per] * d;
+            t->kernels->pair_values(room + j * stride, first, j * per + 1 < n ? head + (int64_t)slot[j * per + 1] * d : NULL, d);
+        }
     return room;
 }
 
@@ -168,7 +187,9 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     int d = t->c->head_dim, cols = min_int(kernels->tile_cols, w->n - top),
         width = cols <= kernels->lanes ? kernels->lanes : kernels->tile_cols;
     const lazy_seen *first = &t->seen[w->first + top / w->heads], *last = &t->seen[w->first + (top + cols - 1) / w->heads];
-    int begin = clamp_int(first->begin - key, 0, n_keys), n = clamp_int(last->end - key, 0, n_keys) - begin;
+    int begin = clamp_int(first->begin - key, 0, n_keys);
+    begin -= begin % kernels->per_operand; /* values come in whole operands */
+    int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
     for (int c = 0; c < width; c++) {
@@ -176,7 +197,8 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         hidden[c] = seen->begin - key - begin;
         visible[c] = seen->end - key - begin;
     }
-    const float *keys = w->keys + begin * d, *values = w->values + begin * value_stride(t);
+    const float *keys = w->keys + begin * (int)operands_in(t->stream, d),
+                *values = w->values + begin / kernels->per_operand * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
     for (int c = 0; c < cols; c++) {
         float *products = products_of(t, w, top + c);
@@ -222,8 +244,8 @@ static void attend(void *job, int task, int worker)
             sweep_rows(t, &w, key, n_keys);
             continue;
         }
-        w.keys = contiguous_rows(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room, d);
-        w.values = contiguous_rows(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room, value_stride(t));
+        w.keys = key_operands(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room);
+        w.values = value_operands(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room);
         for (int top = 0; top < w.n; top += t->kernels->tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
     for (int i = 0; i < w.n; i++) write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);

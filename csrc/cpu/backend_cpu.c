@@ -50,7 +50,7 @@ static void cpu_close(lazy_backend *backend)
 
 static void free_buffers(lazy_cpu_stream *s)
 {
-    void *owned[] = { s->seen, s->partial, s->gate_up, s->shares, s->order, s->block_sums };
+    void *owned[] = { s->seen, s->partial, s->gate_up, s->operands, s->shares, s->order, s->block_sums };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
 }
 
@@ -77,26 +77,29 @@ static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, laz
     return code;
 }
 
-enum { N_BUFFERS = 6 };
+enum { N_BUFFERS = 7 };
 
-/* Bytes of seen, partial, gate_up, shares, order and block_sums. */
-static void buffer_bytes(const lazy_config *c, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
+/* Bytes of seen, partial, gate_up, operands, shares, order and block_sums. */
+static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
 {
+    const lazy_config *c = stream->config;
+    int widest = max_int(max_int(c->hidden, c->ffn), c->n_heads * c->head_dim);
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
     size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
     bytes[0] = rows * sizeof(lazy_seen);
     bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
     bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
-    bytes[3] = heads * tokens * sizeof(float);
-    bytes[4] = tokens * sizeof(uint32_t);
-    bytes[5] = tokens * sizeof(double);
+    bytes[3] = kernels_of(stream)->per_operand == 1 ? 0 : unpacked_rows * operands_in(stream, widest) * sizeof(float);
+    bytes[4] = heads * tokens * sizeof(float);
+    bytes[5] = tokens * sizeof(uint32_t);
+    bytes[6] = tokens * sizeof(double);
 }
 
 static uint64_t cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
     size_t bytes[N_BUFFERS];
     uint64_t sum = WORKER_SCRATCH * sizeof(float); /* stream->scratch */
-    buffer_bytes(stream->config, n_rows, n_tokens, bytes);
+    buffer_bytes(stream, n_rows, n_tokens, bytes);
     for (int i = 0; i < N_BUFFERS; i++) sum += bytes[i];
     return sum;
 }
@@ -106,10 +109,10 @@ static int cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
     lazy_cpu_stream fresh = { .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens };
-    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,   (void **)&fresh.partial, (void **)&fresh.gate_up,
+    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,   (void **)&fresh.partial, (void **)&fresh.gate_up,   (void **)&fresh.operands,
                                   (void **)&fresh.shares, (void **)&fresh.order,   (void **)&fresh.block_sums };
     size_t bytes[N_BUFFERS];
-    buffer_bytes(stream->config, n_rows, n_tokens, bytes);
+    buffer_bytes(stream, n_rows, n_tokens, bytes);
     int code = LAZY_OK;
     for (int i = 0; i < N_BUFFERS && !code; i++) code = lazy_alloc(buffers[i], bytes[i], 1, "the CPU's scratch", err);
     if (code) {
@@ -185,20 +188,28 @@ static const char *requested_variant(void)
 
 static bool is_reference(const char *requested) { return requested && strcmp(requested, "reference") == 0; }
 
-const char *lazy_cpu_variant_used(void)
+const char *lazy_cpu_variant_used(lazy_compute compute)
 {
     const char *requested = requested_variant();
-    if (is_reference(requested)) return "reference";
-    const lazy_kernels *kernels = lazy_kernels_find(requested);
+    if (is_reference(requested)) return compute == LAZY_COMPUTE_F32 ? requested : NULL;
+    const lazy_kernels *kernels = lazy_kernels_find(requested, compute);
     return kernels ? kernels->name : NULL;
 }
 
-int lazy_cpu_open(lazy_backend **out, int threads, lazy_error *err)
+int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err)
 {
     *out = NULL;
     const char *requested = requested_variant();
     bool reference = is_reference(requested);
-    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested);
+    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested, LAZY_COMPUTE_F32);
+    if (kernels && compute == LAZY_COMPUTE_BF16) {
+        const char *isa = kernels->isa;
+        kernels = reference ? NULL : lazy_kernels_find(requested, compute);
+        if (!kernels)
+            return lazy_fail(err, LAZY_DEVICE,
+                             "compute is bf16, which needs the instructions AVX512-BF16; the kernels here are those of %s: use f32",
+                             reference ? requested : isa);
+    }
     if (!kernels)
         return lazy_fail(err, LAZY_DEVICE,
                          "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"",

@@ -40,6 +40,7 @@ typedef struct lazy_cpu_stream {
     lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
     float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
     float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
+    void *operands;     /* (min(rows, UNPACKED_ROWS_LIMIT), widest input) rows of x as operands; unused where these are f32 */
     float *shares;      /* (H, tokens) attention of one query row */
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
@@ -51,6 +52,9 @@ static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
+
+/* Operands that hold k values. */
+static inline size_t operands_in(const lazy_stream *stream, int k) { return (size_t)ceil_div(k, kernels_of(stream)->per_operand); }
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)
 {

@@ -27,25 +27,30 @@ static bool runs(const lazy_kernels *kernels)
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    if (kernels == &lazy_kernels_avx512)
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (kernels == &lazy_kernels_avx512_bf16) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (kernels == &lazy_kernels_avx512) return avx512;
     if (kernels == &lazy_kernels_avx2) return avx2;
 #endif
-    return kernels == &lazy_kernels_generic;
+    return kernels == &lazy_kernels_generic || kernels == &lazy_kernels_generic_bf16;
 }
 
 static const lazy_kernels *const best_first[] = {
 #if defined(__x86_64__)
-    &lazy_kernels_avx512,
-    &lazy_kernels_avx2,
+    &lazy_kernels_avx512_bf16, &lazy_kernels_avx512,       &lazy_kernels_avx2,
 #endif
-    &lazy_kernels_generic,
+    &lazy_kernels_generic,     &lazy_kernels_generic_bf16,
 };
 
-const lazy_kernels *lazy_kernels_find(const char *name)
+static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->per_operand == 2 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32; }
+
+const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
 {
-    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
-        if ((!name || strcmp(name, best_first[i]->name) == 0) && runs(best_first[i])) return best_first[i];
+    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++) {
+        const lazy_kernels *kernels = best_first[i];
+        bool wanted = isa ? strcmp(isa, kernels->isa) == 0 : kernels != &lazy_kernels_generic_bf16;
+        if (wanted && compute_of(kernels) == compute && runs(kernels)) return kernels;
+    }
     return NULL;
 }
 
@@ -54,7 +59,7 @@ const char *const *lazy_cpu_variants(void)
     static const char *names[MAX_VARIANTS + 1];
     int n = 0;
     for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
-        if (runs(best_first[i])) names[n++] = best_first[i]->name;
+        if (compute_of(best_first[i]) == LAZY_COMPUTE_F32 && runs(best_first[i])) names[n++] = best_first[i]->isa;
     return names;
 }
 

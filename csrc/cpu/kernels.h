@@ -1,8 +1,11 @@
-/* kernels.h — the inner loops of the CPU backend, one table per instruction set.
+/* kernels.h — the inner loops of the CPU backend, one table per instruction set and arithmetic.
  *
- * kernels_template.h is compiled once per instruction set, and the best set that the machine runs is chosen when a backend
+ * kernels_template.h is compiled once for each, and the best set that the machine runs is chosen when a backend
  * opens. All sums are f32. The order of a sum depends on its length alone, so that results do not depend on how work is
- * divided. */
+ * divided.
+ *
+ * Operands of products are f32, or pairs of bf16: per_operand values that are neighbours along the sum, in 4 bytes. k values take
+ * ceil(k / per_operand) operands, the last one filled with zero. */
 #ifndef LAZY_KERNELS_H
 #define LAZY_KERNELS_H
 
@@ -13,29 +16,35 @@ enum { UNPACKED_ROWS_LIMIT = 160 };
 
 typedef struct lazy_kernels {
     const char *name;
+    const char *isa;          /* instruction set, by its name in LAZYLLM_CPU */
+    int per_operand;          /* values in an operand: 1 (f32) or 2 (bf16) */
     int tile_rows, tile_cols; /* size of the register tile */
     int lanes;                /* floats in a vector; tile_cols is a multiple */
     int max_unpacked_rows;    /* for up to so many rows of x, dots is faster than pack and tile */
 
-    /* panel[kk, j] = row[j][kk], widened to f32; kk < k, j < tile_cols, columns n … tile_cols-1 are 0 */
-    void (*pack)(float *panel, const void *const *row, int n, lazy_dtype dtype, int k);
-    /* c[r, j] (+)= sum over kk of a[r, kk] * b[kk, j]; rows <= tile_rows, cols <= tile_cols. Reads tile_cols columns of
-     * b even where cols is less. Strides in elements. */
-    void (*tile)(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
+    /* to[:] = the k values as operands */
+    void (*convert)(void *to, const float *from, int k);
+    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0 */
+    void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
+    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j]; rows <= tile_rows, cols <= tile_cols. a_stride in operands. */
+    void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, int k, int rows, int cols,
                  bool accumulate);
-    /* y[r, j] (+)= x[r, :k] . w[j, :k]; reads w once for every few rows of x */
-    void (*dots)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
+    /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x */
+    void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
 
     /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n, width); width is
-     * lanes if the columns fit into one vector, else tile_cols.
-     * s[j, :width] = key[j, :d] . q[:d, :width], with q (d, tile_cols). Prefetches value (n, d). */
-    void (*key_columns)(float *s, int width, const float *key, const float *q, const float *value, int n, int d);
+     * lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / per_operand), queries a panel of d values, and
+     * values operands of neighbouring tokens (n / per_operand, stride).
+     * to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an operand is one value */
+    void (*pair_values)(void *to, const float *first, const float *second, int d);
+    /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
+    void (*key_columns)(float *s, int width, const void *key, const void *q, const void *value, int n, int d);
     /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries become 0. */
     void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
                                    float *factor);
-    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes */
-    void (*value_columns)(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d);
+    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May overwrite p. */
+    void (*value_columns)(float *o, float *p, int width, int cols, const void *value, int64_t stride, int n, int d);
 
     /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache.
      * s[h, j] = q[h, :d] . key[slot[j], :d] */
@@ -57,13 +66,14 @@ typedef struct lazy_kernels {
     float (*read)(const void *memory, size_t bytes);
 } lazy_kernels;
 
-extern const lazy_kernels lazy_kernels_generic;
+extern const lazy_kernels lazy_kernels_generic, lazy_kernels_generic_bf16;
 #if defined(__x86_64__)
 extern const lazy_kernels lazy_kernels_avx2;
-extern const lazy_kernels lazy_kernels_avx512;
+extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16;
 #endif
 
-/* The kernels called `name`, or the best ones if name is NULL; NULL if this machine cannot run them. */
-const lazy_kernels *lazy_kernels_find(const char *name);
+/* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if this machine cannot run them,
+ * or where none has the instructions: bf16 without them is slow, and chosen by name only. */
+const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute);
 
 #endif

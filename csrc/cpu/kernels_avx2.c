@@ -8,6 +8,7 @@
 #endif
 
 #define VARIANT           avx2
+#define ISA               avx2
 #define LANES             8
 #define TILE_ROWS         6
 #define TILE_VECTORS      2

@@ -7,16 +7,8 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 #endif
 
-#define VARIANT           avx512
-#define LANES             16
-#define TILE_ROWS         14
-#define TILE_VECTORS      2
-#define DOT_ROWS          6
-#define MAX_UNPACKED_ROWS 160
-#define LARGER(a, b)      ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
-#define HALVES_AT(p)      _mm256_loadu_si256((const __m256i *)(p))
-#define WIDEN_F16(p)      ((vec)_mm512_cvtph_ps(HALVES_AT(p)))
-#define WIDEN_BF16(p)     ((vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(HALVES_AT(p)), 16))
+#define VARIANT avx512
+#include "avx512.h"
 #include "kernels_template.h"
 
 #if defined(__clang__)

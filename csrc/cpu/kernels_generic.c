@@ -1,5 +1,6 @@
 /* kernels_generic.c — the kernels for the baseline instruction set of the architecture. */
 #define VARIANT           generic
+#define ISA               generic
 #define LANES             4
 #define TILE_ROWS         6
 #define TILE_VECTORS      2

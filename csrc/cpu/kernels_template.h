@@ -1,8 +1,10 @@
 /* kernels_template.h — the source of all kernels; kernels.h specifies each.
  *
- * The including file defines VARIANT; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its sums,
- * one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers); MAX_UNPACKED_ROWS;
- * and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16. */
+ * The including file defines VARIANT and ISA; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
+ * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
+ * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16.
+ *
+ * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -23,7 +25,8 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 INLINE vec load(const float *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec v) { *(loose_vec *)p = v; }
 INLINE vec splat(float x) { return x - (vec){ 0 }; }
-INLINE vec choose(ints mask, vec yes, vec no) { return (vec)(((ints)yes & mask) | ((ints)no & ~mask)); }
+INLINE ints choose_ints(ints mask, ints yes, ints no) { return (yes & mask) | (no & ~mask); }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)choose_ints(mask, (ints)yes, (ints)no); }
 
 typedef float four __attribute__((vector_size(16)));
 typedef float eight __attribute__((vector_size(32)));
@@ -274,12 +277,77 @@ static bool norm_row(float *y, const float *x, const float *weight, int n, float
     return factor > 0.0f; /* NaN beside a NaN, 0 beside an Inf */
 }
 
-/* Elements i … k-1, fewer than LANES, then zeros. */
-INLINE vec widen_part(const void *p, lazy_dtype dtype, int i, int k)
+/* ---- operands of products --------------------------------------------------------------- */
+
+/* 4 bytes: one f32, or two neighbouring values in bf16, the first in the low half. */
+#ifdef OPERANDS_BF16
+typedef int32_t operand;
+enum { PER_OPERAND = 2 };
+
+#ifndef PAIR_PRODUCTS
+/* To the nearest, ties to even; NaN stays NaN. */
+INLINE ints rounded(vec v)
 {
-    float part[LANES] = { 0 };
-    for (int lane = 0; i + lane < k; lane++) part[lane] = widen_one(p, dtype, i + lane);
-    return load(part);
+    ints bits = (ints)v, even = (bits >> 16) & 1;
+    return choose_ints(v == v, (bits + 0x7fff + even) >> 16, (bits >> 16) | 0x40) & 0xffff;
+}
+INLINE vec interleaved(vec low, vec high) { return (vec)(rounded(low) | rounded(high) << 16); }
+INLINE vec neighbours(vec first, vec second)
+{
+    float values[2 * LANES];
+    vec low, high;
+    store(values, first);
+    store(values + LANES, second);
+    for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = values[2 * lane];
+        high[lane] = values[2 * lane + 1];
+    }
+    return interleaved(low, high);
+}
+#define PAIR_PRODUCTS(sum, a, b)                                                                                                           \
+    (sum + (vec)((ints)(a) << 16) * (vec)((ints)(b) << 16) + (vec)((ints)(a) & -0x10000) * (vec)((ints)(b) & -0x10000))
+#define NEIGHBOURS(first, second) neighbours(first, second) /* (first[0], first[1]), (first[2], first[3]), … */
+#define INTERLEAVED(low, high)    interleaved(low, high)    /* (low[0], high[0]), (low[1], high[1]), … */
+#endif
+
+INLINE vec multiply_add(vec sum, vec a, vec b) { return PAIR_PRODUCTS(sum, a, b); }
+INLINE vec splat_operand(operand x) { return (vec)(x - (ints){ 0 }); }
+
+/* LANES operands: values i … i + 2 LANES - 1. */
+INLINE vec operands(const void *p, lazy_dtype dtype, int i)
+{
+    if (dtype == LAZY_BF16) return load((const float *)((const uint16_t *)p + i));
+    return NEIGHBOURS(widen(p, dtype, i), widen(p, dtype, i + LANES));
+}
+#else
+typedef float operand;
+enum { PER_OPERAND = 1 };
+INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
+INLINE vec splat_operand(operand x) { return splat(x); }
+INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
+#endif
+
+enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
+
+/* Values i … k-1, fewer than STEP, then zeros. */
+INLINE vec operands_part(const void *p, lazy_dtype dtype, int i, int k)
+{
+    float part[STEP] = { 0 };
+    for (int j = 0; i + j < k; j++) part[j] = widen_one(p, dtype, i + j);
+    return operands(part, LAZY_F32, 0);
+}
+
+static void convert(void *to, const float *from, int k)
+{
+    int i = 0;
+    for (operand *out = to; i < k; i += STEP, out += LANES) {
+        if (i + STEP <= k) {
+            store((float *)out, operands(from, LAZY_F32, i));
+            continue;
+        }
+        vec part = operands_part(from, LAZY_F32, i, k);
+        memcpy(out, &part, (size_t)ceil_div(k - i, PER_OPERAND) * sizeof *out);
+    }
 }
 
 /* ---- the register tile ------------------------------------------------------------------ */
@@ -313,24 +381,33 @@ INLINE void transpose(vec v[LANES])
 #undef HIGH
 }
 
-INLINE void pack_any(float *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     for (int j = 0; j < TILE_COLS; j += LANES) {
+        operand *to = panel + j;
         int kk = 0;
-        for (; kk + LANES <= k && j + LANES <= n; kk += LANES) {
+        for (; kk + STEP <= k && j + LANES <= n; kk += STEP) {
             vec v[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) v[i] = widen(row[j + i], dtype, kk);
+            for (int i = 0; i < LANES; i++) v[i] = operands(row[j + i], dtype, kk);
             transpose(v);
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) store(panel + (int64_t)(kk + i) * TILE_COLS + j, v[i]);
+            for (int i = 0; i < LANES; i++, to += TILE_COLS) store((float *)to, v[i]);
         }
-        for (; kk < k; kk++)
-            for (int i = j; i < j + LANES; i++) panel[(int64_t)kk * TILE_COLS + i] = i < n ? widen_one(row[i], dtype, kk) : 0.0f;
+        for (int rest; kk < k; kk += STEP) {
+            operand column[LANES];
+            rest = ceil_div(min_int(STEP, k - kk), PER_OPERAND);
+            for (int i = 0; i < LANES; i++) {
+                vec v = i + j < n ? operands_part(row[i + j], dtype, kk, min_int(k, kk + STEP)) : splat(0.0f);
+                memcpy(column, &v, sizeof column);
+                for (int at = 0; at < rest; at++) to[at * TILE_COLS + i] = column[at];
+            }
+            to += rest * TILE_COLS;
+        }
     }
 }
 
-static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     switch (dtype) {
     case LAZY_F32: pack_any(panel, row, n, LAZY_F32, k); break;
@@ -339,17 +416,17 @@ static void pack(float *panel, const void *const *row, int n, lazy_dtype dtype, 
     }
 }
 
-/* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j] */
+/* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j]; k operands */
 typedef struct tile_product {
     float *c;
     int64_t c_stride;
-    const float *a;
+    const operand *a;
     int64_t a_row, a_step;
-    const float *b;
+    const operand *b;
     int64_t b_stride;
     int k, cols;
     bool accumulate;
-    const float *prefetch[2]; /* NULL, or k TILE_ROWS floats each to prefetch */
+    const operand *prefetch[2]; /* NULL, or k TILE_ROWS operands each to prefetch */
 } tile_product;
 
 INLINE void tile_of(const tile_product *t, const int rows, const int vectors)
@@ -360,17 +437,17 @@ INLINE void tile_of(const tile_product *t, const int rows, const int vectors)
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) sum[r][v] = splat(0.0f);
 
-    const float *a = t->a, *b = t->b;
+    const operand *a = t->a, *b = t->b;
     for (int kk = 0; kk < t->k; kk++, a += t->a_step, b += t->b_stride) {
         vec column[TILE_VECTORS];
         for (int i = 0; i < 2 && t->prefetch[i]; i++) __builtin_prefetch(t->prefetch[i] + kk * TILE_ROWS);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) column[v] = load(b + v * LANES);
+        for (int v = 0; v < vectors; v++) column[v] = load((const float *)b + v * LANES);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            float x = a[r * t->a_row];
+            vec x = splat_operand(a[r * t->a_row]);
 #pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[r][v] += column[v] * x;
+            for (int v = 0; v < vectors; v++) sum[r][v] = multiply_add(sum[r][v], column[v], x);
         }
     }
 #pragma GCC unroll 16
@@ -413,10 +490,10 @@ INLINE void tile_any(tile_product t, int rows, const int vectors)
 #undef TILE
 }
 
-static void tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride, int k, int rows, int cols,
-                 bool accumulate)
+static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int k, int rows, int cols, bool accumulate)
 {
-    tile_any((tile_product){ c, c_stride, a, a_stride, 1, b, b_stride, k, cols, accumulate, { NULL } }, rows, TILE_VECTORS);
+    tile_any((tile_product){ c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL } }, rows,
+             TILE_VECTORS);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
@@ -427,7 +504,7 @@ enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the late
 typedef struct dot_products {
     float *y;
     int64_t y_stride, y_spacing;
-    const float *x;
+    const operand *x;
     int64_t x_stride;
     const char *w;
     int64_t spacing;
@@ -444,26 +521,30 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
     int kk = 0;
-    for (; kk + LANES <= t.k; kk += LANES) {
+    const operand *x = t.x;
+    for (; kk + STEP <= t.k; kk += STEP, x += LANES) {
         vec wide[4];
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
             const char *row = t.w + c * t.spacing;
-            wide[c] = widen(row, t.dtype, kk);
+            wide[c] = operands(row, t.dtype, kk);
             __builtin_prefetch(row + kk * (t.dtype == LAZY_F32 ? 4 : 2) + FETCH_AHEAD);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
-            vec v = load(t.x + r * t.x_stride + kk);
+            vec v = load((const float *)x + r * t.x_stride);
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * v;
+            for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
         }
     }
     if (kk < t.k) { /* by vectors too: a sum must not depend on whether its column is computed with three others */
         vec wide[4];
-        for (int c = 0; c < cols; c++) wide[c] = widen_part(t.w + c * t.spacing, t.dtype, kk, t.k);
-        for (int r = 0; r < rows; r++)
-            for (int c = 0; c < cols; c++) sum[r][c] += wide[c] * load_part(t.x + r * t.x_stride + kk, t.k - kk, 0.0f);
+        for (int c = 0; c < cols; c++) wide[c] = operands_part(t.w + c * t.spacing, t.dtype, kk, t.k);
+        for (int r = 0; r < rows; r++) {
+            vec v = splat(0.0f);
+            memcpy(&v, x + r * t.x_stride, (size_t)ceil_div(t.k - kk, PER_OPERAND) * sizeof *x);
+            for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
+        }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
@@ -509,8 +590,8 @@ INLINE void dots_block(dot_products t, int n_rows, const int cols, int n_cols)
 }
 
 /* Reads the rows of w in four streams, n_cols / 4 rows apart: hardware prefetches these better than a single one. */
-INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
-                     int k, bool accumulate)
+INLINE void dots_any(float *y, int64_t y_stride, const operand *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype,
+                     int n_cols, int k, bool accumulate)
 {
     enum { BLOCK = 8 }; /* rows of each stream that are read from memory once, then from the L2 cache */
     const char *from = w;
@@ -523,7 +604,7 @@ INLINE void dots_any(float *y, int64_t y_stride, const float *x, int64_t x_strid
                1, n_cols - 4 * stream);
 }
 
-static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
+static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate)
 {
     switch (dtype) {
@@ -536,23 +617,52 @@ static void dots(float *y, int64_t y_stride, const float *x, int64_t x_stride, i
 /* ---- attention in columns --------------------------------------------------------------- */
 
 /* Prefetches the keys of the next strip and the values: a tile reads more rows at a time than the hardware prefetches. */
-INLINE void key_columns_of(float *s, const float *key, const float *q, const float *value, int n, int d, const int vectors)
+INLINE void key_columns_of(float *s, const operand *key, const operand *q, const operand *value, int n, int d, const int vectors)
 {
-    const int width = vectors * LANES;
-    for (int strips = ceil_div(n, TILE_ROWS), rows; n > 0; n -= rows, s += rows * width, key += rows * d, value += rows * d) {
+    const int width = vectors * LANES, k = ceil_div(d, PER_OPERAND);
+    for (int strips = ceil_div(n, TILE_ROWS), rows; n > 0; n -= rows, s += rows * width, key += rows * k, value += rows * k) {
         rows = ceil_div(n, strips);
         strips--;
-        tile_any((tile_product){ s, width, key, d, 1, q, TILE_COLS, d, width, false, { key + rows * d, value } }, rows, vectors);
+        tile_any((tile_product){ s, width, key, k, 1, q, TILE_COLS, k, width, false, { key + rows * k, value } }, rows, vectors);
     }
 }
 
-static void key_columns(float *s, int width, const float *key, const float *q, const float *value, int n, int d)
+static void key_columns(float *s, int width, const void *key, const void *q, const void *value, int n, int d)
 {
     if (width == LANES) key_columns_of(s, key, q, value, n, d, 1);
     else key_columns_of(s, key, q, value, n, d, TILE_VECTORS);
 }
 
-INLINE void value_columns_of(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d, int here,
+/* Values of neighbouring tokens come together in an operand, and so must the powers that they are multiplied by. */
+static void pair_values(void *to, const float *first, const float *second, int d)
+{
+#ifdef OPERANDS_BF16
+    for (int i = 0; i < d; i += LANES) {
+        vec high = second ? load_part(second + i, d - i, 0.0f) : splat(0.0f);
+        store_part((float *)to + i, INTERLEAVED(load_part(first + i, d - i, 0.0f), high), d - i);
+    }
+#else
+    (void)second;
+    memcpy(to, first, (size_t)d * sizeof *first);
+#endif
+}
+
+/* (n, width) powers as operands, in place. */
+INLINE const operand *pair_powers(float *p, int width, int n)
+{
+#ifdef OPERANDS_BF16
+    for (int j = 0; j < n; j += 2)
+        for (int c = 0; c < width; c += LANES) {
+            vec high = j + 1 < n ? load(p + (j + 1) * width + c) : splat(0.0f);
+            store(p + j / 2 * width + c, INTERLEAVED(load(p + j * width + c), high));
+        }
+#else
+    (void)width, (void)n;
+#endif
+    return (const operand *)p;
+}
+
+INLINE void value_columns_of(float *o, const operand *p, int width, int cols, const operand *value, int64_t stride, int n, int d, int here,
                              const int vectors)
 {
     for (int strips = ceil_div(cols, TILE_ROWS), rows; cols > 0; cols -= rows, o += rows * d, p += rows) {
@@ -562,12 +672,14 @@ INLINE void value_columns_of(float *o, const float *p, int width, int cols, cons
     }
 }
 
-static void value_columns(float *o, const float *p, int width, int cols, const float *value, int64_t stride, int n, int d)
+static void value_columns(float *o, float *powers, int width, int cols, const void *values, int64_t stride, int n, int d)
 {
+    const operand *p = pair_powers(powers, width, n), *value = values;
+    int steps = ceil_div(n, PER_OPERAND);
     for (int i = 0; i < d; i += TILE_COLS) {
         int here = d - i < TILE_COLS ? d - i : TILE_COLS;
-        if (here <= LANES) value_columns_of(o + i, p, width, cols, value + i, stride, n, d, here, 1);
-        else value_columns_of(o + i, p, width, cols, value + i, stride, n, d, here, TILE_VECTORS);
+        if (here <= LANES) value_columns_of(o + i, p, width, cols, value + i, stride, steps, d, here, 1);
+        else value_columns_of(o + i, p, width, cols, value + i, stride, steps, d, here, TILE_VECTORS);
     }
 }
 
@@ -689,13 +801,22 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, 
 static float multiply_adds(const float *random, int steps, double *flops)
 {
     enum { CHAINS = 12 }; /* enough to hide the latency, and they fit the registers */
+#ifdef OPERANDS_BF16
+    vec chain[CHAINS], a = operands(random, LAZY_F32, 0), b = operands(random + 64 - STEP, LAZY_F32, 0);
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i);
+    for (int step = 0; step < steps; step++)
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) chain[i] = multiply_add(chain[i], a, b);
+#else
     vec chain[CHAINS], mirror = splat(-0x1.fffffep-1f), addend = load(random + 16);
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* alternates between this value and addend - value */
     for (int step = 0; step < steps; step++)
 #pragma GCC unroll 12
         for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * mirror + addend;
-    *flops = 2.0 * CHAINS * LANES * steps;
+#endif
+    *flops = 2.0 * CHAINS * STEP * steps;
     vec total = splat(0.0f);
 #pragma GCC unroll 12
     for (int i = 0; i < CHAINS; i++) total += chain[i];
@@ -721,13 +842,17 @@ static float read_all(const void *memory, size_t bytes)
 
 const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .name = STRING(VARIANT),
+    .isa = STRING(ISA),
+    .per_operand = PER_OPERAND,
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
     .lanes = LANES,
     .max_unpacked_rows = MAX_UNPACKED_ROWS,
+    .convert = convert,
     .pack = pack,
     .tile = tile,
     .dots = dots,
+    .pair_values = pair_values,
     .key_columns = key_columns,
     .online_softmax_columns = online_softmax_columns,
     .value_columns = value_columns,

@@ -1,21 +1,22 @@
 /* linear.c — products with weights, in one of two ways. Up to max_unpacked_rows rows of x, each weight is read once, from where it is
- * stored. For more rows, weights are packed into panels of f32 that stay in a core's cache. */
+ * stored. For more rows, weights are packed into panels of operands that stay in a core's cache. */
 #include <string.h>
 
 #include "cpu.h"
 
 enum {
     STREAMS = 4,                                            /* in which dots reads the weights */
-    PANEL_K = 1024,                                         /* most elements of a column in a panel */
-    PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, */
+    PANEL_K = 1024,                                         /* most operands of a column in a panel */
+    PANELS_SIZE = 160 * 1024,                               /* operands of scratch for panels, */
     STRIP_SIZE = 16 * 1024,                                 /* for a copy of a strip of rows of x, */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* and for gate and up of one block */
 };
 
 typedef struct product {
     lazy_stream *stream;
-    float *y;       /* (n, w->rows), or where gated (n, columns) */
-    const float *x; /* (n, cols) */
+    float *y;             /* (n, w->rows), or where gated (n, columns) */
+    const float *x;       /* (n, cols) */
+    const void *operands; /* (n, cols) unpacked: x, converted */
     const lazy_matrix *w;
     int n;
     bool accumulate;
@@ -69,10 +70,21 @@ static void multiply_columns(const product *p, float *y, int begin, int end)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        kernels_of(p->stream)->dots(y + col, w->rows, p->x, w->cols, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
-                                    w->cols, p->accumulate);
+        kernels_of(p->stream)->dots(y + col, w->rows, p->operands, (int64_t)operands_in(p->stream, w->cols), p->n,
+                                    weight_row(part, col - first, w->cols), part->dtype, here, w->cols, p->accumulate);
         col += here;
     }
+}
+
+/* x as operands, converted by the calling thread, unless these are f32. */
+static const void *converted(const product *p)
+{
+    const lazy_kernels *kernels = kernels_of(p->stream);
+    int cols = p->w->cols;
+    if (kernels->per_operand == 1) return p->x;
+    float *to = ((lazy_cpu_stream *)p->stream)->operands;
+    for (int r = 0; r < p->n; r++) kernels->convert(to + (size_t)r * operands_in(p->stream, cols), p->x + (int64_t)r * cols, cols);
+    return to;
 }
 
 static void multiply_unpacked(void *job, int task, int worker)
@@ -96,7 +108,7 @@ static void multiply_unpacked(void *job, int task, int worker)
 
 /* ---- packed ----------------------------------------------------------------------------- */
 
-/* Packs elements k … k+len-1 of output columns col … col+n-1 into one panel. Columns of several dtypes are packed one by one. */
+/* Packs elements k … k+len-1 of output columns col … col+n-1 into one panel. */
 static void pack_panel(const product *p, float *panel, int col, int n, int k, int len)
 {
     const lazy_kernels *kernels = kernels_of(p->stream);
@@ -114,12 +126,14 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
         kernels->pack(panel, row, n, dtype[0], len);
         return;
     }
-    /* weights of different dtypes in one panel: rare, so element by element */
-    memset(panel, 0, (size_t)len * (size_t)kernels->tile_cols * sizeof *panel);
+    /* weights of different dtypes in one panel: rare, so column by column */
+    float values[2 * PANEL_K], column[PANEL_K];
+    size_t size = operands_in(p->stream, len), width = (size_t)kernels->tile_cols;
+    memset(panel, 0, size * width * sizeof *panel);
     for (int j = 0; j < n; j++) {
-        for (int kk = 0; kk < len; kk++)
-            kernels->widen_row(&panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j],
-                               (const char *)row[j] + (size_t)kk * lazy_dtype_width(dtype[j]), dtype[j], 1);
+        kernels->widen_row(values, row[j], dtype[j], len);
+        kernels->convert(column, values, len);
+        for (size_t kk = 0; kk < size; kk++) memcpy(&panel[kk * width + (size_t)j], &column[kk], sizeof *column);
     }
 }
 
@@ -130,15 +144,16 @@ typedef struct block {
     int row, n_rows, col, n_cols, halves;
 } block;
 
-/* Elements k … k+len-1 of `rows` rows of x. Rows a multiple of 4 KiB apart map to the same few sets of the L1 cache; these are
- * copied. */
+/* Elements k … k+len-1 of `rows` rows of x as operands. Rows a multiple of 4 KiB apart map to the same few sets of the L1 cache; these
+ * are copied too. */
 static const float *strip_of(const product *p, float *copy, int row, int rows, int k, int len, int64_t *stride)
 {
+    const lazy_kernels *kernels = kernels_of(p->stream);
     const float *x = p->x + (int64_t)row * p->w->cols + k;
     *stride = p->w->cols;
-    if (*stride % 1024) return x;
-    *stride = len + 16;
-    for (int r = 0; r < rows; r++) memcpy(copy + r * *stride, x + (int64_t)r * p->w->cols, (size_t)len * sizeof *x);
+    if (kernels->per_operand == 1 && *stride % 1024) return x;
+    *stride = (int64_t)operands_in(p->stream, len) + 16;
+    for (int r = 0; r < rows; r++) kernels->convert(copy + r * *stride, x + (int64_t)r * p->w->cols, len);
     return copy;
 }
 
@@ -146,7 +161,7 @@ static void multiply_k_block(const product *p, const block *b, float *panels, fl
 {
     const lazy_kernels *kernels = kernels_of(p->stream);
     int width = kernels->tile_cols, per_half = ceil_div(b->n_cols, width);
-    size_t panel_size = (size_t)len * (size_t)width;
+    size_t panel_size = operands_in(p->stream, len) * (size_t)width;
     for (int i = 0; i < b->halves * per_half; i++) {
         int j = i % per_half * width;
         pack_panel(p, panels + (size_t)i * panel_size, i / per_half * p->columns + b->col + j, min_int(width, b->n_cols - j), k, len);
@@ -159,7 +174,7 @@ static void multiply_k_block(const product *p, const block *b, float *panels, fl
         for (int i = 0; i < b->halves * per_half; i++) {
             int j = i % per_half * width;
             kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, stride,
-                          panels + (size_t)i * panel_size, width, len, rows, min_int(width, b->n_cols - j), p->accumulate || k);
+                          panels + (size_t)i * panel_size, len, rows, min_int(width, b->n_cols - j), p->accumulate || k);
         }
     }
 }
@@ -203,9 +218,10 @@ static void divide_packed(product *p)
     enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
     const lazy_kernels *kernels = kernels_of(p->stream);
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
-    p->k_block = ceil_div(p->w->cols, ceil_div(p->w->cols, PANEL_K));
+    int length = ceil_div(p->w->cols, kernels->per_operand), panel_k = ceil_div(length, ceil_div(length, PANEL_K));
+    p->k_block = panel_k * kernels->per_operand;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
-    int max_panels = PANELS_SIZE / (p->k_block * kernels->tile_cols * (p->gated ? 2 : 1));
+    int max_panels = PANELS_SIZE / (panel_k * kernels->tile_cols * (p->gated ? 2 : 1));
     if (p->gated) /* gate and up of at least two strips must fit into the block */
         max_panels = min_int(max_panels, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
     p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
@@ -221,8 +237,10 @@ static int multiply(product p, lazy_error *err)
 {
     bool unpacked = p.n <= kernels_of(p.stream)->max_unpacked_rows;
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
-    if (unpacked) divide_unpacked(&p);
-    else divide_packed(&p);
+    if (unpacked) {
+        p.operands = converted(&p);
+        divide_unpacked(&p);
+    } else divide_packed(&p);
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 

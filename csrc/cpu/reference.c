@@ -178,7 +178,8 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int width = qkv_width(c), counted = 0;
-    memset(scores, 0, (size_t)m * sizeof *scores);
+    double *sums = scratch->block_sums;
+    memset(sums, 0, (size_t)m * sizeof *sums);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = n > queries ? n - queries : 0; r < n; r++) {
         if (rows[r] < first_new) continue;
@@ -186,10 +187,10 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
             attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
-            for (int j = seen.begin; j < seen.end; j++) scores[j] += scratch->shares[j];
+            for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->shares[j];
         }
     }
-    for (int j = 0; j < m; j++) scores[j] /= (float)(c->n_heads * counted);
+    for (int j = 0; j < m; j++) scores[j] = (float)(sums[j] / (c->n_heads * counted));
     return LAZY_OK;
 }
 

@@ -3,17 +3,17 @@
 
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "op",         "n",        "m",      "rows",    "cols",   "dtype",     "n_heads",
-                             "n_kv_heads", "head_dim", "window", "threads", "device", "libraries", NULL };
+    static char *names[] = { "op",       "n",      "m",       "rows",   "cols",      "dtype",   "n_heads", "n_kv_heads",
+                             "head_dim", "window", "threads", "device", "libraries", "compute", NULL };
     static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     const char *op, *dtype = "bf16";
     lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
     lazy_device device = { .name = "cpu" };
     PyObject *libraries = NULL, *owner;
     int known = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiiisO!", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiiisO!s", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
                                      &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &shape.window, &device.threads, &device.name,
-                                     &PyList_Type, &libraries))
+                                     &PyList_Type, &libraries, &device.compute))
         return NULL;
     for (int i = 0; i < 3; i++)
         if (strcmp(dtype, dtypes[i]) == 0) known = i;

@@ -124,11 +124,11 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", NULL };
+    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", NULL };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu" };
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
-                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!s", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
+                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute))
         return NULL;
 
     lazy_error err = { 0 };

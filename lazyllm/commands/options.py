@@ -58,6 +58,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
+    parser.add_argument(
+        "--compute", default="f32", help="operands of products on the CPU: f32, bf16 or fastest; default f32"
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -212,7 +215,8 @@ def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm.llm import load
 
     on_cluster = getattr(args, "scheduler", None) is not None
-    return load(args.model or demo_model(), "cpu" if on_cluster else args.device, threads=args.threads)
+    device = "cpu" if on_cluster else args.device
+    return load(args.model or demo_model(), device, threads=args.threads, compute=args.compute)
 
 
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:

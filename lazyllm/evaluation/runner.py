@@ -157,6 +157,7 @@ class Recipe:
     model: str
     device: str
     threads: int | None
+    compute: str
     tasks: Tasks
     measure: Measure
     chat: Chat
@@ -178,11 +179,15 @@ class Recipe:
             model=str(llm.checkpoint.folder.absolute()),
             device=options.worker_device or device,
             threads=options.worker_threads or threads,
+            compute=llm.compute,
             tasks=without_items,
             measure=measure,
             chat=options.chat,
             warm_ups=options.warm_ups,
         )
+
+    def model_options(self) -> tuple[str, str, int | None, str]:
+        return self.model, self.device, self.threads, self.compute
 
 
 def results_here(llm: LLM, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
@@ -229,14 +234,14 @@ def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 
 
 @cache
-def model_there(model: str, device: str, threads: int | None) -> LLM:
+def model_there(model: str, device: str, threads: int | None, compute: str) -> LLM:
     """Loaded once in a worker's process."""
-    return load(model, device=device, threads=threads)
+    return load(model, device=device, threads=threads, compute=compute)
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
     digest.learn(recipe.digests)
-    llm = model_there(recipe.model, recipe.device, recipe.threads)
+    llm = model_there(*recipe.model_options())
     return conditions_of_model(llm, recipe.chat, progress=False)
 
 
@@ -252,7 +257,7 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
             if told := differences(recipe.expected, conditions_there(recipe)):
                 raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {told}")
             _warm[recipe.run] = set()
-        llm, warm = model_there(recipe.model, recipe.device, recipe.threads), _warm[recipe.run]
+        llm, warm = model_there(*recipe.model_options()), _warm[recipe.run]
         if cold := [one for one in part if one.key.setting not in warm]:
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
             warm.update(one.key.setting for one in cold)

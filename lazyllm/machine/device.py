@@ -24,6 +24,20 @@ def check_device(device: str) -> None:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
 
 
+def chosen_compute(compute: str, device: str) -> str:
+    """The arithmetic of a model: "fastest" becomes what this machine has, and logs it."""
+    if not isinstance(compute, str):
+        raise TypeError(f"compute must be a string, not {compute!r}")
+    if compute not in ("f32", "bf16", "fastest"):
+        raise ValueError(f"compute must be f32, bf16 or fastest, not {compute!r}")
+    if compute != "fastest":
+        return compute
+    on_cpu = not device.startswith("cuda")
+    chosen = "bf16" if on_cpu and _core.features()["bf16"] else "f32"
+    log.info('compute="fastest" took %s', chosen)
+    return chosen
+
+
 def libraries() -> list[str]:
     """Candidate paths of cuBLASLt in order of preference: NVIDIA's wheels, then a conda environment."""
     folders = [Path(entry) / folder for entry in sys.path for folder in WHEEL_FOLDERS]
@@ -33,8 +47,9 @@ def libraries() -> list[str]:
     return [str(path.absolute()) for path in found if path.is_file()]
 
 
-def open_model(checkpoint: Checkpoint, device: str, threads: int | None) -> _core.Model:
-    """Opens the checkpoint's weights on a device; "auto" takes CUDA where it works and logs the choice."""
+def open_model(checkpoint: Checkpoint, device: str, threads: int | None, compute: str) -> _core.Model:
+    """Opens the checkpoint's weights on a device; "auto" takes CUDA where it works and no arithmetic of the
+    CPU is asked for, and logs the choice."""
 
     def opened(name: str) -> _core.Model:
         return _core.Model(
@@ -44,10 +59,13 @@ def open_model(checkpoint: Checkpoint, device: str, threads: int | None) -> _cor
             device=name,
             threads=threads or 0,
             libraries=libraries(),
+            compute=compute,
         )
 
     if device != "auto":
         return opened(device)
+    if compute != "f32":
+        return opened("cpu")
     try:
         core = opened("cuda")
     except (DeviceError, MemoryError) as reason:

@@ -66,6 +66,10 @@ def info() -> Info:
         processor=processor(),
         instruction_sets=list(features["instruction_sets"]),
         instruction_set_used=features["used"],
+        compute={
+            "f32": features["used"],
+            "bf16": features["bf16"] or "off: the processor has no AVX512-BF16",
+        },
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),

@@ -1,4 +1,5 @@
-/* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs.
+/* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs, in f32 and, where it has
+ * kernels for it, in bf16. In bf16 all operands of products are bf16 already, so that nothing but the powers of attention is rounded.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
  * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set alone. */
@@ -44,10 +45,19 @@ static uint32_t random_bits(void)
 static int random_int(int low, int high) { return low + (int)(random_bits() % (uint32_t)(high - low + 1)); }
 static float random_float(void) { return (float)((double)random_bits() / 2147483648.0 - 1.0); }
 
+static lazy_compute computing;
+
 static float *random_floats(size_t n)
 {
     float *data = malloc((n + 1) * sizeof *data);
-    for (size_t i = 0; i < n; i++) data[i] = random_float();
+    for (size_t i = 0; i < n; i++) {
+        data[i] = random_float();
+        if (computing == LAZY_COMPUTE_F32) continue;
+        uint32_t bits;
+        memcpy(&bits, &data[i], sizeof bits);
+        bits &= 0xffff0000;
+        memcpy(&data[i], &bits, sizeof bits);
+    }
     return data;
 }
 
@@ -83,7 +93,8 @@ static double error_of(const float *got, const float *want, size_t n)
     return worst / largest;
 }
 
-static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
+static const double TOLERANCE = 3e-6;      /* of f32 sums against sums in double */
+static const double POWERS_IN_BF16 = 4e-3; /* 8 bits each */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
@@ -92,14 +103,18 @@ enum { MAX_ROWS = 512, MAX_TOKENS = 20000 };
 typedef struct side {
     lazy_backend *backend;
     lazy_stream *stream;
+    lazy_config *config;
 } side;
 
 static side open_side(const char *variant, const lazy_config *config, int threads)
 {
-    side s = { 0 };
+    side s = { .config = malloc(sizeof *config) };
     lazy_error err = { 0 };
+    *s.config = *config;
+    if (computing == LAZY_COMPUTE_BF16) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
     setenv("LAZYLLM_CPU", variant, 1);
-    if (lazy_cpu_open(&s.backend, threads, &err) || s.backend->ops->stream_open(s.backend, config, &s.stream, &err) ||
+    lazy_compute compute = strcmp(variant, "reference") == 0 ? LAZY_COMPUTE_F32 : computing;
+    if (lazy_cpu_open(&s.backend, threads, compute, &err) || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
         s.backend->ops->reserve(s.stream, MAX_ROWS, MAX_TOKENS, &err)) {
         printf("%s: %s\n", variant, err.message);
         exit(1);
@@ -111,6 +126,7 @@ static void close_side(side s)
 {
     s.backend->ops->stream_close(s.stream);
     s.backend->ops->close(s.backend);
+    free(s.config);
 }
 
 /* ---- products --------------------------------------------------------------------------- */
@@ -129,9 +145,10 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
             part->data = random_floats(n);
             continue;
         }
-        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16: -1 to 1 */
+        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16: -1 to 1, with 7 bits of fraction for bf16 */
+        uint32_t f16_bits = computing == LAZY_COMPUTE_BF16 ? 0xbbf8 : 0xbbff;
         for (size_t k = 0; k < n; k++)
-            half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & 0xbbff);
+            half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & f16_bits);
         part->data = half;
     }
     if (biased) w.bias = random_floats((size_t)w.rows);
@@ -191,7 +208,7 @@ static void test_gated(side fast, side plain, int n, int cols)
     lazy_matrix w = random_matrix(1, 2 * c->ffn, cols, LAZY_BF16, false, false);
     size_t size = (size_t)n * (size_t)c->ffn;
     float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size);
-    for (size_t i = 0; i < (size_t)n * (size_t)cols; i += 17) x[i] *= 20; /* gates far from 0, too */
+    for (size_t i = 0; i < (size_t)n * (size_t)cols; i += 17) x[i] *= 16; /* gates far from 0, too */
     fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
     plain.backend->ops->gated(plain.stream, want, x, n, &w, NULL);
     double error = error_of(got, want, size);
@@ -264,7 +281,7 @@ static void test_checked_norm(side s, int n, int d)
 static void test_online_softmax(const char *variant)
 {
     enum { N = 1003 };
-    const lazy_kernels *kernels = lazy_kernels_find(variant);
+    const lazy_kernels *kernels = lazy_kernels_find(variant, computing);
     float s[N], given[N], max = -INFINITY, sum = 0.0f;
     double worst = 0, total = 0;
     for (int round = 0; round < 100; round++, max = -INFINITY, sum = 0.0f, total = 0) {
@@ -296,7 +313,7 @@ static void test_widening(const char *variant)
     enum { ALL = 1 << 16 };
     static uint16_t halves[ALL];
     static float vectors[ALL];
-    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant)->widen_row;
+    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant, computing)->widen_row;
     for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         lazy_dtype dtype = is_bf16 ? LAZY_BF16 : LAZY_F16;
@@ -402,14 +419,15 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
     float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
           *want = guarded(size);
-    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= 3; /* peaked rows; errors of shares grow with the products */
+    float peaked = computing == LAZY_COMPUTE_BF16 ? 4 : 3; /* rows; errors of shares grow with the products */
+    for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
     lazy_kv kv = { k, v, length };
     fast.stream->scores_follow = random_int(0, 1);
     fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, window, NULL);
     plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, window, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length,
-          window, d, error);
+    check(error < (computing == LAZY_COMPUTE_BF16 ? POWERS_IN_BF16 : TOLERANCE),
+          "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length, window, d, error);
     check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(want, size);
 
@@ -774,7 +792,7 @@ static void test_shapes(const char *variant, lazy_config config)
  * went through the streams together. */
 static void test_any_threads(const char *variant)
 {
-    const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
+    const lazy_config config = { .n_layers = 1, .hidden = 75, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
     for (int i = 0; i < 40; i++) {
         int n = random_int(1, 60), cols = random_int(1, 75);
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, (lazy_dtype)(i % 3), false, false);
@@ -797,7 +815,7 @@ static void test_any_threads(const char *variant)
 /* Rows so short that one task could take hundreds of panels: gate and up of a block must still fit beside them. */
 static void test_short_gates(const char *variant)
 {
-    bool wide = lazy_kernels_find(variant)->tile_rows > 6;
+    bool wide = lazy_kernels_find(variant, computing)->tile_rows > 6;
     lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
     side fast = open_side(variant, &config, 1), plain = open_side("reference", &config, 1);
     test_gated(fast, plain, wide ? UNPACKED_ROWS_LIMIT + 1 : 33, wide ? 16 : 8);
@@ -898,6 +916,27 @@ static void test_columns(const char *variant)
     test_spoilt_attention(variant, SPLIT_KEYS_ROWS + 20, 700);
 }
 
+static void test_variant(const char *variant, const lazy_config *shapes, size_t n_shapes)
+{
+    lazy_config wide = shapes[0];
+    wide.hidden = 5000; /* at least the columns of all products */
+    side fast = open_side(variant, &wide, 2), plain = open_side("reference", &wide, 1);
+    test_products(fast, plain);
+    test_large_norm(fast, plain);
+    for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
+    test_bad_surprisal(fast);
+    test_argmax(fast);
+    close_side(plain);
+    close_side(fast);
+    test_online_softmax(variant);
+    test_widening(variant);
+    for (size_t i = 0; i < n_shapes; i++) test_shapes(variant, shapes[i]);
+    test_extremes(variant);
+    test_columns(variant);
+    test_any_threads(variant);
+    test_short_gates(variant);
+}
+
 int main(int argc, char **argv)
 {
     bool fastest = argc == 2 && strcmp(argv[1], "fastest") == 0;
@@ -912,21 +951,10 @@ int main(int argc, char **argv)
         { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64, .query_scalar = 100, .gelu = true },
     };
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
-        side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
-        test_products(fast, plain);
-        test_large_norm(fast, plain);
-        for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
-        test_bad_surprisal(fast);
-        test_argmax(fast);
-        close_side(plain);
-        close_side(fast);
-        test_online_softmax(*variant);
-        test_widening(*variant);
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
-        test_extremes(*variant);
-        test_columns(*variant);
-        test_any_threads(*variant);
-        test_short_gates(*variant);
+        test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
+        computing = LAZY_COMPUTE_BF16;
+        if (lazy_kernels_find(*variant, computing)) test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
+        computing = LAZY_COMPUTE_F32;
         if (fastest) break;
     }
     side any = open_side("generic", &shapes[0], 1), plain = open_side("reference", &shapes[0], 1);

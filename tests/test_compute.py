@@ -1,0 +1,111 @@
+"""Products of bf16: close to f32, equal on any number of threads, refused where there are no instructions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import tolerances
+
+import lazyllm
+from lazyllm import _core
+from lazyllm.machine.device import chosen_compute
+
+SHAPE = tiny.Shape(
+    seed=7,
+    n_layers=4,
+    hidden=70,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=18,
+    ffn=90,
+    qkv_bias=True,
+    dtype="BF16",
+)
+STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
+BF16_SETS = ["generic", "avx512"] if _core.features()["bf16"] else ["generic"]
+
+pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
+
+
+def logits(model: _core.Model, stages: dict[str, object] | None = None) -> list[np.ndarray]:
+    """Logits of a prompt of many rows, a decode step, a follow-up of few rows, and another step."""
+    session = model.session(stages)
+    ids = np.random.default_rng(3).integers(0, SHAPE.vocab, 200)
+    return [
+        session.forward(part, generated)
+        for part, generated in [(ids[:190], False), ([5], True), (ids[190:], False), ([8], True)]
+    ]
+
+
+@pytest.mark.parametrize("isa", BF16_SETS)
+def test_bf16_is_close_to_f32_and_not_the_same(
+    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CPU", isa)
+    made = tiny.build(SHAPE, tmp_path)
+    rounded = made.load(compute="bf16")
+    assert rounded.isa == f"{isa}_bf16"
+    for got, want in zip(logits(rounded), logits(made.load()), strict=True):
+        assert 1e-4 < tolerances.error(got, want) < tolerances.HALF_LOGITS["BF16"]
+
+
+@pytest.mark.parametrize("isa", BF16_SETS)
+def test_threads_change_no_bit(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAZYLLM_CPU", isa)
+    made = tiny.build(SHAPE, tmp_path)
+    alone = logits(made.load(compute="bf16"), STAGES)
+    for got, want in zip(logits(made.load(threads=3, compute="bf16"), STAGES), alone, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("isa", ["avx2", "reference"])
+def test_bf16_is_refused_without_instructions(
+    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isa not in (*_core.features()["instruction_sets"], "reference"):
+        pytest.skip(f"this processor has no {isa}")
+    monkeypatch.setenv("LAZYLLM_CPU", isa)
+    assert _core.features()["bf16"] is None
+    with pytest.raises(
+        lazyllm.DeviceError, match=rf"compute is bf16, which needs .*AVX512-BF16.*{isa}: use f32"
+    ):
+        tiny.build(SHAPE, tmp_path).load(compute="bf16")
+
+
+def test_load_takes_compute(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CPU", "generic")
+    llm = lazyllm.load(demo_model, threads=1, compute="bf16")
+    assert llm.compute == "bf16"
+    assert "generic_bf16" in repr(llm)
+    assert lazyllm.load(demo_model).compute == "f32"
+    monkeypatch.setenv(
+        "LAZYLLM_CPU", "avx2" if "avx2" in _core.features()["instruction_sets"] else "reference"
+    )
+    with caplog.at_level("INFO", "lazyllm"):
+        assert chosen_compute("fastest", "auto") == "f32"
+    assert 'compute="fastest" took f32' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"compute": "fp8"}, ValueError, "compute must be f32, bf16 or fastest, not 'fp8'"),
+        ({"compute": 16}, TypeError, "compute must be a string, not 16"),
+        ({"compute": "bf16", "device": "cuda"}, ValueError, "compute is for the CPU"),
+    ],
+)
+def test_bad_compute_is_refused(
+    demo_model: Path, arguments: dict[str, object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        lazyllm.load(demo_model, **arguments)
+
+
+def test_core_refuses_other_arithmetic(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='compute is "int3"; it must be f32 or bf16'):
+        tiny.build(SHAPE, tmp_path).load(compute="int3")
