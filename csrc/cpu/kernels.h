@@ -17,7 +17,8 @@ typedef struct lazy_kernels {
     int lanes;                /* floats in a vector; tile_cols is a multiple */
     int max_unpacked_rows;    /* for up to so many rows of x, dots is faster than pack and tile */
 
-    /* panel[kk, j] = row[j][kk], widened to f32; kk < k, j < tile_cols, columns n … tile_cols-1 are 0 */
+    /* panel[kk, j] = row[j][kk], widened to f32; kk < k, j < tile_cols, columns n … tile_cols-1 are 0. Here and below, rows of weights are
+     * whole blocks. */
     void (*pack)(float *panel, const void *const *row, int n, lazy_dtype dtype, int k);
     /* c[r, j] (+)= sum over kk of a[r, kk] * b[kk, j]; rows <= tile_rows, cols <= tile_cols. Reads tile_cols columns of
      * b even where cols is less. Strides in elements. */

@@ -2,11 +2,12 @@
  * stored. For more rows, weights are packed into panels of f32 that stay in a core's cache. */
 #include <string.h>
 
+#include "../format.h"
 #include "cpu.h"
 
 enum {
     STREAMS = 4,                                            /* in which dots reads the weights */
-    PANEL_K = 1024,                                         /* most elements of a column in a panel */
+    PANEL_K = 1024,                                         /* most elements of a column in a panel: a multiple of LAZY_LONGEST_BLOCK */
     PANELS_SIZE = 160 * 1024,                               /* floats of scratch for panels, */
     STRIP_SIZE = 16 * 1024,                                 /* for a copy of a strip of rows of x, */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* and for gate and up of one block */
@@ -36,7 +37,7 @@ static const lazy_part *part_of(const lazy_matrix *w, int column, int *first)
 
 static const char *weight_row(const lazy_part *part, int row, int cols)
 {
-    return (const char *)part->data + (size_t)row * (size_t)cols * lazy_dtype_width(part->dtype);
+    return (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, cols);
 }
 
 static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
@@ -107,19 +108,19 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
         int first;
         const lazy_part *part = part_of(p->w, col + j, &first);
         dtype[j] = part->dtype;
-        row[j] = weight_row(part, col + j - first, p->w->cols) + (size_t)k * lazy_dtype_width(part->dtype);
+        row[j] = weight_row(part, col + j - first, p->w->cols) + lazy_row_bytes(part->dtype, k);
         uniform = uniform && dtype[j] == dtype[0];
     }
     if (uniform) {
         kernels->pack(panel, row, n, dtype[0], len);
         return;
     }
-    /* weights of different dtypes in one panel: rare, so element by element */
+    /* weights of different dtypes in one panel: rare, so column by column */
     memset(panel, 0, (size_t)len * (size_t)kernels->tile_cols * sizeof *panel);
     for (int j = 0; j < n; j++) {
-        for (int kk = 0; kk < len; kk++)
-            kernels->widen_row(&panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j],
-                               (const char *)row[j] + (size_t)kk * lazy_dtype_width(dtype[j]), dtype[j], 1);
+        float column[PANEL_K];
+        kernels->widen_row(column, row[j], dtype[j], len);
+        for (int kk = 0; kk < len; kk++) panel[(size_t)kk * (size_t)kernels->tile_cols + (size_t)j] = column[kk];
     }
 }
 
@@ -204,6 +205,8 @@ static void divide_packed(product *p)
     const lazy_kernels *kernels = kernels_of(p->stream);
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
     p->k_block = ceil_div(p->w->cols, ceil_div(p->w->cols, PANEL_K));
+    for (int i = 0; i < p->w->n_parts; i++) /* ends of panels are ends of blocks */
+        if (lazy_is_quantized(p->w->part[i].dtype)) p->k_block = ceil_div(p->k_block, LAZY_LONGEST_BLOCK) * LAZY_LONGEST_BLOCK;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
     int max_panels = PANELS_SIZE / (p->k_block * kernels->tile_cols * (p->gated ? 2 : 1));
     if (p->gated) /* gate and up of at least two strips must fit into the block */

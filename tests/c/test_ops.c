@@ -13,6 +13,7 @@
 
 #include "../../csrc/cpu/cpu.h"
 #include "../../csrc/error.h"
+#include "../../csrc/format.h"
 
 static int passed, failed;
 
@@ -122,14 +123,14 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
     for (int i = 0; i < parts; i++) {
         lazy_part *part = &w.part[i];
         part->rows = rows + i;
-        part->dtype = mixed ? (lazy_dtype)((dtype + i) % 3) : dtype;
-        size_t n = (size_t)part->rows * (size_t)cols;
+        part->dtype = mixed ? (lazy_dtype)((dtype + i) % (cols % LAZY_LONGEST_BLOCK ? 3 : LAZY_N_DTYPES)) : dtype;
         w.rows += part->rows;
         if (part->dtype == LAZY_F32) {
-            part->data = random_floats(n);
+            part->data = random_floats((size_t)part->rows * (size_t)cols);
             continue;
         }
-        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16: -1 to 1 */
+        size_t n = (size_t)part->rows * lazy_row_bytes(part->dtype, cols) / sizeof(uint16_t);
+        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2 */
         for (size_t k = 0; k < n; k++)
             half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & 0xbbff);
         part->data = half;
@@ -164,6 +165,23 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
     free(x);
     free(before);
     free_matrix(&w);
+}
+
+/* Columns of one block, of several, and so many that they are packed in several stretches. */
+static void test_quantized_products(side fast, side plain)
+{
+    for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
+        int block = lazy_formats[dtype].values, long_row = 1024 / block * block + 5 * block;
+        for (int n = 1; n <= 20; n++)
+            test_matmul(fast, plain, n, 1, random_int(1, 50), block * (n < 3 ? 1 : random_int(1, 12)), (lazy_dtype)dtype, false, n % 5 == 0,
+                        n % 2);
+        for (int i = 0; i < 6; i++)
+            test_matmul(fast, plain, i % 2 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, 60), random_int(1, 3),
+                        random_int(1, 70), block * random_int(1, 12), (lazy_dtype)dtype, false, i % 3 == 0, i % 4 == 0);
+        test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 3, 1, 37, long_row, (lazy_dtype)dtype, false, false, true);
+        test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 20, 3, 21, 1280, (lazy_dtype)dtype, true, true, false);
+        test_matmul(fast, plain, 5, 3, 21, 512, (lazy_dtype)dtype, true, false, true);
+    }
 }
 
 static void test_products(side fast, side plain)
@@ -316,6 +334,22 @@ static void test_widening(const char *variant)
         }
         check(n_wrong == 0, "%s widening of %s: %d patterns are wrong, 0x%04x the first", variant, is_bf16 ? "bf16" : "f16", n_wrong,
               first_wrong);
+    }
+}
+
+/* The kernels' values of quantized weights are those of lazy_widen, to the bit: extreme scales, negative ones and 0 among them. */
+static void test_dequantization(const char *variant)
+{
+    enum { BLOCKS = 500 };
+    static uint8_t data[BLOCKS * sizeof(lazy_q6_k)];
+    static float got[BLOCKS * LAZY_LONGEST_BLOCK], want[BLOCKS * LAZY_LONGEST_BLOCK];
+    for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
+        int n = BLOCKS * lazy_formats[dtype].values, n_wrong = 0;
+        for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)random_bits();
+        lazy_kernels_find(variant)->widen_row(got, data, (lazy_dtype)dtype, n);
+        lazy_widen(want, data, (lazy_dtype)dtype, n);
+        for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
+        check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);
     }
 }
 
@@ -776,8 +810,9 @@ static void test_any_threads(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
     for (int i = 0; i < 40; i++) {
-        int n = random_int(1, 60), cols = random_int(1, 75);
-        lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, (lazy_dtype)(i % 3), false, false);
+        lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
+        int n = random_int(1, 60), cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
+        lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
         float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
         for (int threads = 1; threads <= 5; threads++) {
@@ -914,6 +949,7 @@ int main(int argc, char **argv)
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         side fast = open_side(*variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
         test_products(fast, plain);
+        test_quantized_products(fast, plain);
         test_large_norm(fast, plain);
         for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
         test_bad_surprisal(fast);
@@ -922,6 +958,7 @@ int main(int argc, char **argv)
         close_side(fast);
         test_online_softmax(*variant);
         test_widening(*variant);
+        test_dequantization(*variant);
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) test_shapes(*variant, shapes[i]);
         test_extremes(*variant);
         test_columns(*variant);
