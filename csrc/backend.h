@@ -14,7 +14,7 @@
 
 #include "lazyllm.h"
 
-/* Bytes of one element. */
+/* Bytes of one activation of that type. */
 static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
 
 typedef struct lazy_backend lazy_backend;
@@ -22,7 +22,7 @@ typedef struct lazy_stream lazy_stream;
 
 /* One block of rows of a weight matrix. */
 typedef struct lazy_part {
-    const void *data; /* (rows, cols) of dtype */
+    const void *data; /* (rows, cols) of dtype, rows of whole blocks */
     int rows;
     lazy_dtype dtype;
 } lazy_part;

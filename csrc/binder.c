@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "format.h"
 #include "memory.h"
 
 /* The tensor table, sorted by name, and the model that its tensors are bound to. */
@@ -30,34 +31,12 @@ static const lazy_tensor *find(const binder *b, const char *name)
     return hit ? *hit : NULL;
 }
 
-static bool parse_dtype(const char *text, lazy_dtype *dtype, uint64_t *width)
-{
-    static const struct {
-        const char *name;
-        lazy_dtype dtype;
-        uint64_t width;
-    } known[] = {
-        { "F32", LAZY_F32, 4 },
-        { "F16", LAZY_F16, 2 },
-        { "BF16", LAZY_BF16, 2 },
-    };
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (strcmp(text, known[i].name) == 0) {
-            *dtype = known[i].dtype;
-            *width = known[i].width;
-            return true;
-        }
-    }
-    return false;
-}
-
 lazy_dtype lazy_bind_dtype(const lazy_tensor *tensors, int n_tensors)
 {
-    uint64_t bytes[] = { [LAZY_F32] = 0, [LAZY_F16] = 0, [LAZY_BF16] = 0 };
+    uint64_t bytes[LAZY_N_DTYPES] = { 0 };
     for (int i = 0; i < n_tensors; i++) {
         lazy_dtype dtype;
-        uint64_t width;
-        if (parse_dtype(tensors[i].dtype, &dtype, &width)) bytes[dtype] += tensors[i].bytes;
+        if (lazy_format_find(tensors[i].dtype, &dtype)) bytes[dtype] += tensors[i].bytes;
     }
     lazy_dtype most = LAZY_F32;
     for (int dtype = LAZY_F16; dtype <= LAZY_BF16; dtype++)
@@ -71,9 +50,10 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
     const lazy_tensor *t = find(b, name);
     if (!t) return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: missing from the checkpoint", name);
 
-    uint64_t width;
-    if (!parse_dtype(t->dtype, dtype, &width))
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: dtype %s is not supported; F32, F16 and BF16 are", name, t->dtype);
+    if (!lazy_format_find(t->dtype, dtype))
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K are", name, t->dtype);
+    const lazy_format *format = &lazy_formats[*dtype];
 
     int rank = cols ? 2 : 1;
     if (t->rank != rank || t->shape[0] != rows || (cols && t->shape[1] != cols)) {
@@ -86,7 +66,11 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
             return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name, found, rows, cols);
         return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, found, rows);
     }
-    uint64_t bytes = (uint64_t)rows * (uint64_t)(cols ? cols : 1) * width;
+    int row = cols ? cols : rows, n_rows = cols ? rows : 1;
+    if (row % format->values)
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: rows of %d values; %s stores whole blocks of %d", name, row, format->name,
+                         format->values);
+    uint64_t bytes = (uint64_t)n_rows * lazy_row_bytes(*dtype, row);
     if (t->bytes != bytes)
         return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64, name, t->bytes,
                          bytes);
@@ -97,35 +81,13 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
         return lazy_fail(err, LAZY_CHECKPOINT,
                          "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes", name, t->offset,
                          t->offset + bytes, shard->bytes);
-    if (t->offset % width)
+    if (t->offset % (uint64_t)format->align)
         return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %" PRIu64
-                         "-byte elements; save the checkpoint again",
-                         name, t->offset, width);
+                         "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %d-byte elements; save the checkpoint again",
+                         name, t->offset, format->align);
     *data = shard->data + t->offset;
     if (b->dry) b->model->bytes += bytes;
     return LAZY_OK;
-}
-
-static float widen(const void *data, lazy_dtype dtype, int i)
-{
-    if (dtype == LAZY_F32) return ((const float *)data)[i];
-    uint16_t half = ((const uint16_t *)data)[i];
-    union {
-        uint32_t bits;
-        float value;
-    } u;
-    if (dtype == LAZY_BF16) {
-        u.bits = (uint32_t)half << 16;
-        return u.value;
-    }
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-    if (exponent == 0) { /* zero or subnormal: fraction * 2^-24 */
-        float magnitude = (float)fraction * 0x1p-24f;
-        return sign ? -magnitude : magnitude;
-    }
-    u.bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-    return u.value;
 }
 
 /* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
@@ -149,9 +111,8 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     if (!code) code = backend->ops->alloc(b->model->backend, &memory, (size_t)total * sizeof *host, "a weight vector", err);
     if (!code) code = backend->ops->stream_open(b->model->backend, &b->model->config, &stream, err);
     if (!code) {
-        int at = 0;
-        for (int i = 0; i < n_names; i++)
-            for (int j = 0; j < lengths[i]; j++) host[at++] = widen(data[i], dtype[i], j) + plus;
+        for (int i = 0, at = 0; i < n_names; at += lengths[i++]) lazy_widen(host + at, data[i], dtype[i], lengths[i]);
+        for (int i = 0; i < total; i++) host[i] += plus;
         code = backend->ops->upload(stream, memory, host, (size_t)total * sizeof *host, err);
     }
     backend->ops->stream_close(stream);

@@ -37,7 +37,8 @@ typedef struct lazy_watch {
 
 /* ---- model ------------------------------------------------------------------------------ */
 
-typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16 } lazy_dtype;
+/* Types of values, as format.h describes them; activations are of one of the first three. */
+typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16, LAZY_Q8_0, LAZY_Q4_0, LAZY_Q4_1, LAZY_Q4_K, LAZY_Q5_K, LAZY_Q6_K } lazy_dtype;
 
 /* The type to which the CPU rounds the operands of products; sums are f32. */
 typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16 } lazy_compute;
@@ -63,7 +64,7 @@ typedef struct lazy_config {
 /* One entry of a safetensors header, as read by the caller. */
 typedef struct lazy_tensor {
     const char *name;
-    const char *dtype; /* in safetensors' notation: "F32", "F16", "BF16", … */
+    const char *dtype; /* "F32", "F16", "BF16", …, as in safetensors and GGUF files */
     const int64_t *shape;
     int rank;
     int shard;       /* index into the shard paths */

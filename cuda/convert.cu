@@ -9,7 +9,8 @@ float wide(const void *from, lazy_dtype type, size_t i)
     switch (type) {
     case LAZY_F16: return __half2float(static_cast<const __half *>(from)[i]);
     case LAZY_BF16: return __bfloat162float(static_cast<const __nv_bfloat16 *>(from)[i]);
-    case LAZY_F32: break;
+    case LAZY_F32:
+    default: break; /* quantized weights are not for CUDA */
     }
     return static_cast<const float *>(from)[i];
 }
@@ -22,7 +23,8 @@ void lazy_cuda_convert(void *to, lazy_dtype to_type, const void *from, lazy_dtyp
         switch (to_type) {
         case LAZY_F16: static_cast<__half *>(to)[i] = __float2half(value); break;
         case LAZY_BF16: static_cast<__nv_bfloat16 *>(to)[i] = __float2bfloat16(value); break;
-        case LAZY_F32: static_cast<float *>(to)[i] = value; break;
+        case LAZY_F32:
+        default: static_cast<float *>(to)[i] = value; break;
         }
     }
 }

@@ -32,7 +32,8 @@ template <class F> int lazy_cuda_typed_op(lazy_stream *stream, const char *what,
         switch (lazy_cuda_of(stream)->type) {
         case LAZY_F16: return launch(__half{}, queue);
         case LAZY_BF16: return launch(__nv_bfloat16{}, queue);
-        case LAZY_F32: break;
+        case LAZY_F32:
+        default: break;
         }
         return launch(float{}, queue);
     });

@@ -4,6 +4,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+def widen(data: bytes, dtype: str, /) -> NDArray[np.float32]: ...
+def quantize(values: Sequence[float] | NDArray[Any], dtype: str, /) -> bytes: ...
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used: what, where, and what would be right."""
 

@@ -24,7 +24,8 @@ typedef struct lazy_kernels {
 
     /* to[:] = the k values as operands */
     void (*convert)(void *to, const float *from, int k);
-    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0 */
+    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0. Here and below, rows of weights
+     * are whole blocks. */
     void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
     /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j]; rows <= tile_rows, cols <= tile_cols. a_stride in operands. */
     void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, int k, int rows, int cols,

@@ -18,6 +18,10 @@
 #define HALVES_AT(p)      _mm_loadu_si128((const __m128i *)(p))
 #define WIDEN_F16(p)      ((vec)_mm256_cvtph_ps(HALVES_AT(p)))
 #define WIDEN_BF16(p)     ((vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(HALVES_AT(p)), 16))
+
+#define BYTES_AT(p)        ((ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define SIGNED_BYTES_AT(p) ((ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
+#define SPLAT_F16(p)       ((vec)_mm256_cvtph_ps(_mm_set1_epi16((short)*(p))))
 #include "kernels_template.h"
 
 #if defined(__clang__)

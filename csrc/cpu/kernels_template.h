@@ -2,13 +2,15 @@
  *
  * The including file defines VARIANT and ISA; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
  * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
- * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16.
+ * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16;
+ * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; SPLAT_F16(address); LOOK_UP(table, ints), by the low 4 bits of each.
  *
  * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
+#include "../format.h"
 #include "../numeric.h"
 #include "kernels.h"
 
@@ -91,19 +93,8 @@ INLINE four sum_lanes_of_four(vec a, vec b, vec c, vec d)
 INLINE float widen_one(const void *p, lazy_dtype dtype, int i)
 {
     if (dtype == LAZY_F32) return ((const float *)p)[i];
-    uint32_t half = ((const uint16_t *)p)[i], word;
-    float value;
-    if (dtype == LAZY_BF16) {
-        word = half << 16;
-        memcpy(&value, &word, sizeof value);
-        return value;
-    }
-    /* f16: exponent and fraction, shifted to their places in f32, give the value times 2^-112, subnormals included */
-    word = (half & 0x7fffu) << 13;
-    memcpy(&value, &word, sizeof value);
-    value *= 0x1p112f;
-    if ((half & 0x7c00u) == 0x7c00u) value = half & 0x3ffu ? NAN : INFINITY;
-    return half & 0x8000u ? -value : value;
+    uint16_t half = ((const uint16_t *)p)[i];
+    return dtype == LAZY_BF16 ? lazy_widen_bf16(half) : lazy_widen_f16(half);
 }
 
 INLINE vec widen(const void *p, lazy_dtype dtype, int i)
@@ -126,12 +117,20 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
     for (; i < n; i++) y[i] = widen_one(x, dtype, i);
 }
 
+#include "kernels_quantized.h"
+
 static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
     switch (dtype) {
     case LAZY_F32: memcpy(y, x, (size_t)n * sizeof *y); break;
     case LAZY_F16: widen_any(y, x, LAZY_F16, n); break;
     case LAZY_BF16: widen_any(y, x, LAZY_BF16, n); break;
+    case LAZY_Q8_0: widen_blocks(y, x, LAZY_Q8_0, n); break;
+    case LAZY_Q4_0: widen_blocks(y, x, LAZY_Q4_0, n); break;
+    case LAZY_Q4_1: widen_blocks(y, x, LAZY_Q4_1, n); break;
+    case LAZY_Q4_K: widen_blocks(y, x, LAZY_Q4_K, n); break;
+    case LAZY_Q5_K: widen_blocks(y, x, LAZY_Q5_K, n); break;
+    case LAZY_Q6_K: widen_blocks(y, x, LAZY_Q6_K, n); break;
     }
 }
 
@@ -319,12 +318,19 @@ INLINE vec operands(const void *p, lazy_dtype dtype, int i)
     if (dtype == LAZY_BF16) return load((const float *)((const uint16_t *)p + i));
     return NEIGHBOURS(widen(p, dtype, i), widen(p, dtype, i + LANES));
 }
+
+/* The v-th LANES operands of a group. */
+INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v)
+{
+    return NEIGHBOURS(widen_group(block, dtype, s, g, 2 * v), widen_group(block, dtype, s, g, 2 * v + 1));
+}
 #else
 typedef float operand;
 enum { PER_OPERAND = 1 };
 INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
 INLINE vec splat_operand(operand x) { return splat(x); }
 INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
+INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v) { return widen_group(block, dtype, s, g, v); }
 #endif
 
 enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
@@ -407,12 +413,28 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
     }
 }
 
+/* Widens the rows' blocks into f32 rows first, so many elements at a time that these stay in the L1 cache. */
+static void pack_quantized(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+{
+    float wide[TILE_COLS][LAZY_LONGEST_BLOCK];
+    const void *from[TILE_COLS];
+    for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK) {
+        int len = min_int(LAZY_LONGEST_BLOCK, k - kk);
+        for (int j = 0; j < n; j++) {
+            widen_row(wide[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len);
+            from[j] = wide[j];
+        }
+        pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, LAZY_F32, len);
+    }
+}
+
 static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     switch (dtype) {
     case LAZY_F32: pack_any(panel, row, n, LAZY_F32, k); break;
     case LAZY_F16: pack_any(panel, row, n, LAZY_F16, k); break;
     case LAZY_BF16: pack_any(panel, row, n, LAZY_BF16, k); break;
+    default: pack_quantized(panel, row, n, dtype, k);
     }
 }
 
@@ -522,6 +544,30 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
     int kk = 0;
     const operand *x = t.x;
+    for (; lazy_is_quantized(t.dtype) && kk < t.k; kk += lazy_formats[t.dtype].values) {
+        const char *block = t.w + lazy_row_bytes(t.dtype, kk);
+        const int groups = lazy_formats[t.dtype].values / LAZY_GROUP;
+        scales s[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) read_scales(&s[c], block + c * t.spacing, t.dtype);
+        for (int g = 0; g < groups; g++) {
+#pragma GCC unroll 4
+            for (int c = 0; c < cols; c++)
+                __builtin_prefetch(block + c * t.spacing + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD);
+#pragma GCC unroll 8
+            for (int v = 0; v < GROUP_VECTORS / PER_OPERAND; v++, x += LANES) {
+                vec wide[4];
+#pragma GCC unroll 4
+                for (int c = 0; c < cols; c++) wide[c] = group_operands(block + c * t.spacing, t.dtype, &s[c], g, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    vec values = load((const float *)x + r * t.x_stride);
+#pragma GCC unroll 4
+                    for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
+                }
+            }
+        }
+    }
     for (; kk + STEP <= t.k; kk += STEP, x += LANES) {
         vec wide[4];
 #pragma GCC unroll 4
@@ -560,7 +606,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 /* `cols` columns at a time, n_cols times; they begin at consecutive rows of w. */
 INLINE void dots_rows(dot_products t, const int rows, const int cols, int n_cols)
 {
-    int64_t row_bytes = (int64_t)t.k * (t.dtype == LAZY_F32 ? 4 : 2);
+    int64_t row_bytes = (int64_t)lazy_row_bytes(t.dtype, t.k);
     for (; n_cols > 0; n_cols--, t.y++, t.w += row_bytes) dots_of(t, rows, cols);
 }
 
@@ -595,7 +641,7 @@ INLINE void dots_any(float *y, int64_t y_stride, const operand *x, int64_t x_str
 {
     enum { BLOCK = 8 }; /* rows of each stream that are read from memory once, then from the L2 cache */
     const char *from = w;
-    int64_t row_bytes = (int64_t)k * (dtype == LAZY_F32 ? 4 : 2);
+    int64_t row_bytes = (int64_t)lazy_row_bytes(dtype, k);
     int stream = n_cols / 4;
     for (int j = 0; j < stream; j += BLOCK)
         dots_block((dot_products){ y + j, y_stride, stream, x, x_stride, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate },
@@ -611,6 +657,12 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
     case LAZY_F32: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_F32, n_cols, k, accumulate); break;
     case LAZY_F16: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_F16, n_cols, k, accumulate); break;
     case LAZY_BF16: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_BF16, n_cols, k, accumulate); break;
+    case LAZY_Q8_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q8_0, n_cols, k, accumulate); break;
+    case LAZY_Q4_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_0, n_cols, k, accumulate); break;
+    case LAZY_Q4_1: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_1, n_cols, k, accumulate); break;
+    case LAZY_Q4_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_K, n_cols, k, accumulate); break;
+    case LAZY_Q5_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_K, n_cols, k, accumulate); break;
+    case LAZY_Q6_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q6_K, n_cols, k, accumulate); break;
     }
 }
 

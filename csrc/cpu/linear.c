@@ -2,11 +2,12 @@
  * stored. For more rows, weights are packed into panels of operands that stay in a core's cache. */
 #include <string.h>
 
+#include "../format.h"
 #include "cpu.h"
 
 enum {
     STREAMS = 4,                                            /* in which dots reads the weights */
-    PANEL_K = 1024,                                         /* most operands of a column in a panel */
+    PANEL_K = 1024,                                         /* most operands of a column in a panel: a multiple of LAZY_LONGEST_BLOCK */
     PANELS_SIZE = 160 * 1024,                               /* operands of scratch for panels, */
     STRIP_SIZE = 16 * 1024,                                 /* for a copy of a strip of rows of x, */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* and for gate and up of one block */
@@ -37,7 +38,7 @@ static const lazy_part *part_of(const lazy_matrix *w, int column, int *first)
 
 static const char *weight_row(const lazy_part *part, int row, int cols)
 {
-    return (const char *)part->data + (size_t)row * (size_t)cols * lazy_dtype_width(part->dtype);
+    return (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, cols);
 }
 
 static void add_bias(const product *p, int row, int n_rows, int col, int n_cols)
@@ -119,7 +120,7 @@ static void pack_panel(const product *p, float *panel, int col, int n, int k, in
         int first;
         const lazy_part *part = part_of(p->w, col + j, &first);
         dtype[j] = part->dtype;
-        row[j] = weight_row(part, col + j - first, p->w->cols) + (size_t)k * lazy_dtype_width(part->dtype);
+        row[j] = weight_row(part, col + j - first, p->w->cols) + lazy_row_bytes(part->dtype, k);
         uniform = uniform && dtype[j] == dtype[0];
     }
     if (uniform) {
@@ -218,8 +219,11 @@ static void divide_packed(product *p)
     enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
     const lazy_kernels *kernels = kernels_of(p->stream);
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
-    int length = ceil_div(p->w->cols, kernels->per_operand), panel_k = ceil_div(length, ceil_div(length, PANEL_K));
-    p->k_block = panel_k * kernels->per_operand;
+    int per = kernels->per_operand, length = ceil_div(p->w->cols, per), unit = 1;
+    for (int i = 0; i < p->w->n_parts; i++) /* ends of panels are ends of blocks */
+        if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK / per;
+    int panel_k = ceil_div(ceil_div(length, ceil_div(length, PANEL_K)), unit) * unit;
+    p->k_block = panel_k * per;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
     int max_panels = PANELS_SIZE / (panel_k * kernels->tile_cols * (p->gated ? 2 : 1));
     if (p->gated) /* gate and up of at least two strips must fit into the block */

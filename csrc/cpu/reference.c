@@ -4,20 +4,21 @@
 #include <string.h>
 
 #include "../error.h"
+#include "../format.h"
 #include "cpu.h"
 
 /* start + x . w[row, :] */
-static double add_dot(lazy_stream *stream, double start, const float *x, const lazy_matrix *w, int row)
+static double add_dot(double start, const float *x, const lazy_matrix *w, int row)
 {
-    enum { BLOCK = 256 };
+    enum { BLOCK = LAZY_LONGEST_BLOCK };
     float weights[BLOCK];
     const lazy_part *part = w->part;
     while (row >= part->rows) row -= part++->rows;
     double sum = start;
     for (int first = 0; first < w->cols; first += BLOCK) {
         int n = min_int(BLOCK, w->cols - first);
-        size_t at = (size_t)row * (size_t)w->cols + (size_t)first;
-        kernels_of(stream)->widen_row(weights, (const char *)part->data + at * lazy_dtype_width(part->dtype), part->dtype, n);
+        const char *from = (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, w->cols);
+        lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, n);
         for (int k = 0; k < n; k++) sum += (double)x[first + k] * weights[k];
     }
     return sum;
@@ -25,10 +26,10 @@ static double add_dot(lazy_stream *stream, double start, const float *x, const l
 
 static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
 {
-    (void)err;
+    (void)stream, (void)err;
     for (int r = 0; r < n; r++) {
         for (int j = 0; j < w->rows; j++) {
-            double sum = add_dot(stream, w->bias ? w->bias[j] : 0.0, (const float *)x + (int64_t)r * w->cols, w, j);
+            double sum = add_dot(w->bias ? w->bias[j] : 0.0, (const float *)x + (int64_t)r * w->cols, w, j);
             float *out = (float *)y + (int64_t)r * w->rows + j;
             *out = (float)(accumulate ? *out + sum : sum);
         }

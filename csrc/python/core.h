@@ -87,6 +87,10 @@ void watcher_release(watcher *w);
 lazy_policy policy_of(SessionObject *self);
 PyObject *policy_read(SessionObject *self, PyObject *args);
 
+/* formats.c */
+PyObject *core_widen(PyObject *module, PyObject *args);
+PyObject *core_quantize(PyObject *module, PyObject *args);
+
 /* arrays.c: NumPy arrays. */
 int arrays_import(void);
 PyObject *array_of_int32(const int32_t *from, Py_ssize_t n);

@@ -55,6 +55,8 @@ static PyObject *core_cuda(PyObject *module, PyObject *libraries)
 
 static PyMethodDef core_functions[] = {
     { "cuda", core_cuda, METH_O, "cuda(libraries) -> str: what there is for CUDA; DeviceError says why it is off" },
+    { "widen", core_widen, METH_VARARGS, "widen(data, dtype) -> array: the float32 values of weights in any format, \"Q8_0\" for one" },
+    { "quantize", core_quantize, METH_VARARGS, "quantize(values, dtype) -> bytes: float32 values rounded to \"Q8_0\" or \"Q4_1\"" },
     { "features", core_features, METH_NOARGS, "features() -> dict: what the CPU core found on this machine" },
     { 0 },
 };

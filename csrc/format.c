@@ -1,0 +1,161 @@
+#include "format.h"
+
+#include <float.h>
+
+bool lazy_format_find(const char *name, lazy_dtype *dtype)
+{
+    for (int i = 0; i < LAZY_N_DTYPES; i++)
+        if (strcmp(name, lazy_formats[i].name) == 0) {
+            *dtype = (lazy_dtype)i;
+            return true;
+        }
+    return false;
+}
+
+/* ---- values of a block ------------------------------------------------------------------ */
+
+static void widen_q8_0(float *y, const lazy_q8_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 32; i++) y[i] = scale * (float)block->q[i];
+}
+
+static void widen_q4_0(float *y, const lazy_q4_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)((block->q[i] & 15) - 8);
+        y[16 + i] = scale * (float)((block->q[i] >> 4) - 8);
+    }
+}
+
+static void widen_q4_1(float *y, const lazy_q4_1 *block)
+{
+    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)(block->q[i] & 15) + min;
+        y[16 + i] = scale * (float)(block->q[i] >> 4) + min;
+    }
+}
+
+static void widen_q4_k(float *y, const lazy_q4_k *block)
+{
+    uint8_t unpacked[16];
+    lazy_k_scales(unpacked, block->packed);
+    for (int g = 0; g < 8; g++) {
+        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
+        for (int i = 0; i < 32; i++) y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
+    }
+}
+
+static void widen_q5_k(float *y, const lazy_q5_k *block)
+{
+    uint8_t unpacked[16];
+    lazy_k_scales(unpacked, block->packed);
+    for (int g = 0; g < 8; g++) {
+        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
+        for (int i = 0; i < 32; i++) {
+            int q = (block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) | (block->fifth[i] >> g & 1) << 4;
+            y[32 * g + i] = scale * (float)q - min;
+        }
+    }
+}
+
+static void widen_q6_k(float *y, const lazy_q6_k *block)
+{
+    for (int g = 0; g < 8; g++) {
+        int h = g / 4, j = g % 4;
+        for (int i = 0; i < 32; i++) {
+            float scale = lazy_widen_f16(block->scale) * block->scales[2 * g + i / 16];
+            int low = block->low[64 * h + 32 * (j % 2) + i] >> 4 * (j / 2) & 15, high = block->high[32 * h + i] >> 2 * j & 3;
+            y[32 * g + i] = scale * (float)((low | high << 4) - 32);
+        }
+    }
+}
+
+void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
+{
+    const uint16_t *halves = blocks;
+    const char *block = blocks;
+    for (int i = 0; i < n; i += lazy_formats[dtype].values, block += lazy_formats[dtype].bytes) {
+        switch (dtype) {
+        case LAZY_F32: y[i] = ((const float *)blocks)[i]; break;
+        case LAZY_F16: y[i] = lazy_widen_f16(halves[i]); break;
+        case LAZY_BF16: y[i] = lazy_widen_bf16(halves[i]); break;
+        case LAZY_Q8_0: widen_q8_0(y + i, (const lazy_q8_0 *)block); break;
+        case LAZY_Q4_0: widen_q4_0(y + i, (const lazy_q4_0 *)block); break;
+        case LAZY_Q4_1: widen_q4_1(y + i, (const lazy_q4_1 *)block); break;
+        case LAZY_Q4_K: widen_q4_k(y + i, (const lazy_q4_k *)block); break;
+        case LAZY_Q5_K: widen_q5_k(y + i, (const lazy_q5_k *)block); break;
+        case LAZY_Q6_K: widen_q6_k(y + i, (const lazy_q6_k *)block); break;
+        }
+    }
+}
+
+/* ---- rounding to a block ---------------------------------------------------------------- */
+
+/* To nearest, ties to even. */
+static uint16_t narrow_f16(float value)
+{
+    uint32_t word, magnitude;
+    memcpy(&word, &value, sizeof word);
+    uint16_t sign = (uint16_t)(word >> 16 & 0x8000u);
+    magnitude = word & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return sign | 0x7e00u;  /* NaN */
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and more round to infinity */
+    if (magnitude < 0x38800000u) {                       /* below 2^-14, a multiple of 2^-24: adding 1/2 rounds at that bit */
+        float shifted = fabsf(value) + 0.5f;
+        memcpy(&word, &shifted, sizeof word);
+        return sign | (uint16_t)(word - 0x3f000000u);
+    }
+    return sign | (uint16_t)((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
+}
+
+/* 1 / scale, or 0 where f16 has no such small scale; *spoilt: a value is NaN or Inf, so that the block must not pass for a good one. */
+static float inverse_of(float scale, const float *x, bool *spoilt)
+{
+    float zero = 0.0f;
+    for (int i = 0; i < LAZY_GROUP; i++) zero += x[i] * 0.0f;
+    *spoilt = isnan(zero);
+    return scale >= FLT_MIN && !*spoilt ? 1.0f / scale : 0.0f;
+}
+
+static void quantize_q8_0(lazy_q8_0 *block, const float *x)
+{
+    float largest = 0.0f;
+    for (int i = 0; i < LAZY_GROUP; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
+    bool spoilt;
+    float scale = largest / 127.0f, inverse = inverse_of(scale, x, &spoilt);
+    block->scale = narrow_f16(spoilt ? NAN : scale);
+    for (int i = 0; i < LAZY_GROUP; i++) { /* to nearest, ties away from 0 */
+        float scaled = spoilt ? 0.0f : x[i] * inverse, whole = (float)(int)scaled, rest = scaled - whole;
+        block->q[i] = (int8_t)(whole + (float)(rest >= 0.5f) - (float)(rest <= -0.5f));
+    }
+}
+
+static void quantize_q4_1(lazy_q4_1 *block, const float *x)
+{
+    float low = x[0], high = x[0];
+    for (int i = 1; i < LAZY_GROUP; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    bool spoilt;
+    float scale = (high - low) / 15.0f, inverse = inverse_of(scale, x, &spoilt);
+    uint8_t q[LAZY_GROUP];
+    for (int i = 0; i < LAZY_GROUP; i++) {
+        float scaled = spoilt ? 0.0f : (x[i] - low) * inverse + 0.5f;
+        q[i] = (uint8_t)(scaled < 15.0f ? scaled : 15.0f);
+    }
+    block->scale = narrow_f16(spoilt ? NAN : scale);
+    block->min = narrow_f16(low);
+    for (int i = 0; i < LAZY_GROUP / 2; i++) block->q[i] = (uint8_t)(q[i] | q[LAZY_GROUP / 2 + i] << 4);
+}
+
+void lazy_quantize(void *blocks, const float *x, lazy_dtype dtype, int n)
+{
+    for (int i = 0; i < n; i += LAZY_GROUP) {
+        if (dtype == LAZY_Q8_0) quantize_q8_0((lazy_q8_0 *)blocks + i / LAZY_GROUP, x + i);
+        else quantize_q4_1((lazy_q4_1 *)blocks + i / LAZY_GROUP, x + i);
+    }
+}
