@@ -63,6 +63,8 @@ typedef struct lazy_ops {
     /* Makes a matrix in host memory, which outlives it, usable by the ops. bias is in the backend's memory already. */
     int (*bind)(lazy_backend *, lazy_matrix *, lazy_error *);
     void (*unbind)(lazy_backend *, lazy_matrix *);
+    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the ops take no quantized weights. Waits. */
+    int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
     void (*close)(lazy_backend *);
 
     /* ---- stream ---- */

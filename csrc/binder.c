@@ -15,7 +15,8 @@ typedef struct binder {
     const lazy_tensor **by_name; /* (n,) */
     int n;
     bool dry; /* first round: validate only */
-    const lazy_watch *watch;
+    lazy_weights weights;
+    lazy_stream *stream; /* of the second round */
 } binder;
 
 static int compare_names(const void *a, const void *b)
@@ -52,7 +53,8 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
 
     if (!lazy_format_find(t->dtype, dtype))
         return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K and Q6_K are", name, t->dtype);
+                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K are",
+                         name, t->dtype);
     const lazy_format *format = &lazy_formats[*dtype];
 
     int rank = cols ? 2 : 1;
@@ -86,14 +88,39 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
                          "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %d-byte elements; save the checkpoint again",
                          name, t->offset, format->align);
     *data = shard->data + t->offset;
-    if (b->dry) b->model->bytes += bytes;
     return LAZY_OK;
 }
 
-/* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
-static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, float plus, lazy_error *err)
+/* Memory for weights that the model owns; it may be given back by way of *slot. */
+static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
 {
-    const lazy_backend *backend = b->model->backend;
+    lazy_model *model = b->model;
+    *slot = &model->owned[model->n_owned];
+    int code = lazy_alloc(*slot, bytes, 1, "weights", err);
+    if (!code) model->n_owned++;
+    return code;
+}
+
+/* Puts rows that lie by RoPE's pairs into the model's order, in which the first halves of all pairs of a head precede the second ones. */
+static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, int head_dim)
+{
+    for (int i = 0; i < rows; i++) {
+        int within = i % head_dim, half = head_dim / 2, row = i - within + within % half * 2 + within / half;
+        memcpy(to + (size_t)i * row_bytes, from + (size_t)row * row_bytes, row_bytes);
+    }
+}
+
+/* How a tensor is used. */
+typedef enum use { USE_TABLE, USE_LAYER, USE_QKV } use; /* embedding or LM head; of a layer; q, k and v, one part each */
+
+/* True if the rows of this part are to be sorted. */
+static bool is_paired(const binder *b, use use, int part) { return b->model->config.paired_rope && use == USE_QKV && part < 2; }
+
+/* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
+static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, use use, float plus,
+                       lazy_error *err)
+{
+    lazy_backend *backend = b->model->backend;
     const void *data[LAZY_MAX_PARTS];
     lazy_dtype dtype[LAZY_MAX_PARTS];
     int total = 0;
@@ -102,20 +129,23 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
         if (code) return code;
         total += lengths[i];
     }
-    if (b->dry) return LAZY_OK;
-
-    void *memory = NULL;
-    float *host = NULL;
-    lazy_stream *stream = NULL;
-    int code = lazy_alloc((void **)&host, (size_t)total, sizeof *host, "a weight vector", err);
-    if (!code) code = backend->ops->alloc(b->model->backend, &memory, (size_t)total * sizeof *host, "a weight vector", err);
-    if (!code) code = backend->ops->stream_open(b->model->backend, &b->model->config, &stream, err);
-    if (!code) {
-        for (int i = 0, at = 0; i < n_names; at += lengths[i++]) lazy_widen(host + at, data[i], dtype[i], lengths[i]);
-        for (int i = 0; i < total; i++) host[i] += plus;
-        code = backend->ops->upload(stream, memory, host, (size_t)total * sizeof *host, err);
+    if (b->dry) {
+        b->model->bytes += (size_t)total * sizeof **out;
+        return LAZY_OK;
     }
-    backend->ops->stream_close(stream);
+    void *memory = NULL;
+    float *host = NULL; /* (2, total): the second one is for sorting */
+    int code = lazy_alloc((void **)&host, (size_t)total, 2 * sizeof *host, "a weight vector", err);
+    if (!code) code = backend->ops->alloc(backend, &memory, (size_t)total * sizeof *host, "a weight vector", err);
+    if (!code) {
+        for (int i = 0, at = 0; i < n_names; at += lengths[i++]) {
+            float *unsorted = host + total;
+            lazy_widen(is_paired(b, use, i) ? unsorted : host + at, data[i], dtype[i], lengths[i]);
+            if (is_paired(b, use, i)) sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, lengths[i], b->model->config.head_dim);
+        }
+        for (int i = 0; plus && i < total; i++) host[i] += plus;
+        code = backend->ops->upload(b->stream, memory, host, (size_t)total * sizeof *host, err);
+    }
     lazy_free(host);
     *out = memory;
     return code;
@@ -123,17 +153,66 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
 
 static int bind_norm(binder *b, float **out, const char *const *name, int length, lazy_error *err)
 {
-    return bind_vector(b, out, name, &length, 1, b->model->config.norm_plus_one ? 1.0f : 0.0f, err);
+    return bind_vector(b, out, name, &length, 1, USE_LAYER, b->model->config.norm_plus_one ? 1.0f : 0.0f, err);
 }
 
-static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, lazy_error *err)
+/* The format that a matrix is to have, if that is possible. */
+static int choose_format(const binder *b, const char *name, use use, int cols, lazy_dtype stored, lazy_dtype *format, lazy_error *err)
+{
+    static const char *const settings[] = { [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4" };
+    *format = stored;
+    if (b->weights != LAZY_WEIGHTS_AS_STORED) *format = b->weights == LAZY_WEIGHTS_Q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
+    const lazy_format *target = &lazy_formats[*format];
+    if (lazy_is_quantized(*format) && !b->model->backend->ops->quantize)
+        return lazy_fail(err, LAZY_DEVICE, "tensor %s: in %s, which %s cannot compute with; the CPU can (device=\"cpu\")", name,
+                         target->name, b->model->backend->name);
+    if (*format != stored && lazy_is_quantized(stored))
+        return lazy_fail(err, LAZY_INVALID,
+                         "weights=\"%s\": tensor %s is stored in %s; quantized weights are used as stored, with \"auto\"",
+                         settings[b->weights], name, lazy_formats[stored].name);
+    if (cols % target->values)
+        return lazy_fail(err, LAZY_INVALID, "weights=\"%s\": tensor %s has rows of %d values, and %s takes multiples of %d",
+                         settings[b->weights], name, cols, target->name, target->values);
+    return LAZY_OK;
+}
+
+/* Makes the part what the ops expect, in memory of the model where it is not so in the shard. */
+static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool paired, lazy_error *err)
+{
+    void **sorted = NULL, **rounded;
+    int code = LAZY_OK;
+    if (paired) {
+        size_t row_bytes = lazy_row_bytes(part->dtype, cols);
+        if ((code = own(b, &sorted, (size_t)part->rows * row_bytes, err))) return code;
+        sort_rows(*sorted, part->data, row_bytes, part->rows, b->model->config.head_dim);
+        part->data = *sorted;
+    }
+    if (format == part->dtype) return LAZY_OK;
+    if (!(code = own(b, &rounded, (size_t)part->rows * lazy_row_bytes(format, cols), err)))
+        code = b->model->backend->ops->quantize(b->stream, *rounded, format, part, cols, err);
+    if (code) return code;
+    *part = (lazy_part){ .data = *rounded, .rows = part->rows, .dtype = format };
+    if (sorted) {
+        lazy_free(*sorted);
+        *sorted = NULL;
+    }
+    return LAZY_OK;
+}
+
+static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, use use,
+                       lazy_error *err)
 {
     lazy_matrix found = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
     for (int i = 0; i < n_names; i++) {
-        found.part[i].rows = rows[i];
+        lazy_part *part = &found.part[i];
+        lazy_dtype format;
+        part->rows = rows[i];
         found.rows += rows[i];
-        int code = take(b, names[i], rows[i], cols, &found.part[i].data, &found.part[i].dtype, err);
+        int code = take(b, names[i], rows[i], cols, &part->data, &part->dtype, err);
+        if (!code) code = choose_format(b, names[i], use, cols, part->dtype, &format, err);
         if (code) return code;
+        if (b->dry) b->model->bytes += (size_t)rows[i] * lazy_row_bytes(format, cols);
+        else if ((code = prepare_part(b, part, cols, format, is_paired(b, use, i), err))) return code;
     }
     if (b->dry) return LAZY_OK;
     int code = b->model->backend->ops->bind(b->model->backend, &found, err);
@@ -184,47 +263,51 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), c->head_dim, err))) return code;
     }
     if (c->qkv_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), qkv_rows, 3, 0, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), qkv_rows, 3, USE_QKV,
+                           0, err);
         layer->qkv.bias = bias;
         if (code) return code;
     }
     if ((code = bind_matrix(b, &layer->qkv, LAYER("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-                            qkv_rows, 3, d, err)))
+                            qkv_rows, 3, d, USE_QKV, err)))
         return code;
     if (c->o_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, 0, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, USE_LAYER, 0, err);
         layer->o.bias = bias;
         if (code) return code;
     }
-    if ((code = bind_matrix(b, &layer->o, LAYER("self_attn.o_proj.weight"), &d, 1, q, err))) return code;
-    if ((code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"), (const int[]){ f, f }, 2, d, err)))
+    if ((code = bind_matrix(b, &layer->o, LAYER("self_attn.o_proj.weight"), &d, 1, q, USE_LAYER, err))) return code;
+    if ((code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"), (const int[]){ f, f }, 2, d, USE_LAYER,
+                            err)))
         return code;
-    return bind_matrix(b, &layer->down, LAYER("mlp.down_proj.weight"), &d, 1, f, err);
+    return bind_matrix(b, &layer->down, LAYER("mlp.down_proj.weight"), &d, 1, f, USE_LAYER, err);
 }
 
-static int bind_all(binder *b, lazy_error *err)
+static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
 {
     lazy_model *model = b->model;
     const lazy_config *c = &model->config;
     int code;
-    if ((code = bind_matrix(b, &model->embedding, (const char *const[]){ "model.embed_tokens.weight" }, &c->vocab, 1, c->hidden, err)))
+    if ((code = bind_matrix(b, &model->embedding, (const char *const[]){ "model.embed_tokens.weight" }, &c->vocab, 1, c->hidden, USE_TABLE,
+                            err)))
         return code;
     for (int l = 0; l < c->n_layers; l++) {
         if ((code = bind_layer(b, l, err))) return code;
-        if (b->watch && b->watch->poll(b->watch->context, l + 1, c->n_layers))
-            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        if (!b->dry) b->stream->layers_done = l + 1;
+        if (watch && watch->poll(watch->context, l + 1, c->n_layers)) return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
     }
     if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, err))) return code;
     if (c->tied) {
         model->head = model->embedding;
         return LAZY_OK;
     }
-    return bind_matrix(b, &model->head, (const char *const[]){ "lm_head.weight" }, &c->vocab, 1, c->hidden, err);
+    return bind_matrix(b, &model->head, (const char *const[]){ "lm_head.weight" }, &c->vocab, 1, c->hidden, USE_TABLE, err);
 }
 
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, const lazy_watch *watch, lazy_error *err)
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_watch *watch, lazy_error *err)
 {
-    binder b = { .model = model, .n = n_tensors, .watch = watch };
+    const lazy_ops *ops = model->backend->ops;
+    binder b = { .model = model, .n = n_tensors, .weights = weights };
     int code = lazy_alloc((void **)&b.by_name, (size_t)n_tensors, sizeof *b.by_name, "the tensor table", err);
     if (code) return code;
     for (int i = 0; i < n_tensors; i++) b.by_name[i] = &tensors[i];
@@ -232,11 +315,18 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, cons
     for (int i = 1; i < n_tensors && !code; i++)
         if (compare_names(&b.by_name[i - 1], &b.by_name[i]) == 0)
             code = lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: stands in the checkpoint twice", b.by_name[i]->name);
-    for (int round = 0; round < 2 && !code; round++) {
-        b.dry = round == 0;
-        code = bind_all(&b, err);
-        if (!code && b.dry) code = model->backend->ops->admit(model->backend, model->bytes, "the weights", err);
+    b.dry = true;
+    if (!code) code = bind_all(&b, watch, err);
+    if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
+    /* at most two for each tensor: sorted, and rounded */
+    if (!code) code = lazy_alloc((void **)&model->owned, (size_t)n_tensors, 2 * sizeof *model->owned, "the table of weights", err);
+    if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
+    if (!code) {
+        b.dry = false;
+        b.stream->watch = watch;
+        code = bind_all(&b, watch, err);
     }
+    ops->stream_close(b.stream);
     lazy_free(b.by_name);
     return code;
 }

@@ -38,6 +38,27 @@ static void widen_q4_1(float *y, const lazy_q4_1 *block)
     }
 }
 
+/* Bit 4 of value i of a lazy_q5_0 or lazy_q5_1. */
+static int fifth_bit(const uint8_t fifth[4], int i) { return (fifth[i / 8] >> i % 8 & 1) << 4; }
+
+static void widen_q5_0(float *y, const lazy_q5_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)(((block->q[i] & 15) | fifth_bit(block->fifth, i)) - 16);
+        y[16 + i] = scale * (float)((block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) - 16);
+    }
+}
+
+static void widen_q5_1(float *y, const lazy_q5_1 *block)
+{
+    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)((block->q[i] & 15) | fifth_bit(block->fifth, i)) + min;
+        y[16 + i] = scale * (float)(block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) + min;
+    }
+}
+
 static void widen_q4_k(float *y, const lazy_q4_k *block)
 {
     uint8_t unpacked[16];
@@ -85,6 +106,8 @@ void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
         case LAZY_Q8_0: widen_q8_0(y + i, (const lazy_q8_0 *)block); break;
         case LAZY_Q4_0: widen_q4_0(y + i, (const lazy_q4_0 *)block); break;
         case LAZY_Q4_1: widen_q4_1(y + i, (const lazy_q4_1 *)block); break;
+        case LAZY_Q5_0: widen_q5_0(y + i, (const lazy_q5_0 *)block); break;
+        case LAZY_Q5_1: widen_q5_1(y + i, (const lazy_q5_1 *)block); break;
         case LAZY_Q4_K: widen_q4_k(y + i, (const lazy_q4_k *)block); break;
         case LAZY_Q5_K: widen_q5_k(y + i, (const lazy_q5_k *)block); break;
         case LAZY_Q6_K: widen_q6_k(y + i, (const lazy_q6_k *)block); break;

@@ -27,6 +27,16 @@ typedef struct lazy_q4_1 { /* value i: scale * (low 4 bits of q[i]) + min; value
     uint8_t q[16];
 } lazy_q4_1;
 
+typedef struct lazy_q5_0 { /* as lazy_q4_0 with integers of 5 bits, less 16; bit i of fifth is bit 4 of value i */
+    uint16_t scale;
+    uint8_t fifth[4], q[16];
+} lazy_q5_0;
+
+typedef struct lazy_q5_1 { /* as lazy_q4_1 with integers of 5 bits */
+    uint16_t scale, min;
+    uint8_t fifth[4], q[16];
+} lazy_q5_1;
+
 /* 8 groups of 32 values: scale * s * integer - min * m, with s and m of the group, see lazy_k_scales. Groups 2j and 2j + 1 are in the low
  * and high 4 bits of q[32 j …]. */
 typedef struct lazy_q4_k {
@@ -62,6 +72,8 @@ static const lazy_format lazy_formats[LAZY_N_DTYPES] = {
     [LAZY_Q8_0] = { "Q8_0", 32, sizeof(lazy_q8_0), 2 },
     [LAZY_Q4_0] = { "Q4_0", 32, sizeof(lazy_q4_0), 2 },
     [LAZY_Q4_1] = { "Q4_1", 32, sizeof(lazy_q4_1), 2 },
+    [LAZY_Q5_0] = { "Q5_0", 32, sizeof(lazy_q5_0), 2 },
+    [LAZY_Q5_1] = { "Q5_1", 32, sizeof(lazy_q5_1), 2 },
     [LAZY_Q4_K] = { "Q4_K", 256, sizeof(lazy_q4_k), 2 },
     [LAZY_Q5_K] = { "Q5_K", 256, sizeof(lazy_q5_k), 2 },
     [LAZY_Q6_K] = { "Q6_K", 256, sizeof(lazy_q6_k), 2 },

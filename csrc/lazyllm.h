@@ -38,7 +38,19 @@ typedef struct lazy_watch {
 /* ---- model ------------------------------------------------------------------------------ */
 
 /* Types of values, as format.h describes them; activations are of one of the first three. */
-typedef enum lazy_dtype { LAZY_F32, LAZY_F16, LAZY_BF16, LAZY_Q8_0, LAZY_Q4_0, LAZY_Q4_1, LAZY_Q4_K, LAZY_Q5_K, LAZY_Q6_K } lazy_dtype;
+typedef enum lazy_dtype {
+    LAZY_F32,
+    LAZY_F16,
+    LAZY_BF16,
+    LAZY_Q8_0,
+    LAZY_Q4_0,
+    LAZY_Q4_1,
+    LAZY_Q5_0,
+    LAZY_Q5_1,
+    LAZY_Q4_K,
+    LAZY_Q5_K,
+    LAZY_Q6_K
+} lazy_dtype;
 
 /* The type to which the CPU rounds the operands of products; sums are f32. */
 typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16 } lazy_compute;
@@ -56,6 +68,7 @@ typedef struct lazy_config {
     bool tied;                   /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
     bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
+    bool paired_rope;   /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side by side */
     bool norm_plus_one; /* norms multiply by 1 + weight */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
@@ -81,12 +94,15 @@ typedef struct lazy_device {
     int n_libraries;
 } lazy_device;
 
+/* The formats of matrices in use. Q8: all in Q8_0. Q4: those of the layers in Q4_1, embedding and LM head in Q8_0. */
+typedef enum lazy_weights { LAZY_WEIGHTS_AS_STORED, LAZY_WEIGHTS_Q8, LAZY_WEIGHTS_Q4 } lazy_weights;
+
 typedef struct lazy_model lazy_model;
 
 /* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all of them are
  * validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, const lazy_device *device, const lazy_watch *watch, lazy_error *err);
+                    int n_tensors, lazy_weights weights, const lazy_device *device, const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
 const lazy_config *lazy_model_config(const lazy_model *model);

@@ -71,7 +71,7 @@ static int map_shard(lazy_mapping *shard, const char *path, lazy_error *err)
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, const lazy_device *device, const lazy_watch *watch, lazy_error *err)
+                    int n_tensors, lazy_weights weights, const lazy_device *device, const lazy_watch *watch, lazy_error *err)
 {
     *out = NULL;
     int code = check_config(config, err);
@@ -98,7 +98,7 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
         goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
-    code = lazy_bind(model, tensors, n_tensors, watch, err);
+    code = lazy_bind(model, tensors, n_tensors, weights, watch, err);
 done:
     if (code) lazy_model_close(model);
     else *out = model;
@@ -131,6 +131,8 @@ void lazy_model_close(lazy_model *model)
         backend->ops->free(backend, model->final_norm);
         backend->ops->close(backend);
     }
+    for (int i = 0; i < model->n_owned; i++) lazy_free(model->owned[i]);
+    lazy_free(model->owned);
     for (int i = 0; i < model->n_shards; i++) munmap((void *)model->shards[i].data, model->shards[i].bytes);
     lazy_free(model->shards);
     lazy_free(model->layers);

@@ -32,6 +32,8 @@ struct lazy_model {
     lazy_matrix head;      /* (vocab, d): the embedding where tied */
     lazy_mapping *shards;
     int n_shards;
+    void **owned; /* weights that are not used as they lie in the shards */
+    int n_owned;
     uint64_t bytes; /* of the weights in use */
 };
 

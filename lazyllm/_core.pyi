@@ -26,6 +26,7 @@ class Model:
         threads: int = 0,
         libraries: list[str] = ...,
         compute: str = "f32",
+        weights: str = "auto",
     ) -> None: ...
     @property
     def threads(self) -> int: ...

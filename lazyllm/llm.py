@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
+from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
@@ -32,7 +33,7 @@ def load(
     threads: int | None = None,
     compute: str = "f32",
 ) -> LLM:
-    """Opens a folder in Hugging Face layout, or a hub id where huggingface_hub is installed.
+    """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
     `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the type that the checkpoint stores, since weights
     are used as stored. `threads`, on the CPU: None takes every core that this process may use. `compute`, on
@@ -46,7 +47,7 @@ def load(
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all cores, not {threads}")
     check_device(device)
-    checkpoint = Checkpoint(resolve(path))
+    checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
     return LLM(checkpoint, open_model(checkpoint, device, threads, compute), compute)
@@ -61,7 +62,7 @@ def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:
     stored = sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
     if dtype != "auto" and [dtype] != stored:
         raise ValueError(
-            f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.folder} stores "
+            f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.path} stores "
             f"{', '.join(stored)}, and weights are used as stored"
         )
 

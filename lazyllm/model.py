@@ -7,8 +7,7 @@ from functools import cached_property
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.tokenizer import Tokenizer
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+from lazyllm.errors import CheckpointError
 
 
 class Model:
@@ -37,16 +36,20 @@ class Model:
     def threads(self) -> int:
         return self.core.threads
 
-    @cached_property
+    @property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(self.checkpoint.folder, self.config)
+        found = self.tokenizer_if_any
+        if found is None:
+            raise CheckpointError(
+                f"{self.checkpoint.path} has neither tokenizer.json nor tokenizer.model, nor a GGUF file's "
+                "vocabulary; give token ids"
+            )
+        return found
 
-    @cached_property
+    @property
     def tokenizer_if_any(self) -> Tokenizer | None:
-        """None for a folder without tokenizer files; such a model takes token ids only."""
-        if any((self.checkpoint.folder / name).exists() for name in TOKENIZER_FILES):
-            return self.tokenizer
-        return None
+        """None for a checkpoint without a tokenizer; such a model takes token ids only."""
+        return self.checkpoint.tokenizer
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

@@ -89,7 +89,7 @@ def multimodal(folder: Path, text: str, head: str) -> Path:
     stored["multi_modal_projector.mm_soft_emb_norm.weight"] = np.zeros(8, "<u2")
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", stored, "BF16")
-    config = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
     nested = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
@@ -193,10 +193,11 @@ def test_resolve_asks_the_hub_for_no_path(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_resolve_says_what_to_do_with_files(tmp_path: Path) -> None:
-    for name, advice in (("model.gguf", "lazyllm convert"), ("model.safetensors", "the folder")):
-        (tmp_path / name).touch()
-        with pytest.raises(CheckpointError, match=advice):
-            resolve(tmp_path / name)
+    (tmp_path / "model.gguf").touch()
+    assert resolve(tmp_path / "model.gguf") == tmp_path / "model.gguf"
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"the folder that holds .*, or a \.gguf file"):
+        resolve(tmp_path / "model.safetensors")
 
 
 # ---- incomplete folders --------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_no_folder(tmp_path: Path) -> None:
     [
         ("pytorch_model.bin", "pickles.*save_pretrained"),
         ("consolidated.00.pth", "pickles"),
-        ("model.gguf", "lazyllm convert"),
+        ("model.gguf", r"give the file itself: .*model\.gguf"),
         ("notes.txt", "neither"),
     ],
 )

@@ -9,7 +9,7 @@ from lazyllm import _core
 
 quants = pytest.importorskip("gguf.quants")
 
-QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"]
+QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 FORMATS = ["F32", "F16", "BF16", *QUANTIZED]
 
 

@@ -359,7 +359,7 @@ def test_info_names_the_profiles(llm: LLM, cache: Path) -> None:
     assert lazyllm.info()["profiles"].startswith('none; min_tokens="auto"')
     llm.session(AUTO)
     (line,) = lazyllm.info()["profiles"]
-    assert f"{llm.config.name or llm.checkpoint.folder.name} on cpu with 1 threads, 20" in line
+    assert f"{llm.config.name or llm.checkpoint.path.name} on cpu with 1 threads, 20" in line
     assert "anew" not in line
     profile_file(cache).write_text("{")
     assert "damaged" in lazyllm.info()["profiles"][0]

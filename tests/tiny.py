@@ -124,6 +124,7 @@ def make_config(shape: Shape) -> dict[str, Any]:
         return np.asarray(theta ** (-pair / shape.head_dim), np.float32)
 
     return {name: getattr(shape, name) for name in names + flags + scales} | {
+        "paired_rope": False,
         "norm_eps": 1e-5,
         "inv_freq": inv_freq(10000.0),
         "local_inv_freq": inv_freq(shape.local_theta) if shape.local_theta else None,

@@ -30,9 +30,10 @@ def train_pieces(folder: Path) -> Path:
 
 
 def write_gguf(
-    path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray], kind: str = "F32"
+    path: Path, metadata: dict[str, Any], tensors: dict[str, np.ndarray], kind: str | dict[str, str] = "F32"
 ) -> Path:
-    """Writes a GGUF file; matrices are stored as ggml type `kind`, vectors as F32."""
+    """Writes a GGUF file; vectors are stored as F32, matrices as ggml type `kind`, or the one that it has for
+    them. A matrix of bytes is one of blocks already."""
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quantize
 
@@ -49,8 +50,10 @@ def write_gguf(
         elif name != "general.architecture":
             writer.add_string(name, value)
     for name, values in tensors.items():
-        stored = GGMLQuantizationType[kind] if values.ndim > 1 else GGMLQuantizationType.F32
-        writer.add_tensor(name, quantize(values, stored), raw_dtype=stored)
+        name_of_type = "F32" if values.ndim == 1 else kind if isinstance(kind, str) else kind[name]
+        stored = GGMLQuantizationType[name_of_type]
+        blocks = values if values.dtype == np.uint8 else quantize(values, stored)
+        writer.add_tensor(name, blocks, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -146,6 +146,7 @@ const lazy_ops lazy_cpu_ops = {
     .admit = cpu_admit,
     .bind = cpu_bind,
     .unbind = cpu_unbind,
+    .quantize = lazy_cpu_quantize,
     .close = cpu_close,
     .stream_open = cpu_stream_open,
     .stream_close = cpu_stream_close,

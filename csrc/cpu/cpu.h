@@ -74,6 +74,7 @@ static inline float scale_of(const lazy_config *c)
 }
 
 /* linear.c */
+int lazy_cpu_quantize(lazy_stream *, void *, lazy_dtype, const lazy_part *, int, lazy_error *);
 int lazy_cpu_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
 int lazy_cpu_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
 int lazy_cpu_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);

@@ -56,7 +56,18 @@ INLINE void read_scales(scales *s, const void *block, lazy_dtype dtype)
     } else { /* the others begin with the scale */
         s->factor = SPLAT_F16((const uint16_t *)block);
         if (dtype == LAZY_Q4_1) s->offset = SPLAT_F16(&((const lazy_q4_1 *)block)->min);
+        if (dtype == LAZY_Q5_1) s->offset = SPLAT_F16(&((const lazy_q5_1 *)block)->min);
     }
+}
+
+/* Vector v of 32 integers: the low 4 bits from q, as in lazy_q4_0, bit 4 from `fifth`. */
+INLINE ints five_bits(const uint8_t *q, const uint8_t *fifth, int v)
+{
+    ints low = BYTES_AT(q + v % HALF_VECTORS * LANES) >> 4 * (v / HALF_VECTORS), bit;
+    int32_t word;
+    memcpy(&word, fifth, sizeof word);
+    for (int lane = 0; lane < LANES; lane++) bit[lane] = v * LANES + lane;
+    return (low & 15) | ((word - (ints){ 0 }) >> bit & 1) << 4;
 }
 
 /* The integers of vector v of group g. Where they have 4 bits, the other bits are anything. */
@@ -65,6 +76,8 @@ INLINE ints integers(const void *block, lazy_dtype dtype, int g, int v)
     if (dtype == LAZY_Q8_0) return SIGNED_BYTES_AT(((const lazy_q8_0 *)block)->q + v * LANES);
     if (dtype == LAZY_Q4_0) return BYTES_AT(((const lazy_q4_0 *)block)->q + v % HALF_VECTORS * LANES) >> 4 * (v / HALF_VECTORS);
     if (dtype == LAZY_Q4_1) return BYTES_AT(((const lazy_q4_1 *)block)->q + v % HALF_VECTORS * LANES) >> 4 * (v / HALF_VECTORS);
+    if (dtype == LAZY_Q5_0) return five_bits(((const lazy_q5_0 *)block)->q, ((const lazy_q5_0 *)block)->fifth, v) - 16;
+    if (dtype == LAZY_Q5_1) return five_bits(((const lazy_q5_1 *)block)->q, ((const lazy_q5_1 *)block)->fifth, v);
     if (dtype == LAZY_Q4_K) return BYTES_AT(((const lazy_q4_k *)block)->q + LAZY_GROUP * (g / 2) + v * LANES) >> 4 * (g % 2);
     if (dtype == LAZY_Q5_K) {
         const lazy_q5_k *b = block;
@@ -88,7 +101,7 @@ INLINE vec counting(void)
 INLINE vec widen_group(const void *block, lazy_dtype dtype, const scales *s, int g, int v)
 {
     ints q = integers(block, dtype, g, v);
-    bool has_offset = dtype == LAZY_Q4_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K;
+    bool has_offset = dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K;
     vec factor = s->factor, offset = s->offset;
     if (dtype == LAZY_Q6_K) factor = splat(s->factors[2 * g + v * LANES / 16]);
     if (dtype == LAZY_Q4_K || dtype == LAZY_Q5_K) {

@@ -128,6 +128,8 @@ static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
     case LAZY_Q8_0: widen_blocks(y, x, LAZY_Q8_0, n); break;
     case LAZY_Q4_0: widen_blocks(y, x, LAZY_Q4_0, n); break;
     case LAZY_Q4_1: widen_blocks(y, x, LAZY_Q4_1, n); break;
+    case LAZY_Q5_0: widen_blocks(y, x, LAZY_Q5_0, n); break;
+    case LAZY_Q5_1: widen_blocks(y, x, LAZY_Q5_1, n); break;
     case LAZY_Q4_K: widen_blocks(y, x, LAZY_Q4_K, n); break;
     case LAZY_Q5_K: widen_blocks(y, x, LAZY_Q5_K, n); break;
     case LAZY_Q6_K: widen_blocks(y, x, LAZY_Q6_K, n); break;
@@ -646,8 +648,10 @@ INLINE void dots_any(float *y, int64_t y_stride, const operand *x, int64_t x_str
     for (int j = 0; j < stream; j += BLOCK)
         dots_block((dot_products){ y + j, y_stride, stream, x, x_stride, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate },
                    n_rows, 4, min_int(stream - j, BLOCK));
-    dots_block((dot_products){ y + 4 * stream, y_stride, 0, x, x_stride, from + 4 * stream * row_bytes, 0, dtype, k, accumulate }, n_rows,
-               1, n_cols - 4 * stream);
+    dot_products rest = { y + 4 * stream, y_stride, 0, x, x_stride, from + 4 * stream * row_bytes, 0, dtype, k, accumulate };
+    if (lazy_is_quantized(dtype)) /* few columns: not worth the code for several rows at a time */
+        for (; n_rows > 0; n_rows--, rest.x += x_stride, rest.y += y_stride) dots_rows(rest, 1, 1, n_cols - 4 * stream);
+    else dots_block(rest, n_rows, 1, n_cols - 4 * stream);
 }
 
 static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
@@ -660,6 +664,8 @@ static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, in
     case LAZY_Q8_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q8_0, n_cols, k, accumulate); break;
     case LAZY_Q4_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_0, n_cols, k, accumulate); break;
     case LAZY_Q4_1: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_1, n_cols, k, accumulate); break;
+    case LAZY_Q5_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_0, n_cols, k, accumulate); break;
+    case LAZY_Q5_1: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_1, n_cols, k, accumulate); break;
     case LAZY_Q4_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_K, n_cols, k, accumulate); break;
     case LAZY_Q5_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_K, n_cols, k, accumulate); break;
     case LAZY_Q6_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q6_K, n_cols, k, accumulate); break;

@@ -276,3 +276,36 @@ int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, cons
     }
     return LAZY_OK;
 }
+
+/* ---- rounding weights ------------------------------------------------------------------- */
+
+enum { ROUNDED_ROWS = 16 }; /* of one task */
+
+typedef struct rounding {
+    lazy_stream *stream;
+    char *to;
+    lazy_dtype dtype;
+    const lazy_part *from;
+    int cols;
+} rounding;
+
+static void quantize_rows(void *job, int task, int worker)
+{
+    const rounding *r = job;
+    float *wide = scratch_of(r->stream, worker);
+    for (int row = task * ROUNDED_ROWS; row < block_end(task, ROUNDED_ROWS, r->from->rows); row++) {
+        for (int col = 0; col < r->cols; col += WORKER_SCRATCH) {
+            int n = min_int(WORKER_SCRATCH, r->cols - col);
+            char *to = r->to + (size_t)row * lazy_row_bytes(r->dtype, r->cols) + lazy_row_bytes(r->dtype, col);
+            const char *from = weight_row(r->from, row, r->cols) + lazy_row_bytes(r->from->dtype, col);
+            kernels_of(r->stream)->widen_row(wide, from, r->from->dtype, n);
+            lazy_quantize(to, wide, r->dtype, n);
+        }
+    }
+}
+
+int lazy_cpu_quantize(lazy_stream *stream, void *to, lazy_dtype dtype, const lazy_part *from, int cols, lazy_error *err)
+{
+    rounding r = { .stream = stream, .to = to, .dtype = dtype, .from = from, .cols = cols };
+    return lazy_cpu_run(stream, quantize_rows, &r, ceil_div(from->rows, ROUNDED_ROWS), err);
+}

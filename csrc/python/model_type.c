@@ -54,7 +54,7 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
     } flags[] = {
         { "tied", &c->tied },       { "qkv_bias", &c->qkv_bias },           { "o_bias", &c->o_bias },
         { "qk_norm", &c->qk_norm }, { "norm_plus_one", &c->norm_plus_one }, { "post_norms", &c->post_norms },
-        { "gelu", &c->gelu },
+        { "gelu", &c->gelu },       { "paired_rope", &c->paired_rope },
     };
     double number;
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
@@ -124,12 +124,17 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", NULL };
+    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", "weights", NULL };
+    static const char *const settings[] = { [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4" };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu" };
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!s", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
-                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute))
+    const char *wish = settings[LAZY_WEIGHTS_AS_STORED];
+    int weights = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!ss", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
+                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute, &wish))
         return NULL;
+    while (strcmp(wish, settings[weights]) != 0)
+        if (++weights > LAZY_WEIGHTS_Q4) return PyErr_Format(PyExc_ValueError, "weights must be auto, q8 or q4, not \"%s\"", wish);
 
     lazy_error err = { 0 };
     lazy_config config = { 0 };
@@ -147,7 +152,7 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
-    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, &device, &w.watch, &err);
+    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, (lazy_weights)weights, &device, &w.watch, &err);
     watcher_end(&w);
     if (code) {
         if (!PyErr_Occurred() && !PyErr_CheckSignals()) core_raise(core_state_of(type), &err); /* a signal interrupts open() */
@@ -221,7 +226,8 @@ PyType_Spec model_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[]): weights, mapped and checked" },
+            { Py_tp_doc,
+              "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto'): weights, mapped and checked" },
             { Py_tp_new, model_new },
             { Py_tp_dealloc, model_dealloc },
             { Py_tp_getset, model_members },

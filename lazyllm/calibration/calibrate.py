@@ -128,7 +128,7 @@ def preset_of(
     return Preset(
         pruning=chosen,
         speedup=round(chosen.speedup(llm.config, n_prompt), DIGITS),
-        model=llm.config.name or llm.checkpoint.folder.name,
+        model=llm.config.name or llm.checkpoint.path.name,
         sha256=weights_digest(llm.checkpoint, options.progress),
         versions={
             "lazyllm": lazyllm.__version__,

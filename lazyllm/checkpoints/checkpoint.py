@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import operator
 import re
+from functools import cached_property
 from pathlib import Path
 
 from lazyllm.checkpoints.config import MULTIMODAL, ModelConfig
 from lazyllm.checkpoints.fields import Fields, json_object, read_json
+from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
 
@@ -16,6 +18,14 @@ INDEX_FILE = "model.safetensors.index.json"
 HEADER_LIMIT = 100_000_000
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+TOKENIZER_PARTS = (
+    *VOCABULARIES,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",  # names end tokens
+)
 TEXT_MODEL = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -28,18 +38,17 @@ Tensor = tuple[str, str, tuple[int, ...], int, int, int]
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The folder of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
+    """The folder or GGUF file of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
     path = Path(path_or_id)
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
-    if path.suffix == ".gguf":
-        raise CheckpointError(
-            f"{path} is a GGUF file; write it as a folder first: lazyllm convert {path} FOLDER"
-        )
     if path.exists():
         raise CheckpointError(
-            f"{path} is a file; expected the folder that holds config.json and model.safetensors"
+            f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
+            "or a .gguf file"
         )
+    if path.suffix == ".gguf":
+        raise FileNotFoundError(f"{path} does not exist")
     if not HUB_ID.fullmatch(str(path_or_id)):
         raise FileNotFoundError(f"{path} is no folder here, nor the form of a hub id (owner/name)")
     try:
@@ -52,39 +61,57 @@ def resolve(path_or_id: str | Path) -> Path:
 
 
 class Checkpoint:
-    """A checkpoint on disk: `config`, the paths of its `shards`, and the `tensors` table that the core takes.
+    """A checkpoint on disk: its `path`, its `config`, the paths of its `shards`, and the `tensors` table that
+    the core takes.
 
     Each tensor is (name, dtype, shape, index of its shard, byte offset from the start of that file, bytes).
     The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is not a folder")
-        self.config = ModelConfig.from_folder(self.folder)
-        names, placed = list_shards(self.folder)
-        self.shards = [str(self.folder / name) for name in names]
+        self.path = Path(folder)
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path} is not a folder")
+        self.config = ModelConfig.from_folder(self.path)
+        names, placed = list_shards(self.path)
+        self.shards = [str(self.path / name) for name in names]
         self.tensors: list[Tensor] = []
         home: dict[str, str] = {}
         for index, name in enumerate(names):
-            for tensor in read_shard(self.folder / name, index):
+            for tensor in read_shard(self.path / name, index):
                 if tensor[0] in home:
                     raise CheckpointError(
-                        f"{self.folder}: tensor {tensor[0]!r} is in {home[tensor[0]]} and in {name}; "
+                        f"{self.path}: tensor {tensor[0]!r} is in {home[tensor[0]]} and in {name}; "
                         "expected one place"
                     )
                 home[tensor[0]] = name
                 self.tensors.append(tensor)
         if self.config.architecture == MULTIMODAL:
-            self.tensors = text_model(self.tensors, self.folder)
+            self.tensors = text_model(self.tensors, self.path)
         for tensor_name, name in placed.items():
             if home.get(tensor_name) != name:
                 found = home.get(tensor_name, "no shard")
                 raise CheckpointError(
-                    f"{self.folder / INDEX_FILE}: tensor {tensor_name!r} is said to be in {name}; "
+                    f"{self.path / INDEX_FILE}: tensor {tensor_name!r} is said to be in {name}; "
                     f"it is in {found}"
                 )
+
+    @property
+    def config_files(self) -> list[Path]:
+        """The files besides the shards on which the model's outputs depend."""
+        return [self.path / "config.json"]
+
+    @property
+    def tokenizer_files(self) -> list[Path]:
+        """The files on which the ids of a text depend."""
+        return [path for name in TOKENIZER_PARTS if (path := self.path / name).exists()]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """None where there is no vocabulary; such a model takes token ids only."""
+        if any((self.path / name).exists() for name in VOCABULARIES):
+            return Tokenizer.from_folder(self.path, self.config)
+        return None
 
 
 def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -119,9 +146,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
             "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
     if ggufs := sorted(folder.glob("*.gguf")):
-        raise CheckpointError(
-            f"{folder} holds a GGUF file; write it as a folder: lazyllm convert {ggufs[0]} NEW_FOLDER"
-        )
+        raise CheckpointError(f"{folder} holds a GGUF file; give the file itself: {ggufs[0]}")
     raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 

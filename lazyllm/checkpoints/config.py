@@ -55,7 +55,8 @@ class ModelConfig:
     """The shape of one model. `context` is the maximum length of a session.
 
     `windows` has the sliding window of each layer, 0 where the layer sees the whole context; `local_inv_freq`
-    replaces `inv_freq` in the layers with a window.
+    replaces `inv_freq` in the layers with a window. `paired_rope`: the weights of q and k have their rows in
+    the order of RoPE's pairs, as in GGUF files of Llama.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ModelConfig:
     qkv_bias: bool
     o_bias: bool
     qk_norm: bool
+    paired_rope: bool
     windows: tuple[int, ...]
     local_inv_freq: tuple[float, ...] | None = field(repr=False)
     query_scalar: float
@@ -98,10 +100,15 @@ class ModelConfig:
 
     @classmethod
     def from_dict(
-        cls, config: dict[str, Any], generation: dict[str, Any] | None = None, folder: str | Path = ""
+        cls,
+        config: dict[str, Any],
+        generation: dict[str, Any] | None = None,
+        folder: str | Path = "",
+        source: str | Path | None = None,
     ) -> ModelConfig:
-        """Reads the contents of config.json and generation_config.json; errors name `folder`."""
-        fields = Fields(Path(folder) / "config.json", config)
+        """Reads the contents of config.json and generation_config.json; errors name `folder`, or `source`
+        where both come from one file."""
+        fields = Fields(source or Path(folder) / "config.json", config)
         architecture = read_architecture(fields)
         gemma = architecture in GEMMA3
         if gemma:
@@ -129,7 +136,7 @@ class ModelConfig:
             "attention_bias", False
         )
         vocab = fields.whole("vocab_size", MAX_VOCAB)
-        eos_source = Fields(Path(folder) / "generation_config.json", generation or {})
+        eos_source = Fields(source or Path(folder) / "generation_config.json", generation or {})
         if eos_source.get("eos_token_id") is None:
             eos_source = fields
         return cls(
@@ -150,6 +157,7 @@ class ModelConfig:
             qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
             o_bias=attention_bias,
             qk_norm=architecture == "Qwen3ForCausalLM" or gemma,
+            paired_rope=False,
             windows=windows,
             local_inv_freq=local_inv_freq,
             query_scalar=fields.number("query_pre_attn_scalar", 0.0, MAX_QUERY_SCALAR) if gemma else head_dim,

@@ -26,7 +26,7 @@ def learn(digests: Known) -> None:
 
 
 def weights_digest(checkpoint: Checkpoint, progress: bool) -> str:
-    return digest([checkpoint.folder / "config.json", *map(Path, checkpoint.shards)], progress)
+    return digest([*checkpoint.config_files, *map(Path, checkpoint.shards)], progress)
 
 
 def digest(paths: Iterable[Path], progress: bool) -> str:

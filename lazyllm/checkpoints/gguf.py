@@ -1,4 +1,4 @@
-"""GGUF files of Llama-family models and Gemma 3, rewritten as a Hugging Face folder for the engine."""
+"""GGUF files of Llama-family models and Gemma 3: their contents, and conversion to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -323,6 +323,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, LookupError, ArithmeticError, TypeError, MemoryError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
+    if reader.byte_order == "S":
+        raise CheckpointError(
+            f"{path} is a GGUF file in the byte order of other machines; expected little-endian"
+        )
     return metadata, tensors
 
 

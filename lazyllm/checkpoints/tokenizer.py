@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +53,8 @@ class Tokenizer:
         folder = Path(path)
         settings_path = folder / "tokenizer_config.json"
         settings = Fields(settings_path, read_json(settings_path) if settings_path.exists() else {})
-        tokens = read_token_names(folder, settings)
+        extra = folder / "special_tokens_map.json"
+        tokens = read_token_names(settings, Fields(extra, read_json(extra) if extra.exists() else {}))
         template = find_template(folder, settings.values)
         vocabulary, source = open_vocabulary(folder, settings, tokens)
         return cls(
@@ -61,6 +63,26 @@ class Tokenizer:
             source,
             tokens,
             ChatTemplate(template, settings_path, tokens) if template is not None else None,
+            config.eos_token_ids,
+        )
+
+    @classmethod
+    def from_contents(
+        cls, source: Path, tokenizer: dict[str, Any], settings: dict[str, Any], config: ModelConfig
+    ) -> Tokenizer:
+        """From the contents of a tokenizer.json and a tokenizer_config.json; errors name `source`."""
+        fields = Fields(source, settings)
+        tokens = read_token_names(fields)
+        vocabulary = JsonVocabulary(
+            source, tokens.get("bos_token"), fields.flag("add_bos_token", False), json.dumps(tokenizer)
+        )
+        template = fields.get("chat_template")
+        return cls(
+            vocabulary,
+            config.vocab,
+            source,
+            tokens,
+            ChatTemplate(template, source, tokens) if template is not None else None,
             config.eos_token_ids,
         )
 
@@ -182,11 +204,11 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
     raise CheckpointError(f"{folder} has neither tokenizer.json nor tokenizer.model")
 
 
-def read_token_names(folder: Path, settings: Fields) -> dict[str, str]:
-    """The special tokens by name (bos_token, …), each a string or an object with `content` in its file."""
+def read_token_names(*sources: Fields) -> dict[str, str]:
+    """The special tokens by name (bos_token, …), each a string or an object with `content`; the first source
+    that has one counts."""
     found: dict[str, str] = {}
-    extra = folder / "special_tokens_map.json"
-    for fields in (settings, Fields(extra, read_json(extra) if extra.exists() else {})):
+    for fields in sources:
         for name in TOKEN_NAMES:
             value = fields.get(name)
             content: object = value.get("content") if isinstance(value, dict) else value

@@ -35,15 +35,17 @@ def byte_letters() -> dict[str, int]:
 
 
 class JsonVocabulary:
-    """The vocabulary of a tokenizer.json, through the tokenizers package."""
+    """The vocabulary of a tokenizer.json, through the tokenizers package: of the file `path`, or of
+    `contents` from it."""
 
-    def __init__(self, path: Path, bos: str | None, add_bos: bool):
+    def __init__(self, path: Path, bos: str | None, add_bos: bool, contents: str | None = None):
         try:
             import tokenizers
         except ImportError:
             raise ImportError(f"{path} needs the package tokenizers: pip install tokenizers") from None
         try:
-            self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+            made = tokenizers.Tokenizer
+            self.tokenizer = made.from_file(str(path)) if contents is None else made.from_str(contents)
         except (KeyboardInterrupt, MemoryError):
             raise
         except BaseException as error:  # plain Exception, or a panic of its Rust code

@@ -17,15 +17,6 @@ from lazyllm.support.json_text import json_digest
 
 CPU = "cpu"
 DIGITS = 16  # of a SHA-256 in a row
-TOKENIZER_PARTS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",  # names end tokens
-)
 PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
@@ -33,12 +24,10 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
     """What rows must have in common to be compared, as far as it depends on where a model runs. Of a mapping,
     only the keys that both sides have count, here and in `conditions_of_settings`."""
-    folder = llm.checkpoint.folder
-    tokenizer = [path for name in TOKENIZER_PARTS if (path := folder / name).exists()]
     return {
         "lazyllm": lazyllm.__version__,
         "model sha256": weights_digest(llm.checkpoint, progress),
-        "tokenizer sha256": digest(tokenizer, progress=False),
+        "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
         "dtype": sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in llm.checkpoint.tensors}),
         "device": llm.device.partition(":")[0],
         "kernels": llm.core.isa,

@@ -126,7 +126,7 @@ def run_items(
             common = conditions_of_model(llm, options.chat, options.progress)
         of_settings = conditions_of_settings(llm, settings, options.progress)
         conditions = {**common, **of_settings, **measured, **tasks.conditions}
-        manifest = new_manifest(llm.config.name or llm.checkpoint.folder.name, conditions, tasks.selection)
+        manifest = new_manifest(llm.config.name or llm.checkpoint.path.name, conditions, tasks.selection)
         known = contents(tasks.items)
         plan = list(planned(settings, tasks))
         again = {one.key for one in plan} if options.retry_failed else ()
@@ -176,7 +176,7 @@ class Recipe:
             threads = max(1, threads // options.workers)
         return cls(
             run=uuid4().hex,
-            model=str(llm.checkpoint.folder.absolute()),
+            model=str(llm.checkpoint.path.absolute()),
             device=options.worker_device or device,
             threads=options.worker_threads or threads,
             compute=llm.compute,

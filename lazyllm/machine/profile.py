@@ -96,17 +96,17 @@ class ProfileFile:
     """The file of one model on one device, with one number of threads."""
 
     def __init__(self, checkpoint: Checkpoint, core: _core.Model, processor: str) -> None:
-        self._name = checkpoint.config.name or checkpoint.folder.name
+        self._name = checkpoint.config.name or checkpoint.path.name
         self._vocab = checkpoint.config.vocab
         place: dict[str, str | int] = {
-            "folder": str(checkpoint.folder.resolve()),
+            "folder": str(checkpoint.path.resolve()),
             "processor": processor,
             "device": core.device,
             "threads": core.threads,
         }
         made_by = {"kernels": core.isa, "weights": weights_state(checkpoint), **software()}
         self._conditions = {**place, **made_by}
-        name = f"{checkpoint.folder.name}-{json_digest(place)[:NAME_DIGITS]}.json"
+        name = f"{checkpoint.path.name}-{json_digest(place)[:NAME_DIGITS]}.json"
         self.path = profile_folder() / name
 
     @contextmanager
@@ -171,8 +171,8 @@ def software() -> dict[str, str]:
 def weights_state(checkpoint: Checkpoint) -> str:
     """A hash that changes with config or weights, without reading the weights: by size and time of change."""
     stats = [Path(shard).stat() for shard in checkpoint.shards]
-    config = (checkpoint.folder / "config.json").read_text(encoding="utf-8")
-    return json_digest([config, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
+    config = [path.read_text(encoding="utf-8") for path in checkpoint.config_files]
+    return json_digest([*config, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
 
 
 def profiles() -> list[str]:

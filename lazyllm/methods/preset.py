@@ -97,7 +97,7 @@ class Preset(Method):
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
         if weights_digest(checkpoint, progress=True) == self.sha256:
             return None
-        name = checkpoint.config.name or checkpoint.folder.name
+        name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
         return f"the preset was made for {self.model}, not for {other}; lazyllm.calibrate makes one for it"
 

@@ -42,7 +42,7 @@ class PromptCompression(Method):
             raise TypeError(f"by_sentence must be True or False, not {self.by_sentence!r}")
 
     def _plain(self) -> dict[str, Any]:
-        model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.folder)
+        model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.path)
         return {**super()._plain(), "model": model}
 
     def conditions(self, llm: Reader, progress: bool) -> dict[str, Any]:

@@ -48,7 +48,7 @@ OTHER = PaperSetup("for other models", re.compile(""), 3500, 2.0)
 def setup_of(llm: LLM, name: str | None) -> PaperSetup:
     """The setup of that name; None selects by the checkpoint's name."""
     if name is None:
-        known = model_name(llm.checkpoint.folder).lower()
+        known = model_name(llm.checkpoint.path).lower()
         return next((one for one in SETUPS.values() if one.known_by.search(known)), OTHER)
     if name not in SETUPS:
         raise ValueError(f"there is no preset {name!r}; there are {', '.join(SETUPS)}")

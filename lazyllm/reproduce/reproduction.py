@@ -164,7 +164,7 @@ class Reproducer:
 
     @property
     def model(self) -> str:
-        return self.llm.config.name or self.llm.checkpoint.folder.name
+        return self.llm.config.name or self.llm.checkpoint.path.name
 
     @property
     def published(self) -> Published | None:

@@ -240,7 +240,7 @@ def search(
     Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
     starts = [*map(space.checked_start, start), *space.starts()]
     conditions = {
-        "model": model.config.name or model.checkpoint.folder.name,
+        "model": model.config.name or model.checkpoint.path.name,
         "model sha256": weights_digest(model.checkpoint, progress),
         "device": model.device.partition(":")[0],
         "kernels": model.core.isa,  # they round sums differently

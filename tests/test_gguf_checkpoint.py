@@ -1,0 +1,178 @@
+"""GGUF files run as they are: the same logits and text as their conversion to a folder in float32."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from families import FAMILIES
+from test_gguf import ROUND_TRIPS, Files, as_gguf, byte_level_metadata
+from toys import write_gguf
+
+import lazyllm
+from lazyllm.checkpoints.gguf import convert
+from lazyllm.checkpoints.pypi_models import SMOLLM2, gguf_file
+
+pytest.importorskip("gguf")
+pytest.importorskip("tokenizers")
+
+K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes at which an f16 scale begins
+FORMATS = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_SCALES]
+HIDDEN, FFN, HEADS, KV_HEADS, LAYERS, VOCAB = 256, 512, 4, 2, 2, 120
+SHORT, LONG = list(range(20)), [i * 7 % VOCAB for i in range(200)]  # decoded row by row; packed
+
+
+def blocks(kind: str, rows: int, cols: int, random: np.random.Generator) -> np.ndarray:
+    """A random matrix, in bytes, of a K format, to which the gguf package does not round."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    made = random.integers(0, 256, (rows, cols // values, size), np.uint8)
+    for at in K_SCALES[kind]:
+        scale = random.normal(0, 1e-4, (rows, cols // values, 1)).astype(np.float16)
+        made[:, :, at : at + 2] = scale.view(np.uint8)
+    return made.reshape(rows, -1)
+
+
+def toy(kinds: list[str], biased: bool = False) -> tuple[Files, dict[str, str]]:
+    """A Llama whose matrices are in these formats in turn, and the format of each."""
+    random, turn = np.random.default_rng(11), itertools.cycle(kinds)
+    fields = {
+        "block_count": LAYERS,
+        "context_length": 400,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    metadata: dict[str, Any] = {"general.architecture": "llama"} | {
+        f"llama.{name}": value for name, value in fields.items()
+    }
+    metadata |= byte_level_metadata("gpt-2", []) | {"tokenizer.chat_template": "{{ messages[0]['content'] }}"}
+    narrow = HIDDEN * KV_HEADS // HEADS
+    shapes = {"attn_q": (HIDDEN, HIDDEN), "attn_k": (narrow, HIDDEN), "attn_v": (narrow, HIDDEN)}
+    shapes |= {"attn_output": (HIDDEN, HIDDEN), "ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN)}
+    shapes |= {"ffn_down": (HIDDEN, FFN)}
+    all_shapes = {
+        f"blk.{layer}.{name}.weight": shape for layer in range(LAYERS) for name, shape in shapes.items()
+    }
+    all_shapes |= {"token_embd.weight": (VOCAB, HIDDEN), "output.weight": (VOCAB, HIDDEN)}
+    tensors, stored = {}, {}
+    for name, (rows, cols) in all_shapes.items():
+        stored[name] = kind = next(turn)
+        values = random.normal(0, cols**-0.5, (rows, cols)).astype(np.float32)
+        tensors[name] = blocks(kind, rows, cols, random) if kind in K_SCALES else values
+    for layer in range(LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            tensors[f"blk.{layer}.{name}.weight"] = random.normal(1, 0.1, HIDDEN).astype(np.float32)
+        if biased:
+            for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+                bias = random.normal(0, 1, shapes[name][0]).astype(np.float32)
+                tensors[f"blk.{layer}.{name}.bias"] = bias
+    tensors["output_norm.weight"] = np.ones(HIDDEN, np.float32)
+    return (metadata, tensors), stored
+
+
+def logits(path: Path, ids: list[int]) -> np.ndarray:
+    return lazyllm.load(path, device="cpu", threads=2).core.session(None).forward(ids)
+
+
+def both(path: Path) -> tuple[Path, Path]:
+    return path, convert(path, path.with_suffix(""), "f32", progress=False)
+
+
+@pytest.mark.parametrize("family", ROUND_TRIPS)
+def test_families(family: str, tmp_path: Path) -> None:
+    """Those whose q and k lie by pairs, with biases, norms of heads, norms with 1 added, tied tables."""
+    dtype = FAMILIES[family].dtype
+    here, folder = both(write_gguf(tmp_path / "model.gguf", *as_gguf(family), kind=dtype))
+    np.testing.assert_allclose(logits(here, SHORT[:10]), logits(folder, SHORT[:10]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_formats(kind: str, tmp_path: Path) -> None:
+    """Values are widened exactly, so a few rows give equal logits; more are summed in another order."""
+    files, _ = toy([kind])
+    here, folder = both(write_gguf(tmp_path / "model.gguf", *files, kind=kind))
+    np.testing.assert_array_equal(logits(here, SHORT), logits(folder, SHORT))
+    np.testing.assert_allclose(logits(here, LONG), logits(folder, LONG), rtol=2e-4, atol=2e-4)
+
+
+def test_formats_mixed_in_one_matrix(tmp_path: Path) -> None:
+    """q, k and v of a layer, gate and up, each in another format, as in files of Q4_K_M."""
+    files, stored = toy(["Q4_K", "Q6_K", "F16", "Q8_0", "Q5_1"], biased=True)
+    here, folder = both(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
+    np.testing.assert_array_equal(logits(here, SHORT), logits(folder, SHORT))
+    np.testing.assert_allclose(logits(here, LONG), logits(folder, LONG), rtol=2e-4, atol=2e-4)
+
+
+def test_what_is_in_use(tmp_path: Path) -> None:
+    """No matrix is widened; vectors are in f32."""
+    (metadata, tensors), stored = toy(["Q4_0"])
+    path = write_gguf(tmp_path / "small.gguf", metadata, tensors, kind=stored)
+    llm = lazyllm.load(path, device="cpu", threads=1)
+    matrices = sum(values.size for values in tensors.values() if values.ndim == 2)
+    vectors = sum(values.size for values in tensors.values() if values.ndim == 1)
+    assert llm.core.bytes == matrices * 18 // 32 + vectors * 4
+    assert llm.config.name == "small"
+    assert "LLM small: 2 layers" in repr(llm)
+
+
+def test_text(tmp_path: Path) -> None:
+    files, stored = toy(["Q8_0"])
+    here, folder = (
+        lazyllm.load(one, device="cpu", threads=1)
+        for one in both(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
+    )
+    assert here.tokenizer.encode("hi!") == folder.tokenizer.encode("hi!")
+    assert here.eos_token_ids == folder.eos_token_ids
+    first, second = (one.generate("a+b", max_new_tokens=20) for one in (here, folder))
+    assert first.text == second.text
+    chat = [{"role": "user", "content": "hihi"}]
+    assert here.tokenizer.apply_chat_template(chat, tokenize=False) == "hihi"
+
+
+def test_without_a_tokenizer(tmp_path: Path) -> None:
+    (metadata, tensors), stored = toy(["F16"])
+    bare = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
+    llm = lazyllm.load(
+        write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored), device="cpu", threads=1
+    )
+    assert len(llm.generate(SHORT, max_new_tokens=3).token_ids) == 3
+    with pytest.raises(lazyllm.CheckpointError, match=r"bare\.gguf has neither tokenizer\.json"):
+        llm.generate("text")
+
+
+def test_refused(tmp_path: Path) -> None:
+    files, stored = toy(["Q8_0"])
+    with pytest.raises(FileNotFoundError, match=r"none\.gguf does not exist"):
+        lazyllm.load(tmp_path / "none.gguf")
+    whole = write_gguf(tmp_path / "whole.gguf", *files, kind=stored).read_bytes()
+    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(lazyllm.CheckpointError, match=r"half\.gguf is not a whole GGUF file"):
+        lazyllm.load(tmp_path / "half.gguf", device="cpu")
+    files[0]["llama.attention.head_count"] = 3
+    with pytest.raises(lazyllm.CheckpointError, match=r"heads\.gguf: "):
+        lazyllm.load(write_gguf(tmp_path / "heads.gguf", *files, kind=stored), device="cpu")
+    files, stored = toy(["Q8_0"])
+    files[1]["blk.1.ffn_up.weight"] = np.zeros((FFN, HIDDEN // 256 * 84), np.uint8)
+    stored["blk.1.ffn_up.weight"] = "Q2_K"
+    with pytest.raises(
+        lazyllm.CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight: dtype Q2_K is not supp"
+    ):
+        lazyllm.load(write_gguf(tmp_path / "q2.gguf", *files, kind=stored), device="cpu")
+
+
+def test_the_demonstration_model_in_its_own_file(demo_model: Path) -> None:
+    """Q4_1 and more, as PyPI has it; its folder is the same in bf16."""
+    llm = lazyllm.load(gguf_file(SMOLLM2, progress=False), device="cpu", threads=2)
+    folder = lazyllm.load(demo_model, device="cpu", threads=2)
+    text = "The three primary colours are"
+    assert llm.tokenizer.encode(text) == folder.tokenizer.encode(text)
+    first, second = (one.generate(text, max_new_tokens=16) for one in (llm, folder))
+    assert first.text == second.text
+    assert llm.core.bytes < folder.core.bytes
