@@ -26,7 +26,7 @@ SPEEDUP_SHAPES: Shapes = (
     ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
     ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
 )
-WIDE_KEEP = 1 / 3  # of the first stage, from which on wide smoothing leaves room for other places
+WIDE_TOKENS = 341  # kept by the first stage, from which on wide smoothing leaves room for other places
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 AUTO: Final = "auto"
@@ -451,7 +451,7 @@ class Pruning(Counted):
 
         def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
             made = cls._scaled(keeps, factor)
-            return made.recommended() if recommended else made
+            return made.recommended(n_prompt) if recommended else made
 
         for shape, least in shapes:
             keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
@@ -481,20 +481,21 @@ class Pruning(Counted):
         scaled = {layer: max(1e-5, round(factor * keep, 5)) for layer, keep in keeps.items()}
         return cls({layer: keep for layer, keep in scaled.items() if keep < 1})
 
-    def recommended(self) -> Pruning:
+    def recommended(self, n_prompt: int = 1024) -> Pruning:
         """The same schedule under the rule of scoring that was found to lose least.
 
         A token's score is its largest share in five layers, each the mean over the last 16 rows, smoothed
         over its neighbours and remembered in decode steps. It is smoothed over 31 tokens if the first stage
-        keeps a third of the prompt or more, else over 13: each place that is kept takes as many. The first
-        four tokens, which draw attention whatever they say, are always kept.
+        keeps at least 341 tokens of a prompt of `n_prompt`, else over 13: each place that is kept takes as
+        many. The first four tokens, which draw attention whatever they say, are always kept.
         """
+        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         keep = largest_keep(self.stages[0][1]) if self.stages else 1.0
         return replace(
             self,
             layers=5,
             queries=16,
-            smooth=31 if keep >= WIDE_KEEP else 13,
+            smooth=31 if math.ceil(keep * n_prompt) >= WIDE_TOKENS else 13,
             memory=0.8,
             sink=max(self.sink, RECOMMENDED_SINK),
         )

@@ -83,7 +83,7 @@ def measured(options: Options, llm: LLM, prompts: list[list[int]], n_new: int, n
 
     def answers(pruning: bool) -> Contestant:
         schedules = [
-            Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended() if pruning else Pruning()
+            Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended(len(ids)) if pruning else Pruning()
             for ids in prompts
         ]
         pairs = list(zip(prompts, schedules, strict=True))

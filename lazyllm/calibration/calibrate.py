@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -109,7 +108,7 @@ def preset_of(
     for_curves, kept_back = split(own)
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
-    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended()  # refuses one out of reach
+    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended(n_prompt)  # refuses one out of reach
     conditions: dict[str, Any] = {
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),
@@ -156,7 +155,7 @@ def schedules(losses: Losses, config: ModelConfig, n_prompt: int, speedup: float
     for share in DENSE_SHARES:
         above = losses.from_layer(round(share * config.n_layers / speedup))
         if stages := best_schedule(above, config, n_prompt, options, speedup):
-            yield replace(options, stages=stages)
+            yield Pruning(dict(stages)).recommended(n_prompt)
 
 
 def measured(

@@ -95,7 +95,7 @@ def measure(llm: LLM) -> tuple[Side, Side]:
     )
     prunings = {
         "dense": Pruning(),
-        "pruned": Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended(),
+        "pruned": Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended(len(ids)),
     }
     answers: dict[str, Generation] = {}
     ttfts: dict[str, list[float]] = {name: [] for name in prunings}

@@ -29,7 +29,6 @@ OPTIONS: dict[str, tuple[float, ...]] = {
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.8),
 }
-SHORT_WIDTH = 13
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
 HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps
 STAGES, SPEEDUP, DEPTH = "stages", "speedup level", "depth"
@@ -126,13 +125,11 @@ class Space:
         return made
 
     def starts(self) -> list[Pruning]:
-        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level; then the same
-        smoothed over SHORT_WIDTH, which short prompts need."""
+        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
         several = [
             Pruning.of_shapes(SPEEDUP_SHAPES, wished, self.config, self.n_prompt, recommended=True)
             for wished in self.levels
         ]
-        several += [replace(one, smooth=SHORT_WIDTH) for one in several]
         return [one for one in dict.fromkeys(several) if self.holds(one)]
 
     def checked_start(self, given: PruningInput) -> Pruning:
