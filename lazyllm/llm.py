@@ -12,7 +12,7 @@ from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
-from lazyllm.machine.device import check_device, chosen_compute, open_model
+from lazyllm.machine.device import check_device, check_weights, chosen_compute, open_model
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
@@ -32,13 +32,15 @@ def load(
     dtype: str = "auto",
     threads: int | None = None,
     compute: str = "f32",
+    weights: str = "auto",
 ) -> LLM:
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
     `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the type that the checkpoint stores, since weights
     are used as stored. `threads`, on the CPU: None takes every core that this process may use. `compute`, on
     the CPU: the type of the operands of products, f32, bf16 where the processor has instructions for it, or
-    fastest of those that it has.
+    fastest of those that it has. `weights`, on the CPU: auto (as stored), q8 (rounded to 8 bits: Q8_0), or q4
+    (the layers to 4 bits: Q4_1; the embedding and the LM head to 8).
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -47,10 +49,11 @@ def load(
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all cores, not {threads}")
     check_device(device)
+    check_weights(weights)
     checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
-    return LLM(checkpoint, open_model(checkpoint, device, threads, compute), compute)
+    return LLM(checkpoint, open_model(checkpoint, device, threads, compute, weights), compute, weights)
 
 
 @cache
@@ -58,8 +61,12 @@ def _opened(path: str, device: str, threads: int | None, compute: str) -> LLM:
     return load(path, device=device, threads=threads, compute=compute)
 
 
+def stored_types(checkpoint: Checkpoint) -> list[str]:
+    return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
+
+
 def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:
-    stored = sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
+    stored = stored_types(checkpoint)
     if dtype != "auto" and [dtype] != stored:
         raise ValueError(
             f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.path} stores "

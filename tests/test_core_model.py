@@ -17,19 +17,6 @@ from conftest import Alarm
 
 from lazyllm import CheckpointError, _core
 
-# as many layers and tensors as there can be: it takes the longest to open
-DEEP = tiny.Shape(
-    n_layers=4096,
-    hidden=1,
-    n_heads=1,
-    n_kv_heads=1,
-    head_dim=2,
-    ffn=1,
-    vocab=2,
-    qkv_bias=True,
-    o_bias=True,
-    qk_norm=True,
-)
 WRITER = "import os, sys, time; time.sleep(5); os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK)"
 
 
@@ -100,10 +87,23 @@ def test_a_signal_ends_the_wait_for_a_file(made: tiny.Tiny, pipe: str, alarm: Al
     assert caught.value.__context__ is None  # not raised while handling an error of the core
 
 
-def test_signals_are_seen_between_layers(tmp_path: Path, alarm: Alarm) -> None:
-    """Handlers run while the model opens; without that, it would run once before and once after."""
-    made = tiny.build(DEEP, tmp_path)
+def test_signals_are_seen_while_weights_are_rounded(tmp_path: Path, alarm: Alarm) -> None:
+    """Handlers run while the model opens; without that, they would run once before and once after."""
+    layers = 60  # all with the weights of one
+    made = tiny.build(tiny.Shape(n_layers=1, hidden=512, ffn=1024), tmp_path)
+    tensors = [entry for entry in made.tensors if ".layers." not in entry[0]]
+    for name, *rest in made.tensors:
+        if ".layers.0." in name:
+            tensors += [(name.replace(".0.", f".{layer}."), *rest) for layer in range(layers)]
+    config = made.config | {"n_layers": layers, "windows": [0] * layers}
     calls = []
     alarm(lambda: calls.append(1), 0.001, 0.001)
-    _core.Model(made.config, [str(made.path)], made.tensors)
+    _core.Model(config, [str(made.path)], tensors, weights="q8")
     assert len(calls) > 2
+
+    def stop() -> None:
+        raise LookupError("a signal came")
+
+    alarm(stop, 0.01)
+    with pytest.raises(LookupError, match="a signal came"):
+        _core.Model(config, [str(made.path)], tensors, weights="q8")

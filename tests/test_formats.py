@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
+from folders import model_folder
+from tiny import Shape, write_safetensors
 
+import lazyllm
 from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
 
 quants = pytest.importorskip("gguf.quants")
 
@@ -69,3 +76,58 @@ def test_arguments() -> None:
         _core.quantize(np.ones(33, np.float32), "Q8_0")
     with pytest.raises(ValueError, match=r'"Q4_K"; values can be rounded to Q8_0 and Q4_1'):
         _core.quantize(np.ones(256, np.float32), "Q4_K")
+
+
+# ---- rounded on loading ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(
+        tmp_path_factory.mktemp("wide"), Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")
+    )
+
+
+def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:
+    """The folder with each matrix rounded by the gguf package: to the format of the first part of its name in
+    `kinds`, "" for all others."""
+    shutil.copytree(folder, out)
+    found, stored = Checkpoint(folder), {}
+    for name, dtype, shape, shard, offset, nbytes in found.tensors:
+        raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
+        values = _core.widen(raw.tobytes(), dtype).reshape(shape)
+        if len(shape) == 2:
+            to = kind(next(to for part, to in kinds.items() if part in name))
+            values = quants.dequantize(quants.quantize(values, to), to)
+        stored[name] = values
+    write_safetensors(out / "model.safetensors", stored, "F32")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("weights", "kinds", "share"),
+    [("q8", {"": "Q8_0"}, 34 / 64), ("q4", {".layers.": "Q4_1", "": "Q8_0"}, None)],
+)
+def test_rounding_on_loading(
+    weights: str, kinds: dict[str, str], share: float | None, wide: Path, tmp_path: Path
+) -> None:
+    """As if the checkpoint held the values of the rounded weights, equal to the bit for a few rows."""
+    made = lazyllm.load(wide, device="cpu", threads=3, weights=weights)
+    expected = lazyllm.load(rounded(wide, tmp_path / "rounded", kinds), device="cpu", threads=1)
+    ids = list(range(30))
+    logits = [llm.core.session(None).forward(ids) for llm in (made, expected)]
+    np.testing.assert_array_equal(*logits)
+    assert f"MiB in {weights} on cpu" in repr(made)
+    stored = lazyllm.load(wide, device="cpu", threads=1)
+    assert made.core.bytes < 0.7 * stored.core.bytes
+    if share:
+        vectors = sum(4 * np.prod(entry[2]) for entry in stored.checkpoint.tensors if len(entry[2]) == 1)
+        assert made.core.bytes - vectors == share * (stored.core.bytes - vectors)
+
+
+def test_weights_are_refused_by_name(wide: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"weights must be auto, q8 or q4, not 'q5'"):
+        lazyllm.load(wide, weights="q5")
+    narrow = model_folder(tmp_path, Shape(vocab=300, ffn=40))
+    with pytest.raises(ValueError, match=r'weights="q4": tensor .*down_proj\.weight has rows of 40 .* of 32'):
+        lazyllm.load(narrow, device="cpu", weights="q4")

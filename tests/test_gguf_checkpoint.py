@@ -147,6 +147,25 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
         llm.generate("text")
 
 
+def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
+    files, stored = toy(["Q8_0"])
+    path = write_gguf(tmp_path / "q8.gguf", *files, kind=stored)
+    as_stored, same = (lazyllm.load(path, device="cpu", weights=weights) for weights in ("auto", "q8"))
+    assert as_stored.core.bytes == same.core.bytes
+    with pytest.raises(ValueError, match=r'weights="q4": tensor .*q_proj\.weight is stored in Q8_0'):
+        lazyllm.load(path, device="cpu", weights="q4")
+
+
+def test_rows_are_sorted_before_they_are_rounded(tmp_path: Path) -> None:
+    files, stored = toy(["F32"], biased=True)
+    here, folder = both(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
+    first, second = (
+        lazyllm.load(one, device="cpu", threads=1, weights="q4").core.session(None).forward(SHORT)
+        for one in (here, folder)
+    )
+    np.testing.assert_array_equal(first, second)
+
+
 def test_refused(tmp_path: Path) -> None:
     files, stored = toy(["Q8_0"])
     with pytest.raises(FileNotFoundError, match=r"none\.gguf does not exist"):

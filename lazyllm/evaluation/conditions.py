@@ -9,7 +9,7 @@ from typing import Any
 import lazyllm
 from lazyllm.checkpoints.digest import digest, weights_digest
 from lazyllm.evaluation.chats import Chat, chat_wrapper
-from lazyllm.llm import DTYPES, LLM
+from lazyllm.llm import LLM, stored_types
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
 from lazyllm.method import Method
@@ -28,7 +28,7 @@ def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
         "lazyllm": lazyllm.__version__,
         "model sha256": weights_digest(llm.checkpoint, progress),
         "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
-        "dtype": sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in llm.checkpoint.tensors}),
+        "dtype": [llm.weights] if llm.weights != "auto" else stored_types(llm.checkpoint),
         "device": llm.device.partition(":")[0],
         "kernels": llm.core.isa,
         "packages": {name: found for name in PACKAGES if (found := version(name))},

@@ -45,9 +45,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     """One model under one setting, as the harness calls it.
 
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
-    its parsed JSON; `device`, `dtype`, `threads` and `compute` are those of `load`. Texts of more than
-    `max_length` tokens, by default the model's context, lose their beginning. `seed` is that of sampled
-    answers. Requests run one by one at any batch size.
+    its parsed JSON; `device`, `dtype`, `threads`, `compute` and `weights` are those of `load`. Texts of
+    more than `max_length` tokens, by default the model's context, lose their beginning. `seed` is that of
+    sampled answers. Requests run one by one at any batch size.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         dtype: str = "auto",
         threads: int | None = None,
         compute: str = "f32",
+        weights: str = "auto",
         max_length: int | None = None,
         seed: int = 0,
         batch_size: int | str = 1,
@@ -67,7 +68,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         self.pruning = method(pruning)
         self.seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
         self.llm = (
-            pretrained if isinstance(pretrained, LLM) else load(pretrained, device, dtype, threads, compute)
+            pretrained
+            if isinstance(pretrained, LLM)
+            else load(pretrained, device, dtype, threads, compute, weights)
         )
         self.pruning.check(self.llm.config)
         context = self.llm.config.context

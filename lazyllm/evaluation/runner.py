@@ -158,6 +158,7 @@ class Recipe:
     device: str
     threads: int | None
     compute: str
+    weights: str
     tasks: Tasks
     measure: Measure
     chat: Chat
@@ -180,14 +181,15 @@ class Recipe:
             device=options.worker_device or device,
             threads=options.worker_threads or threads,
             compute=llm.compute,
+            weights=llm.weights,
             tasks=without_items,
             measure=measure,
             chat=options.chat,
             warm_ups=options.warm_ups,
         )
 
-    def model_options(self) -> tuple[str, str, int | None, str]:
-        return self.model, self.device, self.threads, self.compute
+    def model_options(self) -> tuple[str, str, int | None, str, str]:
+        return self.model, self.device, self.threads, self.compute, self.weights
 
 
 def results_here(llm: LLM, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
@@ -234,9 +236,9 @@ def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 
 
 @cache
-def model_there(model: str, device: str, threads: int | None, compute: str) -> LLM:
+def model_there(model: str, device: str, threads: int | None, compute: str, weights: str) -> LLM:
     """Loaded once in a worker's process."""
-    return load(model, device=device, threads=threads, compute=compute)
+    return load(model, device=device, threads=threads, compute=compute, weights=weights)
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:

@@ -24,6 +24,13 @@ def check_device(device: str) -> None:
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
 
 
+def check_weights(weights: str) -> None:
+    if not isinstance(weights, str):
+        raise TypeError(f"weights must be a string, not {weights!r}")
+    if weights not in ("auto", "q8", "q4"):
+        raise ValueError(f"weights must be auto, q8 or q4, not {weights!r}")
+
+
 def chosen_compute(compute: str, device: str) -> str:
     """The arithmetic of a model: "fastest" becomes what this machine has, and logs it."""
     if not isinstance(compute, str):
@@ -47,7 +54,9 @@ def libraries() -> list[str]:
     return [str(path.absolute()) for path in found if path.is_file()]
 
 
-def open_model(checkpoint: Checkpoint, device: str, threads: int | None, compute: str) -> _core.Model:
+def open_model(
+    checkpoint: Checkpoint, device: str, threads: int | None, compute: str, weights: str
+) -> _core.Model:
     """Opens the checkpoint's weights on a device; "auto" takes CUDA where it works and no arithmetic of the
     CPU is asked for, and logs the choice."""
 
@@ -60,6 +69,7 @@ def open_model(checkpoint: Checkpoint, device: str, threads: int | None, compute
             threads=threads or 0,
             libraries=libraries(),
             compute=compute,
+            weights=weights,
         )
 
     if device != "auto":

@@ -104,7 +104,8 @@ class ProfileFile:
             "device": core.device,
             "threads": core.threads,
         }
-        made_by = {"kernels": core.isa, "weights": weights_state(checkpoint), **software()}
+        weights = {"weights": weights_state(checkpoint), "bytes in use": core.bytes}
+        made_by = {"kernels": core.isa, **weights, **software()}
         self._conditions = {**place, **made_by}
         name = f"{checkpoint.path.name}-{json_digest(place)[:NAME_DIGITS]}.json"
         self.path = profile_folder() / name

@@ -189,6 +189,7 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
 /* Columns of one block, of several, and so many that they are packed in several stretches. */
 static void test_quantized_products(side fast, side plain)
 {
+    uint64_t before = seed; /* a further format changes no other test's data */
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
         int block = lazy_formats[dtype].values, long_row = 1024 / block * block + 5 * block;
         for (int n = 1; n <= 20; n++)
@@ -201,6 +202,7 @@ static void test_quantized_products(side fast, side plain)
         test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 20, 3, 21, 1280, (lazy_dtype)dtype, true, true, false);
         test_matmul(fast, plain, 5, 3, 21, 512, (lazy_dtype)dtype, true, false, true);
     }
+    seed = before;
 }
 
 static void test_products(side fast, side plain)
@@ -360,6 +362,7 @@ static void test_widening(const char *variant)
 static void test_dequantization(const char *variant)
 {
     enum { BLOCKS = 500 };
+    uint64_t before = seed;
     static uint8_t data[BLOCKS * sizeof(lazy_q6_k)];
     static float got[BLOCKS * LAZY_LONGEST_BLOCK], want[BLOCKS * LAZY_LONGEST_BLOCK];
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
@@ -370,6 +373,7 @@ static void test_dequantization(const char *variant)
         for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
         check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);
     }
+    seed = before;
 }
 
 static void test_surprisal(side fast, side plain, int n, int vocab)
