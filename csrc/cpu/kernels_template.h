@@ -389,6 +389,8 @@ INLINE void transpose(vec v[LANES])
 #undef HIGH
 }
 
+enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
+
 INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     for (int j = 0; j < TILE_COLS; j += LANES) {
@@ -397,7 +399,10 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
         for (; kk + STEP <= k && j + LANES <= n; kk += STEP) {
             vec v[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) v[i] = operands(row[j + i], dtype, kk);
+            for (int i = 0; i < LANES; i++) {
+                v[i] = operands(row[j + i], dtype, kk);
+                __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + FETCH_AHEAD);
+            }
             transpose(v);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++, to += TILE_COLS) store((float *)to, v[i]);
@@ -521,8 +526,6 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
-
-enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 
 /* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
 typedef struct dot_products {

@@ -6,18 +6,18 @@
 #include "cpu.h"
 
 enum {
-    STREAMS = 4,                                            /* in which dots reads the weights */
-    PANEL_K = 1024,                                         /* most operands of a column in a panel: a multiple of LAZY_LONGEST_BLOCK */
-    PANELS_SIZE = 160 * 1024,                               /* operands of scratch for panels, */
-    STRIP_SIZE = 16 * 1024,                                 /* for a copy of a strip of rows of x, */
-    BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE - STRIP_SIZE, /* and for gate and up of one block */
+    STREAMS = 4,                               /* in which dots reads the weights */
+    PANEL_K = 1024,                            /* most operands of a column in a panel: a multiple of LAZY_LONGEST_BLOCK */
+    PANELS_SIZE = 160 * 1024,                  /* operands of scratch for panels, */
+    BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE, /* and for gate and up of one block */
 };
 
 typedef struct product {
     lazy_stream *stream;
-    float *y;             /* (n, w->rows), or where gated (n, columns) */
-    const float *x;       /* (n, cols) */
-    const void *operands; /* (n, cols) unpacked: x, converted */
+    float *y;              /* (n, w->rows), or where gated (n, columns) */
+    const float *x;        /* (n, cols) */
+    const float *operands; /* (n, stride) of x */
+    int64_t stride;
     const lazy_matrix *w;
     int n;
     bool accumulate;
@@ -62,6 +62,29 @@ static void gate_row(const product *p, float *y, const float *gate, const float 
     (p->stream->config->gelu ? kernels->geglu_row : kernels->swiglu_row)(y, gate, up, n);
 }
 
+/* ---- operands --------------------------------------------------------------------------- */
+
+enum { ROWS_PER_TASK = 16 };
+
+static void convert_rows(void *job, int task, int worker)
+{
+    (void)worker;
+    const product *p = job;
+    float *to = ((lazy_cpu_stream *)p->stream)->operands;
+    for (int r = task * ROWS_PER_TASK, end = min_int(r + ROWS_PER_TASK, p->n); r < end; r++)
+        kernels_of(p->stream)->convert(to + r * p->stride, p->x + (int64_t)r * p->w->cols, p->w->cols);
+}
+
+static int convert(product *p, bool unpacked, lazy_error *err)
+{
+    p->operands = p->x;
+    p->stride = p->w->cols;
+    if (!is_converted(p->stream, p->w->cols) || (unpacked && kernels_of(p->stream)->per_operand == 1)) return LAZY_OK;
+    p->operands = ((lazy_cpu_stream *)p->stream)->operands;
+    p->stride = operand_stride(p->stream, p->w->cols);
+    return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
+}
+
 /* ---- unpacked --------------------------------------------------------------------------- */
 
 /* Columns begin … end-1 of the product, for all rows; y points to column 0. */
@@ -71,21 +94,10 @@ static void multiply_columns(const product *p, float *y, int begin, int end)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        kernels_of(p->stream)->dots(y + col, w->rows, p->operands, (int64_t)operands_in(p->stream, w->cols), p->n,
-                                    weight_row(part, col - first, w->cols), part->dtype, here, w->cols, p->accumulate);
+        kernels_of(p->stream)->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype,
+                                    here, w->cols, p->accumulate);
         col += here;
     }
-}
-
-/* x as operands, converted by the calling thread, unless these are f32. */
-static const void *converted(const product *p)
-{
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    int cols = p->w->cols;
-    if (kernels->per_operand == 1) return p->x;
-    float *to = ((lazy_cpu_stream *)p->stream)->operands;
-    for (int r = 0; r < p->n; r++) kernels->convert(to + (size_t)r * operands_in(p->stream, cols), p->x + (int64_t)r * cols, cols);
-    return to;
 }
 
 static void multiply_unpacked(void *job, int task, int worker)
@@ -145,20 +157,7 @@ typedef struct block {
     int row, n_rows, col, n_cols, halves;
 } block;
 
-/* Elements k … k+len-1 of `rows` rows of x as operands. Rows a multiple of 4 KiB apart map to the same few sets of the L1 cache; these
- * are copied too. */
-static const float *strip_of(const product *p, float *copy, int row, int rows, int k, int len, int64_t *stride)
-{
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    const float *x = p->x + (int64_t)row * p->w->cols + k;
-    *stride = p->w->cols;
-    if (kernels->per_operand == 1 && *stride % 1024) return x;
-    *stride = (int64_t)operands_in(p->stream, len) + 16;
-    for (int r = 0; r < rows; r++) kernels->convert(copy + r * *stride, x + (int64_t)r * p->w->cols, len);
-    return copy;
-}
-
-static void multiply_k_block(const product *p, const block *b, float *panels, float *copy, int k, int len)
+static void multiply_k_block(const product *p, const block *b, float *panels, int k, int len)
 {
     const lazy_kernels *kernels = kernels_of(p->stream);
     int width = kernels->tile_cols, per_half = ceil_div(b->n_cols, width);
@@ -170,11 +169,10 @@ static void multiply_k_block(const product *p, const block *b, float *panels, fl
     int strips = ceil_div(b->n_rows, kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
         rows = ceil_div(b->n_rows - r, strips);
-        int64_t stride;
-        const float *strip = strip_of(p, copy, b->row + r, rows, k, len, &stride);
+        const float *strip = p->operands + (b->row + r) * p->stride + k / kernels->per_operand;
         for (int i = 0; i < b->halves * per_half; i++) {
             int j = i % per_half * width;
-            kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, stride,
+            kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, p->stride,
                           panels + (size_t)i * panel_size, len, rows, min_int(width, b->n_cols - j), p->accumulate || k);
         }
     }
@@ -183,7 +181,7 @@ static void multiply_k_block(const product *p, const block *b, float *panels, fl
 static void multiply_packed(void *job, int task, int worker)
 {
     const product *p = job;
-    float *panels = scratch_of(p->stream, worker), *copy = panels + PANELS_SIZE;
+    float *panels = scratch_of(p->stream, worker);
     int row = task / p->col_blocks, col = task % p->col_blocks;
     int tile_rows = kernels_of(p->stream)->tile_rows, tile_cols = kernels_of(p->stream)->tile_cols;
     block b = { .row = block_start(row, p->row_blocks, p->n, tile_rows),
@@ -191,9 +189,9 @@ static void multiply_packed(void *job, int task, int worker)
                 .halves = p->gated ? 2 : 1 };
     b.n_rows = block_start(row + 1, p->row_blocks, p->n, tile_rows) - b.row;
     b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
-    b.out = p->gated ? copy + STRIP_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
+    b.out = p->gated ? panels + PANELS_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
-    for (int k = 0; k < p->w->cols; k += p->k_block) multiply_k_block(p, &b, panels, copy, k, min_int(p->k_block, p->w->cols - k));
+    for (int k = 0; k < p->w->cols; k += p->k_block) multiply_k_block(p, &b, panels, k, min_int(p->k_block, p->w->cols - k));
     if (!p->gated) {
         add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
         return;
@@ -237,15 +235,26 @@ static void divide_packed(product *p)
     }
 }
 
-static int multiply(product p, lazy_error *err)
+/* At most ROW_CHUNK rows. */
+static int multiply_chunk(product p, lazy_error *err)
 {
     bool unpacked = p.n <= kernels_of(p.stream)->max_unpacked_rows;
-    p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
-    if (unpacked) {
-        p.operands = converted(&p);
-        divide_unpacked(&p);
-    } else divide_packed(&p);
+    int code = convert(&p, unpacked, err);
+    if (code) return code;
+    if (unpacked) divide_unpacked(&p);
+    else divide_packed(&p);
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
+}
+
+static int multiply(product p, lazy_error *err)
+{
+    p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
+    int code = LAZY_OK, left = p.n;
+    for (; left > 0 && !code; left -= p.n, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {
+        p.n = min_int(left, ROW_CHUNK);
+        code = multiply_chunk(p, err);
+    }
+    return code;
 }
 
 /* ---- the ops ---------------------------------------------------------------------------- */
