@@ -295,15 +295,14 @@ INLINE ints rounded(vec v)
 INLINE vec interleaved(vec low, vec high) { return (vec)(rounded(low) | rounded(high) << 16); }
 INLINE vec neighbours(vec first, vec second)
 {
-    float values[2 * LANES];
-    vec low, high;
+    float values[2 * LANES], low[LANES], high[LANES];
     store(values, first);
     store(values + LANES, second);
     for (int lane = 0; lane < LANES; lane++) {
         low[lane] = values[2 * lane];
         high[lane] = values[2 * lane + 1];
     }
-    return interleaved(low, high);
+    return interleaved(load(low), load(high));
 }
 #define PAIR_PRODUCTS(sum, a, b)                                                                                                           \
     (sum + (vec)((ints)(a) << 16) * (vec)((ints)(b) << 16) + (vec)((ints)(a) & -0x10000) * (vec)((ints)(b) & -0x10000))
