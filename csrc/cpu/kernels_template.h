@@ -3,7 +3,7 @@
  * The including file defines VARIANT and ISA; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
  * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
  * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16;
- * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; SPLAT_F16(address); LOOK_UP(table, ints), by the low 4 bits of each.
+ * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; LOOK_UP(table, ints), by the low 4 bits of each.
  *
  * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
 #include <float.h>
@@ -322,9 +322,9 @@ INLINE vec operands(const void *p, lazy_dtype dtype, int i)
 }
 
 /* The v-th LANES operands of a group. */
-INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v)
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales *s, int g, int v)
 {
-    return NEIGHBOURS(widen_group(block, dtype, s, g, 2 * v), widen_group(block, dtype, s, g, 2 * v + 1));
+    return NEIGHBOURS(widen_group(q, dtype, s, g, 2 * v), widen_group(q, dtype, s, g, 2 * v + 1));
 }
 #else
 typedef float operand;
@@ -332,7 +332,7 @@ enum { PER_OPERAND = 1 };
 INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
 INLINE vec splat_operand(operand x) { return splat(x); }
 INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
-INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v) { return widen_group(block, dtype, s, g, v); }
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales *s, int g, int v) { return widen_group(q, dtype, s, g, v); }
 #endif
 
 enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
@@ -555,15 +555,21 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         scales s[4];
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) read_scales(&s[c], block + c * t.spacing, t.dtype);
+#pragma GCC unroll 8
         for (int g = 0; g < groups; g++) {
+            uint8_t room[4][LAZY_GROUP];
+            const uint8_t *q[4];
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++)
-                __builtin_prefetch(block + c * t.spacing + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD);
+            for (int c = 0; c < cols; c++) {
+                const char *here = block + c * t.spacing;
+                q[c] = group_at(room[c], here, t.dtype, g);
+                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
+            }
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS / PER_OPERAND; v++, x += LANES) {
                 vec wide[4];
 #pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) wide[c] = group_operands(block + c * t.spacing, t.dtype, &s[c], g, v);
+                for (int c = 0; c < cols; c++) wide[c] = group_operands(q[c], t.dtype, &s[c], g, v);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vec values = load((const float *)x + r * t.x_stride);
@@ -657,21 +663,44 @@ INLINE void dots_any(float *y, int64_t y_stride, const operand *x, int64_t x_str
     else dots_block(rest, n_rows, 1, n_cols - 4 * stream);
 }
 
+/* One function for each format: the compiler does better by them than by one of several thousand instructions. */
+#define DOTS(dtype)                                                                                                                        \
+    static __attribute__((noinline)) void JOIN(dots_, dtype)(float *y, int64_t y_stride, const operand *x, int64_t x_stride, int n_rows,   \
+                                                             const void *w, int n_cols, int k, bool accumulate)                            \
+    {                                                                                                                                      \
+        dots_any(y, y_stride, x, x_stride, n_rows, w, dtype, n_cols, k, accumulate);                                                       \
+    }
+DOTS(LAZY_F32)
+DOTS(LAZY_F16)
+DOTS(LAZY_BF16)
+DOTS(LAZY_Q8_0)
+DOTS(LAZY_Q4_0)
+DOTS(LAZY_Q4_1)
+DOTS(LAZY_Q5_0)
+DOTS(LAZY_Q5_1)
+DOTS(LAZY_Q4_K)
+DOTS(LAZY_Q5_K)
+DOTS(LAZY_Q6_K)
+#undef DOTS
+
 static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate)
 {
     switch (dtype) {
-    case LAZY_F32: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_F32, n_cols, k, accumulate); break;
-    case LAZY_F16: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_F16, n_cols, k, accumulate); break;
-    case LAZY_BF16: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_BF16, n_cols, k, accumulate); break;
-    case LAZY_Q8_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q8_0, n_cols, k, accumulate); break;
-    case LAZY_Q4_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_0, n_cols, k, accumulate); break;
-    case LAZY_Q4_1: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_1, n_cols, k, accumulate); break;
-    case LAZY_Q5_0: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_0, n_cols, k, accumulate); break;
-    case LAZY_Q5_1: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_1, n_cols, k, accumulate); break;
-    case LAZY_Q4_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q4_K, n_cols, k, accumulate); break;
-    case LAZY_Q5_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q5_K, n_cols, k, accumulate); break;
-    case LAZY_Q6_K: dots_any(y, y_stride, x, x_stride, n_rows, w, LAZY_Q6_K, n_cols, k, accumulate); break;
+#define DOTS(dtype)                                                                                                                        \
+    case dtype: JOIN(dots_, dtype)(y, y_stride, x, x_stride, n_rows, w, n_cols, k, accumulate); break;
+        DOTS(LAZY_F32)
+        DOTS(LAZY_F16)
+        DOTS(LAZY_BF16)
+        DOTS(LAZY_Q8_0)
+        DOTS(LAZY_Q4_0)
+        DOTS(LAZY_Q4_1)
+        DOTS(LAZY_Q5_0)
+        DOTS(LAZY_Q5_1)
+        DOTS(LAZY_Q4_K)
+        DOTS(LAZY_Q5_K)
+        DOTS(LAZY_Q6_K)
+#undef DOTS
     }
 }
 
