@@ -107,7 +107,9 @@ class checkpoint
         lazy_device where = { device, 1, nullptr, nullptr, 0 };
         lazy_model *model;
         lazy_error err = {};
-        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), LAZY_WEIGHTS_AS_STORED, &where, nullptr, &err)) return model;
+        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), LAZY_WEIGHTS_AS_STORED, &where, nullptr,
+                             &err))
+            return model;
         printf("%s: %s\n", device, err.message);
         exit(1);
     }
