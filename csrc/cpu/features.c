@@ -9,6 +9,7 @@
 #include <cpuid.h>
 #endif
 
+#include "../format.h"
 #include "kernels.h"
 
 enum { MAX_VARIANTS = 4 };
@@ -46,6 +47,7 @@ static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->pe
 
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
 {
+    lazy_format_prepare();
     for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++) {
         const lazy_kernels *kernels = best_first[i];
         bool wanted = isa ? strcmp(isa, kernels->isa) == 0 : kernels != &lazy_kernels_generic_bf16;
