@@ -28,7 +28,7 @@ from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
 from lazyllm.searching.prompts import References, measured, prompts_of
 from lazyllm.searching.space import Space
 from lazyllm.searching.starts import calibrated
-from lazyllm.searching.study import Claim, Record, Study, optuna_module, read
+from lazyllm.searching.study import Claim, Record, Study, front_of, optuna_module, read
 from lazyllm.support import checked, frames
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
@@ -73,13 +73,9 @@ class Search(Sequence[Record]):
         return [one for one in self if one.done]
 
     def pareto(self) -> Search:
-        """The Pareto front in divergence and counted speedup, slowest first: settings to which no other is
-        equal or better in both and better in one. Speedups are compared to two decimals."""
-        front: list[Record] = []
-        for one in sorted(self.finished, key=lambda one: (-one.shown_speedup, one.loss)):
-            if not front or one.loss < front[-1].loss:
-                front.append(one)
-        return Search(front[::-1], self.conditions, self.folder)
+        """The settings to which no other is equal or better in divergence and counted speedup and better in
+        one, slowest first. Speedups are compared to two decimals."""
+        return Search(front_of(self), self.conditions, self.folder)
 
     def best(self, speedup: float | None = None, max_loss: float | None = None) -> Record:
         """The setting with the least divergence that has at least this counted speedup, to two decimals; or

@@ -124,6 +124,20 @@ class Space:
             made[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
         return made
 
+    def neighbour(self, pruning: Pruning, random: np.random.Generator) -> dict[str, Any]:
+        """The parameters of a setting that differs in one option or in one place or keep."""
+        made = self.parameters(pruning)
+        moves: dict[str, list[Any]] = {
+            name: [value for value in values if value != made[name]] for name, values in OPTIONS.items()
+        }
+        for name in [name for name in made if name.startswith((DEPTH, "rise", "fall"))]:
+            bounds = FALLS if name.startswith("fall") else SHARES
+            near = {stepped(made[name] + sign * STEP, bounds) for sign in (-1, 1)}
+            moves[name] = sorted(near - {made[name]})
+        names = [name for name, values in moves.items() if values]
+        name = names[random.integers(len(names))]
+        return {**made, name: moves[name][random.integers(len(moves[name]))]}
+
     def starts(self) -> list[Pruning]:
         """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
         several = [

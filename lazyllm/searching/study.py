@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,7 +97,7 @@ class Study:
             known = [one for one in self._trials() if is_setting(one) and not self._is_left(one)]
             if len(known) >= budget:
                 return None
-            self._enqueue(space, starts)
+            self._enqueue(space, starts, np.random.default_rng([seed, len(known)]))
             for attempt in range(ATTEMPTS):
                 # a seed of its own for each: the same search gives the same settings, resumed or not
                 self._study.sampler = sampler([seed, len(known), attempt], attempt < LEARNED_ATTEMPTS)
@@ -120,8 +120,9 @@ class Study:
         warnings.warn(f"{told} for a budget of {budget}", stacklevel=2)
         return None
 
-    def _enqueue(self, space: Space, starts: Sequence[Pruning]) -> None:
-        """What comes before proposals: what dead processes had begun, with its results; then `starts`."""
+    def _enqueue(self, space: Space, starts: Sequence[Pruning], random: np.random.Generator) -> None:
+        """What the sampler does not propose: what dead processes had begun, with its results; then `starts`;
+        then every second time a neighbour of a setting on the front."""
         for one in filter(self._is_left, self._trials()):
             if SETTING in one.user_attrs:
                 left = {name: value for name, value in one.user_attrs.items() if name != WORKER}
@@ -133,6 +134,9 @@ class Study:
         new = next((one for one in starts if one.to_json() not in known), None)
         if new is not None:
             self._study.enqueue_trial(space.parameters(new), user_attrs={SETTING: new.to_json()})
+        elif len(known) % 2 and (front := front_of(self.records)):
+            chosen = front[random.integers(len(front))]
+            self._study.enqueue_trial(space.neighbour(chosen.pruning, random))
 
     def _refused(self, trial: Trial, pruning: Pruning | None) -> str | None:
         if pruning is None:
@@ -262,6 +266,17 @@ def records_of(study: optuna.Study) -> list[Record]:
             done, stopped = one.state == state.COMPLETE, one.state == state.PRUNED
             made.append(Record(one.number, pruning, one.user_attrs[SPEEDUP], results, done, stopped))
     return made
+
+
+def front_of(records: Iterable[Record]) -> list[Record]:
+    """The Pareto front in divergence and counted speedup of those that ran on all prompts, slowest first:
+    settings to which no other is equal or better in both and better in one. Speedups are compared to two
+    decimals."""
+    front: list[Record] = []
+    for one in sorted(filter(lambda one: one.done, records), key=lambda one: (-one.shown_speedup, one.loss)):
+        if not front or one.loss < front[-1].loss:
+            front.append(one)
+    return front[::-1]
 
 
 def results_of(attributes: Mapping[str, Any]) -> Iterator[Result]:
