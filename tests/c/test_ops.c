@@ -834,12 +834,19 @@ static void test_cores(void)
         { "two threads a core, far apart", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "11111111", 4 },
         { "side by side", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
         { "an older kernel", "thread_siblings_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
-        { "four threads a core", "core_cpus_list", { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
-          "11111111", 2 },
+        { "four threads a core",
+          "core_cpus_list",
+          { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
+          "11111111",
+          2 },
         { "one thread a core", "core_cpus_list", { "0", "1", "2", "3", "4", "5", "6", "7" }, "11111111", 8 },
         { "both threads of two cores", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "01100110", 2 },
         { "the second threads of three", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "00001110", 3 },
-        { "a core with one thread among others with two", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" }, "11111111", 6 },
+        { "a core with one thread among others with two",
+          "core_cpus_list",
+          { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" },
+          "11111111",
+          6 },
         { "a file missing", "core_cpus_list", { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
         { "a file missing that does not matter", "core_cpus_list", { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" }, "11011111", 4 },
         { "nonsense", "core_cpus_list", { "0-1", "0-1", "none", "", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
@@ -892,13 +899,16 @@ static void test_shapes(const char *variant, lazy_config config)
 static void test_any_threads(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
+    const int numbers[] = { 1, 2, 3, 5, 16, 40 };
     for (int i = 0; i < 40; i++) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
-        int n = random_int(1, 60), cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
+        int n = i % 5 ? random_int(1, 60) : random_int(UNPACKED_ROWS_LIMIT + 1, 400),
+            cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
         float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
-        for (int threads = 1; threads <= 5; threads++) {
+        for (size_t t = 0; t < sizeof numbers / sizeof *numbers; t++) {
+            int threads = numbers[t];
             side s = open_side(variant, &config, threads);
             s.backend->ops->matmul(s.stream, threads == 1 ? alone : shared, x, n, &w, false, NULL);
             check(threads == 1 || memcmp(alone, shared, size * sizeof *x) == 0,
