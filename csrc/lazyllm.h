@@ -292,7 +292,7 @@ const char *const *lazy_cpu_variants(void);
 /* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU ("reference": the
  * plain loops). NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
-int lazy_cpu_cores(void); /* that this process may use */
+int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */
 int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_libraries, lazy_error *err);
 

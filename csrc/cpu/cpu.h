@@ -84,6 +84,10 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
+/* features.c */
+/* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of usable processors
+ * if the files are not all there. */
+int lazy_count_cores(const char *folder, const bool *usable, int n);
 /* linear.c */
 int lazy_cpu_quantize(lazy_stream *, void *, lazy_dtype, const lazy_part *, int, lazy_error *);
 int lazy_cpu_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);

@@ -10,7 +10,7 @@
 #endif
 
 #include "../format.h"
-#include "kernels.h"
+#include "cpu.h"
 
 enum { MAX_VARIANTS = 4 };
 
@@ -86,10 +86,63 @@ static int cgroup_cores(void)
     return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
 }
 
+/* Sets list[0 … n-1] to the processors of a list such as "0,64" or "0-1,4" in a file; false if it has no such list. */
+static bool read_cpu_list(const char *path, bool *list, int n)
+{
+    memset(list, 0, (size_t)n * sizeof *list);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    int first, last, found = 0;
+    for (int end = ','; end == ',' && fscanf(file, "%d", &first) == 1; found++) {
+        last = first;
+        end = fgetc(file);
+        if (end == '-') {
+            if (fscanf(file, "%d", &last) != 1) break;
+            end = fgetc(file);
+        }
+        for (int cpu = first < 0 ? 0 : first; cpu <= last && cpu < n; cpu++) list[cpu] = true;
+    }
+    fclose(file);
+    return found > 0;
+}
+
+/* The processors that share a core with this one. */
+static bool read_siblings(const char *folder, int cpu, bool *siblings, int n)
+{
+    static const char *const names[] = { "core_cpus_list", "thread_siblings_list" }; /* the second before Linux 5.3 */
+    char path[512];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, names[i]);
+        if (read_cpu_list(path, siblings, n) && siblings[cpu]) return true;
+    }
+    return false;
+}
+
+int lazy_count_cores(const char *folder, const bool *usable, int n)
+{
+    bool siblings[CPU_SETSIZE];
+    int cpus = 0, cores = 0;
+    bool known = n <= CPU_SETSIZE;
+    for (int cpu = 0; cpu < n; cpu++) {
+        if (!usable[cpu]) continue;
+        cpus++;
+        known = known && read_siblings(folder, cpu, siblings, n);
+        int first = 0; /* the usable processor that stands for the core */
+        while (known && !(usable[first] && siblings[first])) first++;
+        cores += first == cpu;
+    }
+    return known ? cores : cpus;
+}
+
 int lazy_cpu_cores(void)
 {
     cpu_set_t set;
-    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    bool usable[CPU_SETSIZE];
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) usable[cpu] = CPU_ISSET(cpu, &set);
+        cores = lazy_count_cores("/sys/devices/system/cpu", usable, CPU_SETSIZE);
+    }
     int limit = cgroup_cores();
     if (limit && limit < cores) cores = limit;
     return cores < 1 ? 1 : cores;

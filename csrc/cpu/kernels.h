@@ -11,7 +11,7 @@
 
 #include "../lazyllm.h"
 
-/* The largest max_unpacked_rows of any instruction set. */
+/* The largest max_unpacked_halves and _others of any instruction set. */
 enum { UNPACKED_ROWS_LIMIT = 160 };
 
 typedef struct lazy_kernels {
@@ -20,7 +20,8 @@ typedef struct lazy_kernels {
     int per_operand;          /* values in an operand: 1 (f32) or 2 (bf16) */
     int tile_rows, tile_cols; /* size of the register tile */
     int lanes;                /* floats in a vector; tile_cols is a multiple */
-    int max_unpacked_rows;    /* for up to so many rows of x, dots is faster than pack and tile */
+    /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read again. */
+    int max_unpacked_halves, max_unpacked_others;
 
     /* to[:] = the k values as operands */
     void (*convert)(void *to, const float *from, int k);

@@ -7,7 +7,9 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 #endif
 
-#define VARIANT avx512
+#define VARIANT             avx512
+#define MAX_UNPACKED_HALVES 160
+#define MAX_UNPACKED_OTHERS 64
 #include "avx512.h"
 #include "kernels_template.h"
 

@@ -2,7 +2,7 @@
  *
  * The including file defines VARIANT and ISA; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
  * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
- * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16;
+ * MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16;
  * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; LOOK_UP(table, ints), by the low 4 bits of each.
  *
  * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
@@ -584,7 +584,9 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         for (int c = 0; c < cols; c++) {
             const char *row = t.w + c * t.spacing;
             wide[c] = operands(row, t.dtype, kk);
-            __builtin_prefetch(row + kk * (t.dtype == LAZY_F32 ? 4 : 2) + FETCH_AHEAD);
+            const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
+            if (rows == 1) __builtin_prefetch(here + FETCH_AHEAD);
+            else __builtin_prefetch(here + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache: loads are too few to keep the L1's misses going */
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -907,7 +909,8 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .tile_rows = TILE_ROWS,
     .tile_cols = TILE_COLS,
     .lanes = LANES,
-    .max_unpacked_rows = MAX_UNPACKED_ROWS,
+    .max_unpacked_halves = MAX_UNPACKED_HALVES,
+    .max_unpacked_others = MAX_UNPACKED_OTHERS,
     .convert = convert,
     .pack = pack,
     .tile = tile,

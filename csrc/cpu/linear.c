@@ -1,4 +1,4 @@
-/* linear.c — products with weights, in one of two ways. Up to max_unpacked_rows rows of x, each weight is read once, from where it is
+/* linear.c — products with weights, in one of two ways. Up to some number of rows of x, each weight is read once, from where it is
  * stored. For more rows, weights are packed into panels of operands that stay in a core's cache. */
 #include <string.h>
 
@@ -202,13 +202,30 @@ static void multiply_packed(void *job, int task, int worker)
     }
 }
 
-/* Limited by memory bandwidth: long streams matter more than an even division. */
+/* Limited by memory bandwidth: long streams matter more than an even division, but no thread should be without a task. */
 static void divide_unpacked(product *p)
 {
-    enum { BOUND_BY_READING = 4, MIN_COLS = 64 };
-    int tasks_per_thread = p->n <= BOUND_BY_READING ? 2 : 3;
-    p->col_blocks = min_int(tasks_per_thread * p->stream->backend->threads, ceil_div(p->columns, MIN_COLS));
+    enum { BOUND_BY_READING = 4, MIN_COLS = 64, LEAST_COLS = 16 };
+    int threads = p->stream->backend->threads, tasks_per_thread = p->n <= BOUND_BY_READING ? 2 : 3,
+        most = min_int(tasks_per_thread * threads, ceil_div(p->columns, MIN_COLS));
+    p->col_blocks = most < threads ? min_int(threads, ceil_div(p->columns, LEAST_COLS)) : most - most % threads;
     p->row_blocks = 1;
+}
+
+/* For so many threads that tasks of MIN_ROWS rows leave some idle: the number of blocks of rows that takes the least time, counted in rows,
+ * if a task takes as long for its panels as for PACKING rows. */
+static int best_row_blocks(const product *p, int threads)
+{
+    enum { LEAST_ROWS = 28, PACKING = 24 };
+    int best = p->row_blocks, least = INT32_MAX;
+    for (int blocks = p->row_blocks; blocks <= max_int(p->row_blocks, p->n / LEAST_ROWS); blocks++) {
+        int time = ceil_div(p->col_blocks * blocks, threads) * (ceil_div(p->n, blocks) + PACKING);
+        if (time < least) {
+            least = time;
+            best = blocks;
+        }
+    }
+    return best;
 }
 
 /* Enough tasks that no thread waits long for the last one, each with enough rows to be worth packing its panels. */
@@ -229,16 +246,24 @@ static void divide_packed(product *p)
     p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
     p->row_blocks = min_int(max_row_blocks, ceil_div(wanted, p->col_blocks));
     while (p->row_blocks < max_row_blocks && p->col_blocks * p->row_blocks % threads) p->row_blocks++;
+    if (p->col_blocks * p->row_blocks < 2 * threads) p->row_blocks = best_row_blocks(p, threads);
     if (p->gated) {
         int max_rows = BLOCK_SIZE / (2 * ceil_div(panels, p->col_blocks) * kernels->tile_cols) - kernels->tile_rows;
         p->row_blocks = max_int(p->row_blocks, ceil_div(p->n, max_rows));
     }
 }
 
+static int max_unpacked_rows(const product *p)
+{
+    lazy_dtype dtype = p->w->part[0].dtype;
+    bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
+    return halves ? kernels_of(p->stream)->max_unpacked_halves : kernels_of(p->stream)->max_unpacked_others;
+}
+
 /* At most ROW_CHUNK rows. */
 static int multiply_chunk(product p, lazy_error *err)
 {
-    bool unpacked = p.n <= kernels_of(p.stream)->max_unpacked_rows;
+    bool unpacked = p.n <= max_unpacked_rows(&p);
     int code = convert(&p, unpacked, err);
     if (code) return code;
     if (unpacked) divide_unpacked(&p);

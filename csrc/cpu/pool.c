@@ -17,31 +17,34 @@
 #include "../memory.h"
 #include "../numeric.h"
 
+/* What one thread writes often lies in a cache line of its own. */
+#define OWN_LINE _Alignas(64)
+
 /* A thread that waits spins for about as long as a wake-up would take, then sleeps. */
 enum { SPINS = 4000, POLL_EVERY_NS = 10 * 1000 * 1000, GRACE_NS = 2 * 1000 * 1000 };
 
 struct lazy_pool_client {
     lazy_pool *pool;
     lazy_pool_client *next; /* in the list of active clients; this and the following are guarded by the pool's lock */
-    bool open;              /* a job is under way */
     pthread_t caller;       /* of the last job */
     int64_t closed_at;      /* when the last job ended */
     lazy_task task;
     void *job;
     int n;
     fenv_t floats; /* the caller's floating-point settings, for the workers: flushing denormals to 0 changes results */
-
-    atomic_int inside; /* workers that run tasks of the job; they enter under the lock */
-    atomic_int next_task;
     atomic_bool cancelled;
+    atomic_bool open; /* a job is under way; the fields of the job are written while it is false and no worker inside */
+
+    OWN_LINE atomic_int next_task;
 };
 
 typedef struct worker {
-    lazy_pool *pool;
+    OWN_LINE lazy_pool *pool;
     int index; /* 1 … threads-1 */
     pthread_t thread;
     unsigned seen;                      /* generation when it last looked for a job */
     _Atomic(lazy_pool_client *) client; /* the one it helps, or NULL; written under the lock */
+    _Atomic(lazy_pool_client *) inside; /* the one whose job it may be at: it is not freed, and its job does not change */
 } worker;
 
 struct lazy_pool {
@@ -54,10 +57,10 @@ struct lazy_pool {
     pthread_cond_t work;  /* workers with a client sleep here */
     pthread_cond_t spare; /* workers without one */
     lazy_pool_client *active;
-    bool quit;
     int sleeping; /* on `work` */
 
-    atomic_int n_active;
+    OWN_LINE atomic_int n_active;
+    atomic_bool quit;            /* written under the lock */
     _Atomic unsigned generation; /* changes under the lock whenever there may be something to do for a waiting worker */
 };
 
@@ -96,7 +99,7 @@ static bool drop_idle(lazy_pool *pool)
     int64_t now = now_ns();
     for (lazy_pool_client **at = &pool->active; *at;) {
         lazy_pool_client *c = *at;
-        bool idle = !c->open && (now - c->closed_at > GRACE_NS || pthread_equal(c->caller, pthread_self()));
+        bool idle = !atomic_load(&c->open) && (now - c->closed_at > GRACE_NS || pthread_equal(c->caller, pthread_self()));
         if (idle) *at = c->next;
         else at = &c->next;
         dropped = dropped || idle;
@@ -119,7 +122,11 @@ static void activate(lazy_pool_client *client)
 
 /* ---- workers ---------------------------------------------------------------------------- */
 
-static bool has_tasks(lazy_pool_client *c) { return c && c->open && !atomic_load(&c->cancelled) && atomic_load(&c->next_task) < c->n; }
+/* Called under the lock, or by a worker that is inside. */
+static bool has_tasks(lazy_pool_client *c)
+{
+    return c && atomic_load(&c->open) && !atomic_load(&c->cancelled) && atomic_load(&c->next_task) < c->n;
+}
 
 static bool take_task(lazy_pool_client *c, int *task)
 {
@@ -136,35 +143,58 @@ static void sleep_until_called(worker *w)
     if (!spare) pool->sleeping--;
 }
 
-/* Waits until the worker's client has tasks and enters its job; NULL when the pool closes. */
-static lazy_pool_client *enter_job(worker *w)
+/* Enters the job of the worker's client if it has tasks; no lock, since all workers come at once. Who frees a client takes it from the
+ * workers first, and who ends a job closes it first; both then wait until no worker is inside. So either this worker sees the change,
+ * or they see it inside. */
+static bool enter_job(worker *w)
+{
+    lazy_pool_client *client = atomic_load(&w->client);
+    atomic_store(&w->inside, client);
+    if (client && atomic_load(&w->client) == client && has_tasks(client)) return true;
+    atomic_store(&w->inside, NULL);
+    return false;
+}
+
+/* Waits until the worker is inside a job that has tasks; NULL when the pool closes. */
+static lazy_pool_client *next_job(worker *w)
 {
     lazy_pool *pool = w->pool;
-    lazy_pool_client *client = NULL;
-    bool quit = false;
-    for (int spins = 0; !client && !quit;) {
-        for (; spins < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == w->seen; spins++) relax();
-        pthread_mutex_lock(&pool->lock);
-        while (spins == SPINS && !pool->quit && !has_tasks(atomic_load(&w->client))) sleep_until_called(w);
-        w->seen = atomic_load(&pool->generation);
-        quit = pool->quit;
-        if (!quit && has_tasks(atomic_load(&w->client))) {
-            client = atomic_load(&w->client);
-            atomic_fetch_add(&client->inside, 1);
+    for (int spins = 0; !atomic_load(&pool->quit);) {
+        while (spins < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == w->seen) {
+            relax();
+            spins++;
         }
-        pthread_mutex_unlock(&pool->lock);
+        if (spins == SPINS) {
+            pthread_mutex_lock(&pool->lock);
+            while (!atomic_load(&pool->quit) && !has_tasks(atomic_load(&w->client))) sleep_until_called(w);
+            pthread_mutex_unlock(&pool->lock);
+            spins = 0;
+        }
+        w->seen = atomic_load(&pool->generation); /* before entering, so that a job opened later is not missed */
+        if (enter_job(w)) return atomic_load(&w->inside);
     }
-    return client;
+    return NULL;
+}
+
+/* Waits until no worker is inside the client's job. */
+static void wait_outside(lazy_pool_client *c)
+{
+    lazy_pool *pool = c->pool;
+    for (int i = 1, spins = 0; i < pool->started; i++)
+        while (atomic_load(&pool->workers[i].inside) == c) {
+            if (spins++ < SPINS) relax();
+            else sched_yield();
+        }
 }
 
 static void *run_worker(void *argument)
 {
     worker *w = argument;
-    for (lazy_pool_client *c; (c = enter_job(w));) {
+    for (lazy_pool_client *c; (c = next_job(w));) {
         int task;
         fesetenv(&c->floats);
         while (atomic_load_explicit(&w->client, memory_order_relaxed) == c && take_task(c, &task)) c->task(c->job, task, w->index);
-        atomic_fetch_sub(&c->inside, 1);
+        atomic_store(&w->inside, NULL);
     }
     return NULL;
 }
@@ -188,7 +218,7 @@ static int start_threads(lazy_pool *pool, lazy_error *err)
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->spare, NULL);
     pool->active = NULL;
-    pool->quit = false;
+    atomic_store(&pool->quit, false);
     pool->sleeping = 0;
     atomic_store(&pool->n_active, 0);
     for (pool->started = 1; pool->started < pool->threads; pool->started++) {
@@ -225,7 +255,7 @@ void lazy_pool_close(lazy_pool *pool)
     if (!pool) return;
     if (lives_here(pool)) { /* a forked child has no workers to wait for */
         pthread_mutex_lock(&pool->lock);
-        pool->quit = true;
+        atomic_store(&pool->quit, true);
         atomic_fetch_add(&pool->generation, 1);
         pthread_cond_broadcast(&pool->work);
         pthread_cond_broadcast(&pool->spare);
@@ -259,6 +289,7 @@ void lazy_pool_client_close(lazy_pool_client *client)
                 break;
             }
         pthread_mutex_unlock(&pool->lock);
+        wait_outside(client);
     }
     lazy_free(client);
 }
@@ -288,9 +319,9 @@ static void open_job(lazy_pool_client *c, lazy_task task, void *job, int n)
     c->n = n;
     fegetenv(&c->floats);
     c->caller = pthread_self();
-    c->open = true;
     atomic_store(&c->next_task, 0);
     atomic_store(&c->cancelled, false);
+    atomic_store(&c->open, true);
     activate(c);
     atomic_fetch_add(&pool->generation, 1);
     if (pool->sleeping) pthread_cond_broadcast(&pool->work);
@@ -300,13 +331,10 @@ static void open_job(lazy_pool_client *c, lazy_task task, void *job, int n)
 static void close_job(lazy_pool_client *c)
 {
     pthread_mutex_lock(&c->pool->lock);
-    c->open = false; /* no worker enters any more */
+    atomic_store(&c->open, false); /* no worker enters any more */
     c->closed_at = now_ns();
     pthread_mutex_unlock(&c->pool->lock);
-    for (int i = 0; atomic_load(&c->inside); i++) {
-        if (i < SPINS) relax();
-        else sched_yield();
-    }
+    wait_outside(c);
 }
 
 /* Gives the workers of clients that went idle to the others. */

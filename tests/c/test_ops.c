@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "../../csrc/cpu/cpu.h"
@@ -802,6 +803,70 @@ static void test_pool(const lazy_config *config)
     }
 }
 
+/* ---- cores ------------------------------------------------------------------------------ */
+
+enum { CPUS = 8 };
+
+/* Writes one line for each processor to folder/cpuN/topology/name; a NULL line is left out. */
+static void plant_topology(const char *folder, const char *name, const char *const lines[CPUS])
+{
+    char path[256];
+    for (int cpu = 0; cpu < CPUS; cpu++) {
+        const char *const parts[] = { "", "/topology" };
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            snprintf(path, sizeof path, "%s/cpu%d%s", folder, cpu, parts[i]);
+            mkdir(path, 0700);
+        }
+        snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, name);
+        FILE *file = lines[cpu] ? fopen(path, "w") : NULL;
+        if (!file) continue;
+        fprintf(file, "%s\n", lines[cpu]);
+        fclose(file);
+    }
+}
+
+static void test_cores(void)
+{
+    static const struct {
+        const char *machine, *name, *lines[CPUS], *usable;
+        int cores;
+    } cases[] = {
+        { "two threads a core, far apart", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "11111111", 4 },
+        { "side by side", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
+        { "an older kernel", "thread_siblings_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
+        { "four threads a core",
+          "core_cpus_list",
+          { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
+          "11111111",
+          2 },
+        { "one thread a core", "core_cpus_list", { "0", "1", "2", "3", "4", "5", "6", "7" }, "11111111", 8 },
+        { "both threads of two cores", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "01100110", 2 },
+        { "the second threads of three", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "00001110", 3 },
+        { "a core with one thread among others with two",
+          "core_cpus_list",
+          { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" },
+          "11111111",
+          6 },
+        { "a file missing", "core_cpus_list", { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "a file missing that does not matter", "core_cpus_list", { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" }, "11011111", 4 },
+        { "nonsense", "core_cpus_list", { "0-1", "0-1", "none", "", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "a list without its own processor", "core_cpus_list", { "0-1", "0-1", "4", "4", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "no files", "core_cpus_list", { NULL }, "11100000", 3 },
+        { "no processor", "core_cpus_list", { "0" }, "00000000", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/lazyllm-topology-XXXXXX", command[256];
+        if (!mkdtemp(folder)) check(false, "no temporary folder");
+        plant_topology(folder, cases[i].name, cases[i].lines);
+        bool usable[CPUS];
+        for (int cpu = 0; cpu < CPUS; cpu++) usable[cpu] = cases[i].usable[cpu] == '1';
+        int cores = lazy_count_cores(folder, usable, CPUS);
+        check(cores == cases[i].cores, "cores, %s: %d, not %d", cases[i].machine, cores, cases[i].cores);
+        snprintf(command, sizeof command, "rm -r %s", folder);
+        check(system(command) == 0, "%s was not removed", folder);
+    }
+}
+
 /* ---- all -------------------------------------------------------------------------------- */
 
 static void test_shapes(const char *variant, lazy_config config)
@@ -834,13 +899,16 @@ static void test_shapes(const char *variant, lazy_config config)
 static void test_any_threads(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
+    const int numbers[] = { 1, 2, 3, 5, 16, 40 };
     for (int i = 0; i < 40; i++) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
-        int n = random_int(1, 60), cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
+        int n = i % 5 ? random_int(1, 60) : random_int(UNPACKED_ROWS_LIMIT + 1, 400),
+            cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
         float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
-        for (int threads = 1; threads <= 5; threads++) {
+        for (size_t t = 0; t < sizeof numbers / sizeof *numbers; t++) {
+            int threads = numbers[t];
             side s = open_side(variant, &config, threads);
             s.backend->ops->matmul(s.stream, threads == 1 ? alone : shared, x, n, &w, false, NULL);
             check(threads == 1 || memcmp(alone, shared, size * sizeof *x) == 0,
@@ -1012,6 +1080,7 @@ int main(int argc, char **argv)
     test_smooth(any, plain, 10, INT32_MAX);
     close_side(plain);
     close_side(any);
+    test_cores();
     test_pool(&shapes[0]);
     test_short_jobs_beside_a_long_one(&shapes[0]);
     printf("%d passed, %d failed\n", passed, failed);
