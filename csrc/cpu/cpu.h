@@ -11,6 +11,7 @@
 #include "pool.h"
 
 enum {
+    ROW_CHUNK = 1024,            /* rows that are converted at a time */
     WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: they fit a core's L2 cache */
     MAX_TILE_COLS = 64,          /* columns of any instruction set's register tile */
     /* Attention of up to SPLIT_KEYS_ROWS rows divides the keys among tasks, into at most MAX_CHUNKS chunks. */
@@ -22,6 +23,7 @@ typedef struct lazy_cpu {
     lazy_backend base;
     lazy_ops ops;
     const lazy_kernels *kernels;
+    const lazy_products *products; /* with weights: those of the kernels, or in int8 */
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -40,7 +42,7 @@ typedef struct lazy_cpu_stream {
     lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
     float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
     float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
-    void *operands;     /* (min(rows, UNPACKED_ROWS_LIMIT), widest input) rows of x as operands; unused where these are f32 */
+    float *operands;    /* (min(rows, ROW_CHUNK), operand_stride of the widest input) rows of x, converted */
     float *shares;      /* (H, tokens) attention of one query row */
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
@@ -52,9 +54,14 @@ static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
+static inline const lazy_products *product_kernels_of(const lazy_stream *stream) { return cpu_of(stream)->products; }
 
-/* Operands that hold k values. */
-static inline size_t operands_in(const lazy_stream *stream, int k) { return (size_t)ceil_div(k, kernels_of(stream)->per_operand); }
+/* Operands from one row of x, `cols` values, to the next in stream->operands; no multiple of 4 KiB. */
+static inline size_t operand_stride(const lazy_stream *stream, int cols)
+{
+    size_t n = lazy_row_operands(product_kernels_of(stream), cols);
+    return n % 1024 ? n : n + 16;
+}
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)
 {

@@ -7,7 +7,10 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 #endif
 
-#define VARIANT avx512
+#define VARIANT           avx512
+#define TILE_ROWS         14
+#define DOT_ROWS          6
+#define MAX_UNPACKED_ROWS 160
 #include "avx512.h"
 #include "kernels_template.h"
 

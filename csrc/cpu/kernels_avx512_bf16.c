@@ -7,7 +7,10 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
 #endif
 
-#define VARIANT avx512_bf16
+#define VARIANT           avx512_bf16
+#define TILE_ROWS         14
+#define DOT_ROWS          6
+#define MAX_UNPACKED_ROWS 160
 #define OPERANDS_BF16
 #define PAIR_PRODUCTS(sum, a, b)  ((vec)_mm512_dpbf16_ps((__m512)(sum), (__m512bh)(a), (__m512bh)(b)))
 #define NEIGHBOURS(first, second) ((vec)_mm512_cvtne2ps_pbh((__m512)(second), (__m512)(first)))
