@@ -10,6 +10,7 @@
  * ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
 #include <float.h>
 #include <math.h>
+#include <stddef.h>
 
 #include "vectors.h"
 #include "kernels_quantized.h"
@@ -274,61 +275,72 @@ typedef struct tile_product {
     bool accumulate;
 } tile_product;
 
-/* parts: 2 where each half of a group has a scale of its own, else 1. */
-INLINE void tile_of(const tile_product *t, const int rows, const int parts, const bool offsets)
+/* Adds what the groups of all rows add to the sums. first: of the words of the group; scale: index of the panel's row. */
+INLINE void tile_words(float sum[][TILE_COLS], const operand *a, int64_t a_stride, const float *panel, const int rows, const int first,
+                       const int n_words, const int start, const int scale)
 {
-    vec sum[TILE_ROWS][TILE_VECTORS];
+    ints total[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
-    const float *panel = t->panel;
-    for (int g = 0; g < t->groups; g++, panel += PANEL_ROWS * TILE_COLS) {
-        const group *x[TILE_ROWS];
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) x[r] = (const group *)(t->a + r * t->a_stride) + g;
-        for (int part = 0; part < parts; part++) {
-            ints total[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; r++)
+        for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = a[r * a_stride + start] - (ints){ 0 };
+#pragma GCC unroll 1
+    for (int i = first; i < first + n_words; i++) {
+        ints column[TILE_VECTORS];
 #pragma GCC unroll 4
-                for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = (parts == 1 ? x[r]->sum : x[r]->half_sum[part]) - (ints){ 0 };
-            const int here = WORDS / parts;
-#pragma GCC unroll 8
-            for (int i = 0; i < here; i++) {
-                ints column[TILE_VECTORS];
-#pragma GCC unroll 4
-                for (int v = 0; v < TILE_VECTORS; v++) column[v] = (ints)load(panel + (part * here + i) * TILE_COLS + v * LANES);
+        for (int v = 0; v < TILE_VECTORS; v++) column[v] = (ints)load(panel + i * TILE_COLS + v * LANES);
 #pragma GCC unroll 16
-                for (int r = 0; r < rows; r++) {
-                    ints value = x[r]->values[part * here + i] - (ints){ 0 };
+        for (int r = 0; r < rows; r++) {
+            ints value = a[r * a_stride + i] - (ints){ 0 };
 #pragma GCC unroll 4
-                    for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
-                }
-            }
-#pragma GCC unroll 16
-            for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-                for (int v = 0; v < TILE_VECTORS; v++) {
-                    vec scaled = __builtin_convertvector(total[r][v], vec) * load(panel + (SCALES + part) * TILE_COLS + v * LANES);
-                    sum[r][v] += scaled * x[r]->scale;
-                }
+            for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
         }
+    }
+    vec scales[TILE_VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < TILE_VECTORS; v++) scales[v] = load(panel + scale * TILE_COLS + v * LANES);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) {
+        vec x_scale = splat(((const group *)(a + r * a_stride))->scale);
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            vec scaled = __builtin_convertvector(total[r][v], vec) * scales[v];
+            store(sum[r] + v * LANES, load(sum[r] + v * LANES) + scaled * x_scale);
+        }
+    }
+}
+
+/* parts: 2 where each half of a group has a scale of its own, else 1. */
+INLINE void tile_of(const tile_product *t, const int rows, const int parts, const bool offsets)
+{
+    enum { SUM = offsetof(group, sum) / 4, HALF = offsetof(group, half_sum) / 4 };
+    float sums[TILE_ROWS][TILE_COLS], (*sum)[TILE_COLS] = sums;
+    __asm__("" : "+r"(sum) : : "memory"); /* the sums stay in memory: registers are for those of one group */
+    memset(sum, 0, (size_t)rows * sizeof *sum);
+    const operand *a = t->a;
+    const float *panel = t->panel;
+    for (int g = 0; g < t->groups; g++, panel += PANEL_ROWS * TILE_COLS, a += GROUP_OPERANDS) {
+        if (parts == 1) tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS, SUM, SCALES);
+        for (int half = 0; half < 2 && parts == 2; half++)
+            tile_words(sum, a, t->a_stride, panel, rows, half * WORDS / 2, WORDS / 2, HALF + half, SCALES + half);
         if (offsets)
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
-                vec whole = splat((float)x[r]->sum * x[r]->scale);
+                const group *x = (const group *)(a + r * t->a_stride);
+                vec whole = splat((float)x->sum * x->scale);
 #pragma GCC unroll 4
-                for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] += whole * load(panel + OFFSETS * TILE_COLS + v * LANES);
+                for (int v = 0; v < TILE_VECTORS; v++) {
+                    vec offset = load(panel + OFFSETS * TILE_COLS + v * LANES);
+                    store(sum[r] + v * LANES, load(sum[r] + v * LANES) + whole * offset);
+                }
             }
     }
-#pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         float *out = t->c + r * t->c_stride;
-#pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) {
             int n = t->cols - v * LANES;
-            if (n > 0) store_part(out + v * LANES, t->accumulate ? load_part(out + v * LANES, n, 0.0f) + sum[r][v] : sum[r][v], n);
+            vec whole = load(sum[r] + v * LANES);
+            if (n > 0) store_part(out + v * LANES, t->accumulate ? load_part(out + v * LANES, n, 0.0f) + whole : whole, n);
         }
     }
 }
