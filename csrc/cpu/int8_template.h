@@ -7,7 +7,7 @@
  * The including file defines what vectors.h and kernels_quantized.h ask for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS (the sums of one
  * group, one row of the panel and a broadcast must fit the registers); DOT_ROWS and MAX_UNPACKED_ROWS; and where the instruction set has
  * them, DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of four bytes, in vectors of LANES words and of 8;
- * ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
+ * LARGER_INTS(a, b) and LARGEST_LANE(ints); ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -41,6 +41,17 @@ typedef int32_t operand;
 #define DOT_BYTES(sum, u, s) ((sum) + PRODUCT(u, s, 0) + PRODUCT(u, s, 1) + PRODUCT(u, s, 2) + PRODUCT(u, s, 3))
 #define DOT_GROUP DOT_BYTES
 #endif
+#ifndef LARGER_INTS
+#define LARGER_INTS(a, b) choose_ints((a) > (b), a, b)
+#define LARGEST_LANE(v)   largest_lane(v)
+
+INLINE int32_t largest_lane(ints v)
+{
+    int32_t largest = v[0];
+    for (int lane = 1; lane < LANES; lane++) largest = v[lane] > largest ? v[lane] : largest;
+    return largest;
+}
+#endif
 #ifndef ROUND_F16
 #define ROUND_F16(v) splat(lazy_widen_f16(lazy_narrow_f16((v)[0])))
 #endif
@@ -67,7 +78,7 @@ INLINE words bytes_of_bits(uint32_t bits)
 #endif
 
 INLINE words words_at(const void *p) { return *(const loose_words *)p; }
-INLINE words splat_words(int32_t word) { return word - (words){ 0 }; }
+INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }
 INLINE eight splat_eight(float x) { return x - (eight){ 0 }; }
 
 INLINE float sum_eight(const eight *e)
@@ -84,10 +95,9 @@ INLINE float round_group(int8_t q[LAZY_GROUP], const vec value[GROUP_VECTORS])
     ints largest = { 0 };
     for (int v = 0; v < GROUP_VECTORS; v++) {
         ints magnitude = (ints)value[v] & 0x7fffffff;
-        largest = choose_ints(magnitude > largest, magnitude, largest);
+        largest = LARGER_INTS(magnitude, largest);
     }
-    int32_t top = 0;
-    for (int lane = 0; lane < LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
+    int32_t top = LARGEST_LANE(largest);
     float most;
     memcpy(&most, &top, sizeof most);
     float scale = isfinite(most) ? most / 127.0f : NAN, twice_inverse = scale >= FLT_MIN ? 1.0f / scale * 2.0f : 0.0f;
@@ -106,10 +116,12 @@ static void convert(void *to, const float *from, int k)
         vec value[GROUP_VECTORS];
         for (int v = 0; v < GROUP_VECTORS; v++) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
         out->scale = round_group((int8_t *)out->values, value);
-        words sums = DOT_GROUP((words){ 0 }, splat_words(0x01010101), words_at(out->values));
-        for (int half = 0; half < 2; half++)
-            out->half_sum[half] = -ZERO_POINT * (sums[4 * half] + sums[4 * half + 1] + sums[4 * half + 2] + sums[4 * half + 3]);
-        out->sum = out->half_sum[0] + out->half_sum[1];
+        words sums = -DOT_GROUP((words){ 0 }, splat_bytes(ZERO_POINT), words_at(out->values));
+        sums += SHUFFLE(words, sums, sums, 2, 3, 0, 1, 6, 7, 4, 5);
+        sums += SHUFFLE(words, sums, sums, 1, 0, 3, 2, 5, 4, 7, 6);
+        out->half_sum[0] = sums[0];
+        out->half_sum[1] = sums[4];
+        out->sum = sums[0] + sums[4];
     }
 }
 
@@ -141,9 +153,9 @@ INLINE int group_values(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? la
  * which are rounded and their scale noted. */
 INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int g, int n)
 {
-    const words nibble = splat_words(0x0f0f0f0f), half = { 0, 0, 0, 0, 4, 4, 4, 4 };
+    const words nibble = splat_bytes(15), half = { 0, 0, 0, 0, 4, 4, 4, 4 };
     switch (dtype) {
-    case LAZY_Q8_0: return words_at(((const lazy_q8_0 *)block)->q) ^ splat_words((int32_t)0x80808080);
+    case LAZY_Q8_0: return words_at(((const lazy_q8_0 *)block)->q) ^ splat_bytes(ZERO_POINT);
     case LAZY_Q4_0: return TWICE(((const lazy_q4_0 *)block)->q) >> half & nibble;
     case LAZY_Q4_1: return TWICE(((const lazy_q4_1 *)block)->q) >> half & nibble;
     case LAZY_Q5_0:
@@ -172,7 +184,7 @@ INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int 
         for (int v = 0; v < GROUP_VECTORS; v++) value[v] = n < LAZY_GROUP ? load(part + v * LANES) : widen(block, dtype, v * LANES);
         int8_t q[LAZY_GROUP];
         s->factor = ROUND_F16(splat(round_group(q, value)));
-        return words_at(q) ^ splat_words((int32_t)0x80808080);
+        return words_at(q) ^ splat_bytes(ZERO_POINT);
     }
     }
 }
@@ -213,7 +225,7 @@ INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dty
             scales s;
             read_block_scales(&s, from, dtype);
             for (int g = 0; g < in_block / LAZY_GROUP; g++) {
-                words q = group_integers(from, dtype, &s, g, k - first) + splat_words((ZERO_POINT - zero_point(dtype)) * 0x01010101);
+                words q = group_integers(from, dtype, &s, g, k - first) + splat_bytes(ZERO_POINT - zero_point(dtype));
                 memcpy(integers[j] + first + g * LAZY_GROUP, &q, sizeof q);
                 float *scale = panel + (first / LAZY_GROUP + g) * PANEL_ROWS * TILE_COLS + SCALES * TILE_COLS + j;
                 scale[0] = scale_of_half(&s, dtype, g, 0);
@@ -275,8 +287,9 @@ typedef struct tile_product {
     bool accumulate;
 } tile_product;
 
-/* Adds what the groups of all rows add to the sums. first: of the words of the group; scale: index of the panel's row. */
-INLINE void tile_words(float sum[][TILE_COLS], const operand *a, int64_t a_stride, const float *panel, const int rows, const int first,
+/* Adds the products of words first … first + n_words - 1 of one group; start and scale: what the integers' sums begin with, a word of x's
+ * group, and the row of the panel that they are multiplied by. */
+INLINE void tile_words(vec sum[][TILE_VECTORS], const operand *a, int64_t a_stride, const float *panel, const int rows, const int first,
                        const int n_words, const int start, const int scale)
 {
     ints total[TILE_ROWS][TILE_VECTORS];
@@ -296,59 +309,57 @@ INLINE void tile_words(float sum[][TILE_COLS], const operand *a, int64_t a_strid
             for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
         }
     }
-    vec scales[TILE_VECTORS];
-#pragma GCC unroll 4
-    for (int v = 0; v < TILE_VECTORS; v++) scales[v] = load(panel + scale * TILE_COLS + v * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         vec x_scale = splat(((const group *)(a + r * a_stride))->scale);
 #pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) {
-            vec scaled = __builtin_convertvector(total[r][v], vec) * scales[v];
-            store(sum[r] + v * LANES, load(sum[r] + v * LANES) + scaled * x_scale);
+            vec scaled = __builtin_convertvector(total[r][v], vec) * load(panel + scale * TILE_COLS + v * LANES);
+            sum[r][v] += scaled * x_scale;
         }
     }
 }
 
-/* parts: 2 where each half of a group has a scale of its own, else 1. */
-INLINE void tile_of(const tile_product *t, const int rows, const int parts, const bool offsets)
+/* halves: each half of a group has a scale of its own. */
+INLINE void tile_of(const tile_product *t, const int rows, const bool halves, const bool offsets)
 {
-    enum { SUM = offsetof(group, sum) / 4, HALF = offsetof(group, half_sum) / 4 };
-    float sums[TILE_ROWS][TILE_COLS], (*sum)[TILE_COLS] = sums;
-    __asm__("" : "+r"(sum) : : "memory"); /* the sums stay in memory: registers are for those of one group */
-    memset(sum, 0, (size_t)rows * sizeof *sum);
+    enum { SUM = offsetof(group, sum) / 4, HALF_SUMS = offsetof(group, half_sum) / 4 };
+    vec sum[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
     const operand *a = t->a;
     const float *panel = t->panel;
     for (int g = 0; g < t->groups; g++, panel += PANEL_ROWS * TILE_COLS, a += GROUP_OPERANDS) {
-        if (parts == 1) tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS, SUM, SCALES);
-        for (int half = 0; half < 2 && parts == 2; half++)
-            tile_words(sum, a, t->a_stride, panel, rows, half * WORDS / 2, WORDS / 2, HALF + half, SCALES + half);
-        if (offsets)
+        if (halves) {
+            tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS / 2, HALF_SUMS, SCALES);
+            tile_words(sum, a, t->a_stride, panel, rows, WORDS / 2, WORDS / 2, HALF_SUMS + 1, SCALES + 1);
+        } else tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS, SUM, SCALES);
+        if (!offsets) continue;
 #pragma GCC unroll 16
-            for (int r = 0; r < rows; r++) {
-                const group *x = (const group *)(a + r * t->a_stride);
-                vec whole = splat((float)x->sum * x->scale);
+        for (int r = 0; r < rows; r++) {
+            const group *x = (const group *)(a + r * t->a_stride);
+            vec whole = splat((float)x->sum * x->scale);
 #pragma GCC unroll 4
-                for (int v = 0; v < TILE_VECTORS; v++) {
-                    vec offset = load(panel + OFFSETS * TILE_COLS + v * LANES);
-                    store(sum[r] + v * LANES, load(sum[r] + v * LANES) + whole * offset);
-                }
-            }
+            for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] += whole * load(panel + OFFSETS * TILE_COLS + v * LANES);
+        }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         float *out = t->c + r * t->c_stride;
+#pragma GCC unroll 4
         for (int v = 0; v < TILE_VECTORS; v++) {
             int n = t->cols - v * LANES;
-            vec whole = load(sum[r] + v * LANES);
-            if (n > 0) store_part(out + v * LANES, t->accumulate ? load_part(out + v * LANES, n, 0.0f) + whole : whole, n);
+            if (n > 0) store_part(out + v * LANES, t->accumulate ? load_part(out + v * LANES, n, 0.0f) + sum[r][v] : sum[r][v], n);
         }
     }
 }
 
-INLINE void tile_any(tile_product t, int rows, const int parts, const bool offsets)
+INLINE void tile_any(tile_product t, int rows, const bool halves, const bool offsets)
 {
 #define TILE(n)                                                                                                                            \
-    case n: tile_of(&t, n, parts, offsets); break;
+    case n: tile_of(&t, n, halves, offsets); break;
     switch (rows) {
         TILE(1)
         TILE(2)
@@ -358,11 +369,6 @@ INLINE void tile_any(tile_product t, int rows, const int parts, const bool offse
         TILE(6)
 #if TILE_ROWS > 6
         TILE(7)
-        TILE(8)
-        TILE(9)
-        TILE(10)
-        TILE(11)
-        TILE(12)
 #endif
     }
 #undef TILE
@@ -372,9 +378,9 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
                  bool accumulate)
 {
     tile_product t = { c, c_stride, a, a_stride, panel, ceil_div(k, LAZY_GROUP), cols, accumulate };
-    if (dtype == LAZY_Q6_K) tile_any(t, rows, 2, false);
-    else if (has_offset(dtype)) tile_any(t, rows, 1, true);
-    else tile_any(t, rows, 1, false);
+    if (dtype == LAZY_Q6_K) tile_any(t, rows, true, false);
+    else if (has_offset(dtype)) tile_any(t, rows, false, true);
+    else tile_any(t, rows, false, false);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
@@ -407,7 +413,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             for (int r = 0; r < rows; r++) {
                 const group *row = (const group *)((const operand *)x + r * t.x_stride);
                 words value = words_at(row->values), start = { 0 };
-                if (zero_point(t.dtype)) start -= DOT_GROUP(start, splat_words(zero_point(t.dtype) * 0x01010101), value);
+                if (zero_point(t.dtype)) start -= DOT_GROUP(start, splat_bytes(zero_point(t.dtype)), value);
 #pragma GCC unroll 4
                 for (int c = 0; c < cols; c++) {
                     eight product = __builtin_convertvector(DOT_GROUP(start, integers[c], value), eight);
