@@ -7,7 +7,7 @@
  * The including file defines what vectors.h and kernels_quantized.h ask for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS (the sums of one
  * group, one row of the panel and a broadcast must fit the registers); DOT_ROWS and MAX_UNPACKED_ROWS; and where the instruction set has
  * them, DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of four bytes, in vectors of LANES words and of 8;
- * LARGER_INTS(a, b) and LARGEST_LANE(ints); ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
+ * LARGER_INTS(a, b) and LARGEST_LANE(ints), LOW_BYTES(the ints of a group); ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -44,12 +44,22 @@ typedef int32_t operand;
 #ifndef LARGER_INTS
 #define LARGER_INTS(a, b) choose_ints((a) > (b), a, b)
 #define LARGEST_LANE(v)   largest_lane(v)
+#define LOW_BYTES(v)      low_bytes(v)
 
 INLINE int32_t largest_lane(ints v)
 {
     int32_t largest = v[0];
     for (int lane = 1; lane < LANES; lane++) largest = v[lane] > largest ? v[lane] : largest;
     return largest;
+}
+
+INLINE words low_bytes(const ints v[GROUP_VECTORS])
+{
+    uint8_t bytes[LAZY_GROUP];
+    words all;
+    for (int i = 0; i < LAZY_GROUP; i++) bytes[i] = (uint8_t)v[i / LANES][i % LANES];
+    memcpy(&all, bytes, sizeof all);
+    return all;
 }
 #endif
 #ifndef ROUND_F16
@@ -89,36 +99,35 @@ INLINE float sum_eight(const eight *e)
 
 /* ---- rounding --------------------------------------------------------------------------- */
 
-/* Rounds a group, ties away from 0; returns the scale. */
-INLINE float round_group(int8_t q[LAZY_GROUP], const vec value[GROUP_VECTORS])
+/* Rounds a group, ties away from 0; the bytes are signed. */
+INLINE words round_group(float *scale, const vec value[GROUP_VECTORS])
 {
-    ints largest = { 0 };
-    for (int v = 0; v < GROUP_VECTORS; v++) {
-        ints magnitude = (ints)value[v] & 0x7fffffff;
-        largest = LARGER_INTS(magnitude, largest);
-    }
+    ints largest = { 0 }, rounded[GROUP_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < GROUP_VECTORS; v++) largest = LARGER_INTS((ints)value[v] & 0x7fffffff, largest);
     int32_t top = LARGEST_LANE(largest);
     float most;
     memcpy(&most, &top, sizeof most);
-    float scale = isfinite(most) ? most / 127.0f : NAN, twice_inverse = scale >= FLT_MIN ? 1.0f / scale * 2.0f : 0.0f;
+    *scale = isfinite(most) ? most / 127.0f : NAN;
+    float twice_inverse = *scale >= FLT_MIN ? 1.0f / *scale * 2.0f : 0.0f;
+#pragma GCC unroll 8
     for (int v = 0; v < GROUP_VECTORS; v++) {
-        typedef int8_t bytes __attribute__((vector_size(LANES)));
         ints doubled = __builtin_convertvector(value[v] * twice_inverse, ints); /* towards 0 */
-        bytes rounded = __builtin_convertvector((doubled + 1 + (doubled >> 31)) >> 1, bytes);
-        memcpy(q + v * LANES, &rounded, sizeof rounded);
+        rounded[v] = (doubled + 1 + (doubled >> 31)) >> 1;
     }
-    return scale;
+    return LOW_BYTES(rounded);
 }
 
 static void convert(void *to, const float *from, int k)
 {
     for (group *out = to; k > 0; k -= LAZY_GROUP, from += LAZY_GROUP, out++) {
         vec value[GROUP_VECTORS];
+#pragma GCC unroll 8
         for (int v = 0; v < GROUP_VECTORS; v++) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
-        out->scale = round_group((int8_t *)out->values, value);
-        words sums = -DOT_GROUP((words){ 0 }, splat_bytes(ZERO_POINT), words_at(out->values));
+        words rounded = round_group(&out->scale, value), sums = -DOT_GROUP((words){ 0 }, splat_bytes(ZERO_POINT), rounded);
         sums += SHUFFLE(words, sums, sums, 2, 3, 0, 1, 6, 7, 4, 5);
         sums += SHUFFLE(words, sums, sums, 1, 0, 3, 2, 5, 4, 7, 6);
+        memcpy(out->values, &rounded, sizeof rounded);
         out->half_sum[0] = sums[0];
         out->half_sum[1] = sums[4];
         out->sum = sums[0] + sums[4];
@@ -178,13 +187,18 @@ INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int 
     }
     default: {
         vec value[GROUP_VECTORS];
-        float part[LAZY_GROUP] = { 0 };
-        if (n < LAZY_GROUP)
-            for (int i = 0; i < n; i++) part[i] = widen_one(block, dtype, i);
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = n < LAZY_GROUP ? load(part + v * LANES) : widen(block, dtype, v * LANES);
-        int8_t q[LAZY_GROUP];
-        s->factor = ROUND_F16(splat(round_group(q, value)));
-        return words_at(q) ^ splat_bytes(ZERO_POINT);
+        float part[LAZY_GROUP];
+        if (n < LAZY_GROUP) {
+            for (int i = 0; i < LAZY_GROUP; i++) part[i] = i < n ? widen_one(block, dtype, i) : 0.0f;
+            block = part;
+            dtype = LAZY_F32;
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen(block, dtype, v * LANES);
+        float scale;
+        words rounded = round_group(&scale, value);
+        s->factor = ROUND_F16(splat(scale));
+        return rounded ^ splat_bytes(ZERO_POINT);
     }
     }
 }
