@@ -87,7 +87,7 @@ typedef struct lazy_ops {
     /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or Inf. */
     int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
                            int32_t *first_bad, lazy_error *);
-    /* y[n,rows] (+)= x[n,cols] W^T + bias */
+    /* y[n,rows] (+)= x[n,cols] W^T + bias; cols: d, H D or F */
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
     int (*gated)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *);

@@ -3,6 +3,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "format.h"
 #include "memory.h"
 #include "model.h"
 #include "numeric.h"
@@ -86,10 +87,9 @@ static int activations(lazy_bench *b, void **out, int64_t rows, int64_t cols, la
 static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    size_t width = lazy_dtype_width(s->dtype), elements = (size_t)s->rows * (size_t)s->cols;
-    size_t copies = COLD_BYTES / (elements * width) + 1;
+    b->weight_bytes = (size_t)s->rows * lazy_row_bytes(s->dtype, s->cols);
+    size_t elements = b->weight_bytes / (s->dtype == LAZY_F32 ? 4 : 2), copies = COLD_BYTES / b->weight_bytes + 1;
     b->n_copies = copies < (size_t)most_copies ? (int)copies : most_copies;
-    b->weight_bytes = elements * width;
     int code = lazy_alloc((void **)&b->weights, (size_t)b->n_copies, b->weight_bytes, "a benchmark's weights", err);
     if (code) return code;
     uint32_t state = 1;
@@ -99,6 +99,7 @@ static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
         memcpy(&bits, &value, sizeof bits);
         if (s->dtype == LAZY_F32) ((float *)b->weights)[i] = value;
         else if (s->dtype == LAZY_BF16) ((uint16_t *)b->weights)[i] = (uint16_t)(bits >> 16);
+        else if (lazy_is_quantized(s->dtype)) ((uint16_t *)b->weights)[i] = (uint16_t)(bits & 0x83ffu); /* as f16, tiny: a small scale */
         else ((uint16_t *)b->weights)[i] = (uint16_t)((bits >> 16 & 0x8000u) | 0x2800u | (bits & 0x03ffu)); /* 2^-5 … 2^-4 */
     }
     for (int i = 0; i < b->n_copies; i++) {
@@ -190,7 +191,7 @@ static int prepare_embed(lazy_bench *b, lazy_error *err)
     int code = random_weights(b, 1, err);
     if (!code) code = counting_up(b, &b->in_play, s->n, s->rows, err);
     if (!code) code = activations(b, &b->y, s->n, s->cols, err);
-    b->bytes = 1.0 * s->n * s->cols * (double)lazy_dtype_width(s->dtype);
+    b->bytes = 1.0 * s->n * (double)lazy_row_bytes(s->dtype, s->cols);
     return code;
 }
 
@@ -329,6 +330,9 @@ static int check_shape(const char *op, const kind **found, lazy_bench_shape s, l
         return lazy_fail(err, LAZY_INVALID, "%s: rows is %d; gate and up have as many, so it must be even", op, s.rows);
     if (weights && (s.rows < 1 || s.cols < 1))
         return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
+    if (weights && s.cols % lazy_formats[s.dtype].values)
+        return lazy_fail(err, LAZY_INVALID, "%s: cols is %d; %s stores whole blocks of %d", op, s.cols, lazy_formats[s.dtype].name,
+                         lazy_formats[s.dtype].values);
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
     if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
         return lazy_fail(err, LAZY_INVALID, "%s: %d heads over %d; both must be at least 1, and divide", op, s.n_heads, s.n_kv_heads);
@@ -359,6 +363,8 @@ int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, co
                                .embedding_scale = 1.0f };
     b->most_queued = strcmp(device->name, "cpu") == 0 ? 1 : MAX_QUEUED;
     code = lazy_device_open(&b->backend, device, shape.dtype, err);
+    if (!code && lazy_is_quantized(shape.dtype) && !b->backend->ops->quantize)
+        code = lazy_fail(err, LAZY_DEVICE, "%s: %s takes no quantized weights", op, b->backend->name);
     if (!code) code = b->backend->ops->stream_open(b->backend, &b->config, &b->stream, err);
     if (!code) code = b->backend->ops->reserve(b->stream, shape.n > 0 ? shape.n : 1, shape.m > 0 ? shape.m : 1, err);
     if (!code) code = found->prepare(b, err);

@@ -1,6 +1,20 @@
 #include "format.h"
 
 #include <float.h>
+#include <pthread.h>
+
+float lazy_f16[1 << 16];
+
+static void fill_f16(void)
+{
+    for (int bits = 0; bits < 1 << 16; bits++) lazy_f16[bits] = lazy_widen_f16((uint16_t)bits);
+}
+
+void lazy_format_prepare(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, fill_f16);
+}
 
 bool lazy_format_find(const char *name, lazy_dtype *dtype)
 {

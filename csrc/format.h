@@ -101,6 +101,10 @@ uint16_t lazy_narrow_f16(float value);
 /* Rounds n values, whole blocks, to LAZY_Q8_0 or LAZY_Q4_1. */
 void lazy_quantize(void *blocks, const float *x, lazy_dtype dtype, int n);
 
+/* The value of every f16 by its bits, once lazy_format_prepare has been called. */
+extern float lazy_f16[1 << 16];
+void lazy_format_prepare(void);
+
 static inline float lazy_widen_f16(uint16_t half)
 {
     /* exponent and fraction, shifted to their places in f32, give the value times 2^-112, subnormals included */

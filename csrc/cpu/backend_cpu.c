@@ -81,13 +81,17 @@ enum { N_BUFFERS = 7 };
 static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
 {
     const lazy_config *c = stream->config;
-    int widest = max_int(max_int(c->hidden, c->ffn), c->n_heads * c->head_dim);
+    const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn };
+    size_t widest = 0;
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        if (is_converted(stream, inputs[i]) && (size_t)operand_stride(stream, inputs[i]) > widest)
+            widest = (size_t)operand_stride(stream, inputs[i]);
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
     size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
     bytes[0] = rows * sizeof(lazy_seen);
     bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
     bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
-    bytes[3] = (size_t)min_int(n_rows, ROW_CHUNK) * operand_stride(stream, widest) * sizeof(float);
+    bytes[3] = (size_t)min_int(n_rows, ROW_CHUNK) * widest * sizeof(float);
     bytes[4] = heads * tokens * sizeof(float);
     bytes[5] = tokens * sizeof(uint32_t);
     bytes[6] = tokens * sizeof(double);

@@ -11,8 +11,8 @@
 #include "pool.h"
 
 enum {
-    ROW_CHUNK = 1024,            /* rows that are converted at a time */
     WORKER_SCRATCH = 256 * 1024, /* floats of each thread's scratch: they fit a core's L2 cache */
+    ROW_CHUNK = 1024,            /* rows per call of the linear ops */
     MAX_TILE_COLS = 64,          /* columns of any instruction set's register tile */
     /* Attention of up to SPLIT_KEYS_ROWS rows divides the keys among tasks, into at most MAX_CHUNKS chunks. */
     SPLIT_KEYS_ROWS = 64,
@@ -42,7 +42,7 @@ typedef struct lazy_cpu_stream {
     lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
     float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
     float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
-    float *operands;    /* (min(rows, ROW_CHUNK), operand_stride of the widest input) rows of x, converted */
+    float *operands;    /* (min(rows, ROW_CHUNK), operand_stride of the widest input that is converted) */
     float *shares;      /* (H, tokens) attention of one query row */
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
@@ -56,11 +56,14 @@ static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)s
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
 static inline const lazy_products *product_kernels_of(const lazy_stream *stream) { return cpu_of(stream)->products; }
 
-/* Operands from one row of x, `cols` values, to the next in stream->operands; no multiple of 4 KiB. */
-static inline size_t operand_stride(const lazy_stream *stream, int cols)
+/* Rows of k values are converted for products unless they are operands already. Rows a multiple of 4 KiB apart map to the same few sets
+ * of the L1 cache; these are copied, with operand_stride operands from one to the next. */
+static inline bool is_converted(const lazy_stream *stream, int k) { return product_kernels_of(stream)->group > 1 || k % 1024 == 0; }
+
+static inline int64_t operand_stride(const lazy_stream *stream, int k)
 {
-    size_t n = lazy_row_operands(product_kernels_of(stream), cols);
-    return n % 1024 ? n : n + 16;
+    int64_t length = (int64_t)lazy_row_operands(product_kernels_of(stream), k);
+    return length % 1024 ? length : length + 16;
 }
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)

@@ -9,6 +9,7 @@
 #include <cpuid.h>
 #endif
 
+#include "../format.h"
 #include "kernels.h"
 
 enum { MAX_VARIANTS = 4 };
@@ -60,6 +61,7 @@ static bool is_wanted(const lazy_products *products, const char *isa, lazy_compu
 
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
 {
+    lazy_format_prepare();
     if (compute == LAZY_COMPUTE_INT8) {
         if (!lazy_products_find(isa, compute)) return NULL;
         const lazy_kernels *bf16 = lazy_kernels_find(isa, LAZY_COMPUTE_BF16);
@@ -72,6 +74,7 @@ const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
 
 const lazy_products *lazy_products_find(const char *isa, lazy_compute compute)
 {
+    lazy_format_prepare();
     if (compute != LAZY_COMPUTE_INT8) {
         const lazy_kernels *kernels = lazy_kernels_find(isa, compute);
         return kernels ? &kernels->products : NULL;

@@ -210,7 +210,7 @@ INLINE void read_block_scales(scales *s, const void *block, lazy_dtype dtype)
 
 INLINE float offset_of(const scales *s, lazy_dtype dtype, int g)
 {
-    return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 ? s->offset[0] : s->offsets[g];
+    return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 ? s->offset[0] : s->factors[8 + g];
 }
 
 /* The scale of each half of group g. */

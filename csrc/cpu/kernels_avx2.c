@@ -21,7 +21,6 @@
 
 #define BYTES_AT(p)        ((ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define SIGNED_BYTES_AT(p) ((ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
-#define SPLAT_F16(p)       ((vec)_mm256_cvtph_ps(_mm_set1_epi16((short)*(p))))
 #include "kernels_template.h"
 
 #if defined(__clang__)

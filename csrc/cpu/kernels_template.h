@@ -3,7 +3,7 @@
  * The including file defines VARIANT and ISA; LANES, the floats in a vector; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
  * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
  * MAX_UNPACKED_ROWS; and where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16;
- * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; SPLAT_F16(address); LOOK_UP(table, ints), by the low 4 bits of each.
+ * BYTES_AT and SIGNED_BYTES_AT, as many integers as a vector has; LOOK_UP(table, ints), by the low 4 bits of each.
  *
  * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
 #include <float.h>
@@ -166,15 +166,14 @@ INLINE ints rounded(vec v)
 INLINE vec interleaved(vec low, vec high) { return (vec)(rounded(low) | rounded(high) << 16); }
 INLINE vec neighbours(vec first, vec second)
 {
-    float values[2 * LANES];
-    vec low, high;
+    float values[2 * LANES], low[LANES], high[LANES];
     store(values, first);
     store(values + LANES, second);
     for (int lane = 0; lane < LANES; lane++) {
         low[lane] = values[2 * lane];
         high[lane] = values[2 * lane + 1];
     }
-    return interleaved(low, high);
+    return interleaved(load(low), load(high));
 }
 #define PAIR_PRODUCTS(sum, a, b)                                                                                                           \
     (sum + (vec)((ints)(a) << 16) * (vec)((ints)(b) << 16) + (vec)((ints)(a) & -0x10000) * (vec)((ints)(b) & -0x10000))
@@ -193,9 +192,9 @@ INLINE vec operands(const void *p, lazy_dtype dtype, int i)
 }
 
 /* The v-th LANES operands of a group. */
-INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v)
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales *s, int g, int v)
 {
-    return NEIGHBOURS(widen_group(block, dtype, s, g, 2 * v), widen_group(block, dtype, s, g, 2 * v + 1));
+    return NEIGHBOURS(widen_group(q, dtype, s, g, 2 * v), widen_group(q, dtype, s, g, 2 * v + 1));
 }
 #else
 typedef float operand;
@@ -203,7 +202,7 @@ enum { PER_OPERAND = 1 };
 INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
 INLINE vec splat_operand(operand x) { return splat(x); }
 INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
-INLINE vec group_operands(const void *block, lazy_dtype dtype, const scales *s, int g, int v) { return widen_group(block, dtype, s, g, v); }
+INLINE vec group_operands(const uint8_t *q, lazy_dtype dtype, const scales *s, int g, int v) { return widen_group(q, dtype, s, g, v); }
 #endif
 
 enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
@@ -239,7 +238,10 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
         for (; kk + STEP <= k && j + LANES <= n; kk += STEP) {
             vec v[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) v[i] = operands(row[j + i], dtype, kk);
+            for (int i = 0; i < LANES; i++) {
+                v[i] = operands(row[j + i], dtype, kk);
+                __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + FETCH_AHEAD);
+            }
             transpose(v);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++, to += TILE_COLS) store((float *)to, v[i]);
@@ -383,15 +385,21 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         scales s[4];
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) read_scales(&s[c], block + c * t.spacing, t.dtype);
+#pragma GCC unroll 8
         for (int g = 0; g < groups; g++) {
+            uint8_t room[4][LAZY_GROUP];
+            const uint8_t *q[4];
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++)
-                __builtin_prefetch(block + c * t.spacing + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD);
+            for (int c = 0; c < cols; c++) {
+                const char *here = block + c * t.spacing;
+                q[c] = group_at(room[c], here, t.dtype, g);
+                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
+            }
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS / PER_OPERAND; v++, x += LANES) {
                 vec wide[4];
 #pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) wide[c] = group_operands(block + c * t.spacing, t.dtype, &s[c], g, v);
+                for (int c = 0; c < cols; c++) wide[c] = group_operands(q[c], t.dtype, &s[c], g, v);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vec values = load((const float *)x + r * t.x_stride);

@@ -17,8 +17,8 @@ typedef struct product {
     const lazy_products *kernels;
     float *y;              /* (n, w->rows), or where gated (n, columns) */
     const float *x;        /* (n, cols) */
-    const float *operands; /* x, converted, in rows of x_stride */
-    int64_t x_stride;
+    const float *operands; /* (n, stride) of x */
+    int64_t stride;
     const lazy_matrix *w;
     int n;
     bool accumulate;
@@ -66,16 +66,25 @@ static void gate_row(const product *p, float *y, const float *gate, const float 
 
 /* ---- operands --------------------------------------------------------------------------- */
 
-enum { CONVERTED_ROWS = 16 }; /* of one task */
+enum { ROWS_PER_TASK = 16 };
 
 static void convert_rows(void *job, int task, int worker)
 {
     (void)worker;
     const product *p = job;
-    int cols = p->w->cols;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
-    for (int r = task * CONVERTED_ROWS; r < block_end(task, CONVERTED_ROWS, p->n); r++)
-        p->kernels->convert(to + r * p->x_stride, p->x + (int64_t)r * cols, cols);
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++)
+        p->kernels->convert(to + r * p->stride, p->x + (int64_t)r * p->w->cols, p->w->cols);
+}
+
+static int convert(product *p, bool unpacked, lazy_error *err)
+{
+    p->operands = p->x;
+    p->stride = p->w->cols;
+    if (!is_converted(p->stream, p->w->cols) || (unpacked && p->kernels->group == 1)) return LAZY_OK;
+    p->operands = ((lazy_cpu_stream *)p->stream)->operands;
+    p->stride = operand_stride(p->stream, p->w->cols);
+    return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
@@ -87,7 +96,7 @@ static void multiply_columns(const product *p, float *y, int begin, int end)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        p->kernels->dots(y + col, w->rows, p->operands, p->x_stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
+        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
                          w->cols, p->accumulate);
         col += here;
     }
@@ -158,10 +167,10 @@ static void multiply_k_block(const product *p, const block *b, float *panels, in
     int strips = ceil_div(b->n_rows, p->kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
         rows = ceil_div(b->n_rows - r, strips);
-        const float *strip = p->operands + (b->row + r) * p->x_stride + lazy_row_operands(p->kernels, k), *from = panels;
+        const float *strip = p->operands + (b->row + r) * p->stride + lazy_row_operands(p->kernels, k), *from = panels;
         for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, from += p->panel_size) {
             columns = panel_at(p, b, columns.out);
-            p->kernels->tile(b->out + r * b->out_stride + columns.out, b->out_stride, strip, p->x_stride, from, columns.part->dtype, len,
+            p->kernels->tile(b->out + r * b->out_stride + columns.out, b->out_stride, strip, p->stride, from, columns.part->dtype, len,
                              rows, columns.n, p->accumulate || k);
         }
     }
@@ -226,33 +235,25 @@ static void divide_packed(product *p)
     }
 }
 
-static int multiply_chunk(product *p, bool converts, lazy_error *err)
+/* At most ROW_CHUNK rows. */
+static int multiply_chunk(product p, lazy_error *err)
 {
-    bool unpacked = p->n <= p->kernels->max_unpacked_rows;
-    p->operands = p->x;
-    p->x_stride = p->w->cols;
-    if (converts) {
-        p->operands = ((lazy_cpu_stream *)p->stream)->operands;
-        p->x_stride = (int64_t)operand_stride(p->stream, p->w->cols);
-        int tasks = ceil_div(p->n, CONVERTED_ROWS), code = LAZY_OK;
-        if (tasks > 1) code = lazy_cpu_run(p->stream, convert_rows, p, tasks, err);
-        else convert_rows(p, 0, 0);
-        if (code) return code;
-    }
-    if (unpacked) divide_unpacked(p);
-    else divide_packed(p);
-    return lazy_cpu_run(p->stream, unpacked ? multiply_unpacked : multiply_packed, p, p->col_blocks * p->row_blocks, err);
+    bool unpacked = p.n <= p.kernels->max_unpacked_rows;
+    int code = convert(&p, unpacked, err);
+    if (code) return code;
+    if (unpacked) divide_unpacked(&p);
+    else divide_packed(&p);
+    return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
 static int multiply(product p, lazy_error *err)
 {
     p.kernels = product_kernels_of(p.stream);
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
-    bool converts = p.kernels->group > 1 || p.w->cols % 1024 == 0; /* f32 serves as it is, but not rows a multiple of 4 KiB apart */
-    int code = LAZY_OK, n = p.n, chunk = converts ? ROW_CHUNK : n;
-    for (int first = 0; first < n && !code; first += chunk, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {
-        p.n = min_int(chunk, n - first);
-        code = multiply_chunk(&p, converts, err);
+    int code = LAZY_OK, left = p.n;
+    for (; left > 0 && !code; left -= p.n, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {
+        p.n = min_int(left, ROW_CHUNK);
+        code = multiply_chunk(p, err);
     }
     return code;
 }

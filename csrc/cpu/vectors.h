@@ -14,6 +14,8 @@
 #define STRING_(x)  #x
 #define STRING(x)   STRING_(x)
 
+enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));

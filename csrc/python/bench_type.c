@@ -1,24 +1,24 @@
 /* bench_type.c — lazyllm._core.Bench. */
 #include "core.h"
 
+#include "../format.h"
+
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = { "op",       "n",      "m",       "rows",   "cols",      "dtype",   "n_heads", "n_kv_heads",
                              "head_dim", "window", "threads", "device", "libraries", "compute", NULL };
-    static const char *const dtypes[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     const char *op, *dtype = "bf16";
     lazy_bench_shape shape = { .n = 1, .m = 1, .rows = 1, .cols = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 64 };
     lazy_device device = { .name = "cpu" };
     PyObject *libraries = NULL, *owner;
-    int known = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "s|$iiiisiiiiisO!s", names, &op, &shape.n, &shape.m, &shape.rows, &shape.cols, &dtype,
                                      &shape.n_heads, &shape.n_kv_heads, &shape.head_dim, &shape.window, &device.threads, &device.name,
                                      &PyList_Type, &libraries, &device.compute))
         return NULL;
-    for (int i = 0; i < 3; i++)
-        if (strcmp(dtype, dtypes[i]) == 0) known = i;
-    if (known < 0) return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be f32, f16 or bf16", dtype);
-    shape.dtype = (lazy_dtype)known;
+    char name[8] = { 0 }; /* formats have theirs in capitals */
+    for (size_t i = 0; i + 1 < sizeof name && dtype[i]; i++) name[i] = (char)Py_TOUPPER(dtype[i]);
+    if (!lazy_format_find(name, &shape.dtype))
+        return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be a format of weights such as bf16, q8_0 or q4_k", dtype);
     const char **places = NULL;
     if (strings_read(libraries, &owner, &places, &device.n_libraries)) {
         PyMem_Free(places);

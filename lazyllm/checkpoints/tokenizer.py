@@ -87,6 +87,11 @@ class Tokenizer:
         )
 
     @property
+    def place(self) -> Path:
+        """Of the checkpoint: its folder, or the one file that it is."""
+        return self.source if self.source.suffix == ".gguf" else self.source.parent
+
+    @property
     def has_chat_template(self) -> bool:
         return self.template is not None
 
@@ -147,9 +152,7 @@ class Tokenizer:
         The text has its special tokens already: encode it with add_special=False.
         """
         if self.template is None:
-            raise ValueError(
-                f"{self.source.parent} has no chat template; give the prompt as plain text or token ids"
-            )
+            raise ValueError(f"{self.place} has no chat template; give the prompt as plain text or token ids")
         text = self.template.render(messages, add_generation_prompt)
         return self.encode(text, add_special=False) if tokenize else text
 

@@ -29,10 +29,10 @@ def chat_wrapper(tokenizer: Tokenizer, chat: Chat = "auto") -> Wrapper:
     if chat not in CHATS:
         raise ValueError(f"chat must be one of {', '.join(CHATS)}, not {chat!r}")
     if chat == "template" and not tokenizer.has_chat_template:
-        raise ValueError(f"chat is 'template', and {tokenizer.source.parent} has no chat template")
+        raise ValueError(f"chat is 'template', and {tokenizer.place} has no chat template")
     if chat != "auto":
         return chat
-    name = model_name(tokenizer.source.parent).lower()
+    name = model_name(tokenizer.place).lower()
     if LLAMA_2_CHAT.search(name):
         return "llama-2"
     if XGEN_CHAT.search(name):

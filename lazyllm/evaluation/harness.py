@@ -111,7 +111,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     def eot_token_id(self) -> int:
         tokenizer = self.llm.tokenizer
         if not tokenizer.eos_token_ids:
-            raise ValueError(f"{tokenizer.source.parent} names no end token, and this task needs one")
+            raise ValueError(f"{tokenizer.place} names no end token, and this task needs one")
         return tokenizer.eos_token_ids[0]
 
     @property
@@ -140,7 +140,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
 
     @property
     def tokenizer_name(self) -> str:
-        return str(self.llm.tokenizer.source.parent).replace("/", "__")
+        return str(self.llm.tokenizer.place).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """The text of the template that chats are rendered with."""
