@@ -210,8 +210,8 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_er
         products = reference ? NULL : lazy_products_find(requested, compute);
         if (!products)
             return lazy_fail(err, LAZY_DEVICE, "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
-                             compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
-                             compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI", isa);
+                             compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8", compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI",
+                             isa);
     }
     if (!products)
         return lazy_fail(err, LAZY_DEVICE,

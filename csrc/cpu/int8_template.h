@@ -7,7 +7,8 @@
  * The including file defines what vectors.h and kernels_quantized.h ask for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS (the sums of one
  * group, one row of the panel and a broadcast must fit the registers); DOT_ROWS and MAX_UNPACKED_ROWS; and where the instruction set has
  * them, DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of four bytes, in vectors of LANES words and of 8;
- * LARGER_INTS(a, b) and LARGEST_LANE(ints), LOW_BYTES(the ints of a group); ROUND_F16(vector); TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
+ * LARGER_INTS(a, b) and LARGEST_LANE(ints); LOW_BYTES(the ints of a group); ROUND_F16(vector); TWICE(address), 16 bytes in both halves
+ * of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
@@ -36,10 +37,10 @@ enum { WORDS = LAZY_GROUP / 4, SCALES = WORDS, OFFSETS = WORDS + 1, PANEL_ROWS =
 typedef int32_t operand;
 
 #ifndef DOT_BYTES
-#define BYTE(word, i)   ((word) << (24 - 8 * (i)) >> 24)
-#define PRODUCT(u, s, i) (((u) >> 8 * (i) & 255) * BYTE(s, i))
+#define BYTE(word, i)        ((word) << (24 - 8 * (i)) >> 24)
+#define PRODUCT(u, s, i)     (((u) >> 8 * (i) & 255) * BYTE(s, i))
 #define DOT_BYTES(sum, u, s) ((sum) + PRODUCT(u, s, 0) + PRODUCT(u, s, 1) + PRODUCT(u, s, 2) + PRODUCT(u, s, 3))
-#define DOT_GROUP DOT_BYTES
+#define DOT_GROUP            DOT_BYTES
 #endif
 #ifndef LARGER_INTS
 #define LARGER_INTS(a, b) choose_ints((a) > (b), a, b)
@@ -66,7 +67,7 @@ INLINE words low_bytes(const ints v[GROUP_VECTORS])
 #define ROUND_F16(v) splat(lazy_widen_f16(lazy_narrow_f16((v)[0])))
 #endif
 #ifndef TWICE
-#define TWICE(p) twice(p)
+#define TWICE(p)            twice(p)
 #define BYTES_OF_BITS(word) bytes_of_bits(word)
 
 INLINE words twice(const void *p)
@@ -136,10 +137,7 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- groups of weights ------------------------------------------------------------------ */
 
-INLINE bool has_offset(lazy_dtype dtype)
-{
-    return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K;
-}
+INLINE bool has_offset(lazy_dtype dtype) { return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K; }
 
 /* What is subtracted from a format's unsigned integers. */
 INLINE int zero_point(lazy_dtype dtype)
@@ -230,7 +228,8 @@ INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dty
     uint8_t integers[LANES][LAZY_LONGEST_BLOCK];
     for (int j = 0; j < LANES; j++) {
         if (j >= n) {
-            for (int g = 0; g < n_groups; g++) panel[(g * PANEL_ROWS + SCALES) * TILE_COLS + j] = panel[(g * PANEL_ROWS + OFFSETS) * TILE_COLS + j] = 0.0f;
+            for (int g = 0; g < n_groups; g++)
+                panel[(g * PANEL_ROWS + SCALES) * TILE_COLS + j] = panel[(g * PANEL_ROWS + OFFSETS) * TILE_COLS + j] = 0.0f;
             memset(integers[j], 0, sizeof integers[j]);
             continue;
         }
@@ -388,8 +387,8 @@ INLINE void tile_any(tile_product t, int rows, const bool halves, const bool off
 #undef TILE
 }
 
-static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype, int k, int rows, int cols,
-                 bool accumulate)
+static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype, int k, int rows,
+                 int cols, bool accumulate)
 {
     tile_product t = { c, c_stride, a, a_stride, panel, ceil_div(k, LAZY_GROUP), cols, accumulate };
     if (dtype == LAZY_Q6_K) tile_any(t, rows, true, false);

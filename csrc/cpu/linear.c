@@ -25,8 +25,8 @@ typedef struct product {
     bool gated;  /* y = act(first half of the columns) * second half */
     int columns; /* of y; where gated, column j needs columns j and columns + j of the product */
     int col_blocks, row_blocks;
-    int k_block;      /* elements of a column in a panel, */
-    int panel_size;   /* operands of a panel */
+    int k_block;    /* elements of a column in a panel */
+    int panel_size; /* in operands */
 } product;
 
 /* The part of w that holds output column `column`; *first is the part's first column. */
@@ -96,8 +96,8 @@ static void multiply_columns(const product *p, float *y, int begin, int end)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here,
-                         w->cols, p->accumulate);
+        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here, w->cols,
+                         p->accumulate);
         col += here;
     }
 }
@@ -151,8 +151,7 @@ static void pack_panel(const product *p, float *to, const panel *columns, int k,
 {
     const void *row[MAX_TILE_COLS];
     lazy_dtype dtype = columns->part->dtype;
-    for (int j = 0; j < columns->n; j++)
-        row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
+    for (int j = 0; j < columns->n; j++) row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
     p->kernels->pack(to, row, columns->n, dtype, len);
 }
 
@@ -219,7 +218,8 @@ static void divide_packed(product *p)
         if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK; /* ends of panels are ends of blocks */
         cut += first % p->columns % kernels->tile_cols != 0;
     }
-    int most = PANEL_K / kernels->panel_operands * kernels->group / LAZY_LONGEST_BLOCK * LAZY_LONGEST_BLOCK, k_blocks = ceil_div(p->w->cols, most);
+    int most = PANEL_K / kernels->panel_operands * kernels->group / LAZY_LONGEST_BLOCK * LAZY_LONGEST_BLOCK,
+        k_blocks = ceil_div(p->w->cols, most);
     p->k_block = ceil_div(ceil_div(p->w->cols, k_blocks), unit) * unit;
     p->panel_size = ceil_div(p->k_block, kernels->group) * kernels->panel_operands * kernels->tile_cols;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
