@@ -37,6 +37,8 @@ typedef void dots_function(dot_products t, int n_cols);
 #if DOT_ROWS == 6
 #define BY_ROWS(work, format)                                                                                                              \
     work(format, 1, 4) work(format, 2, 4) work(format, 3, 4) work(format, 4, 4) work(format, 5, 4) work(format, 6, 4)
+#elif DOT_ROWS == 4
+#define BY_ROWS(work, format) work(format, 1, 4) work(format, 2, 4) work(format, 3, 4) work(format, 4, 4)
 #elif DOT_ROWS == 3
 #define BY_ROWS(work, format) work(format, 1, 4) work(format, 2, 4) work(format, 3, 4)
 #else

@@ -89,6 +89,7 @@ INLINE words bytes_of_bits(uint32_t bits)
 #endif
 
 INLINE words words_at(const void *p) { return *(const loose_words *)p; }
+INLINE four four_at(const float *p) { return (four){ p[0], p[1], p[2], p[3] }; }
 INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }
 INLINE eight splat_eight(float x) { return x - (eight){ 0 }; }
 
@@ -223,7 +224,7 @@ INLINE float scale_of_half(const scales *s, lazy_dtype dtype, int g, int half)
 /* Packs up to LAZY_LONGEST_BLOCK values of LANES rows: their integers row by row, then transposed. */
 INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dtype dtype, int k)
 {
-    const int in_block = group_values(dtype);
+    const int in_block = group_values(dtype), groups = in_block / LAZY_GROUP, bytes = (int)lazy_row_bytes(dtype, in_block);
     int n_groups = ceil_div(k, LAZY_GROUP);
     uint8_t integers[LANES][LAZY_LONGEST_BLOCK];
     for (int j = 0; j < LANES; j++) {
@@ -237,7 +238,8 @@ INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dty
             const char *from = block[j] + lazy_row_bytes(dtype, first);
             scales s;
             read_block_scales(&s, from, dtype);
-            for (int g = 0; g < in_block / LAZY_GROUP; g++) {
+            for (int g = 0; g < groups; g++) {
+                __builtin_prefetch(from + g * bytes / groups + FETCH_AHEAD);
                 words q = group_integers(from, dtype, &s, g, k - first) + splat_bytes(ZERO_POINT - zero_point(dtype));
                 memcpy(integers[j] + first + g * LAZY_GROUP, &q, sizeof q);
                 float *scale = panel + (first / LAZY_GROUP + g) * PANEL_ROWS * TILE_COLS + SCALES * TILE_COLS + j;
@@ -361,11 +363,15 @@ INLINE void tile_of(const tile_product *t, const int rows, const bool halves, co
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) {
         float *out = t->c + r * t->c_stride;
+        if (t->cols == TILE_COLS) {
 #pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            int n = t->cols - v * LANES;
-            if (n > 0) store_part(out + v * LANES, t->accumulate ? load_part(out + v * LANES, n, 0.0f) + sum[r][v] : sum[r][v], n);
+            for (int v = 0; v < TILE_VECTORS; v++) store(out + v * LANES, t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+            continue;
         }
+        float part[TILE_COLS];
+#pragma GCC unroll 4
+        for (int v = 0; v < TILE_VECTORS; v++) store(part + v * LANES, sum[r][v]);
+        for (int j = 0; j < t->cols; j++) out[j] = t->accumulate ? out[j] + part[j] : part[j];
     }
 }
 
@@ -400,47 +406,56 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 #include "dots.h"
 
+/* What the sums of a group's products begin with: less the zero point times x's integers, of each half in its first lane. */
+INLINE words sums_at_zero_point(const group *x, lazy_dtype dtype)
+{
+    if (dtype == LAZY_Q6_K) return (words){ x->half_sum[0], 0, 0, 0, x->half_sum[1] } / (ZERO_POINT / zero_point(dtype));
+    return (words){ zero_point(dtype) ? x->sum / (ZERO_POINT / zero_point(dtype)) : 0 };
+}
+
+INLINE eight halves(float low, float high) { return SHUFFLE(eight, splat_eight(low), splat_eight(high), 0, 1, 2, 3, 8, 9, 10, 11); }
+
 INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
     eight sum[DOT_ROWS][4];
+    four offsets[DOT_ROWS]; /* the sums of the columns' offsets */
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
+    for (int r = 0; r < rows; r++) {
+        offsets[r] = (four){ 0 };
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) sum[r][c] = (eight){ 0 };
-    const int in_block = group_values(t.dtype), groups = in_block / LAZY_GROUP;
+    }
+    const int in_block = group_values(t.dtype), groups = in_block / LAZY_GROUP, bytes = (int)lazy_row_bytes(t.dtype, in_block);
     const group *x = (const group *)t.x;
-    for (int kk = 0; kk < t.k; kk += in_block) {
-        const char *block = t.w + lazy_row_bytes(t.dtype, kk);
-        const int bytes = (int)lazy_row_bytes(t.dtype, in_block);
+    const char *block = t.w;
+    for (int left = t.k; left > 0; left -= in_block, block += bytes) {
         scales s[4];
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) read_block_scales(&s[c], block + c * t.spacing, t.dtype);
         for (int g = 0; g < groups; g++, x++) {
             words integers[4];
+            float scale[4] = { 0 }, offset[4] = { 0 };
+            eight scale_of_halves[4];
 #pragma GCC unroll 4
             for (int c = 0; c < cols; c++) {
                 __builtin_prefetch(block + c * t.spacing + g * bytes / groups + FETCH_AHEAD);
-                integers[c] = group_integers(block + c * t.spacing, t.dtype, &s[c], g, t.k - kk);
+                integers[c] = group_integers(block + c * t.spacing, t.dtype, &s[c], g, left);
+                scale[c] = scale_of_half(&s[c], t.dtype, g, 0);
+                if (t.dtype == LAZY_Q6_K) scale_of_halves[c] = halves(scale[c], scale_of_half(&s[c], t.dtype, g, 1));
+                if (has_offset(t.dtype)) offset[c] = offset_of(&s[c], t.dtype, g);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const group *row = (const group *)((const operand *)x + r * t.x_stride);
-                words value = words_at(row->values), start = { 0 };
-                if (zero_point(t.dtype)) start -= DOT_GROUP(start, splat_bytes(zero_point(t.dtype)), value);
+                words value = words_at(row->values), start = sums_at_zero_point(row, t.dtype);
+                four factor = four_at(scale) * row->scale;
+                __asm__("" : "+m"(factor)); /* broadcasts from memory cost less than from a register */
 #pragma GCC unroll 4
                 for (int c = 0; c < cols; c++) {
                     eight product = __builtin_convertvector(DOT_GROUP(start, integers[c], value), eight);
-                    eight scale = splat_eight(scale_of_half(&s[c], t.dtype, g, 0));
-                    if (t.dtype == LAZY_Q6_K) {
-                        float second = scale_of_half(&s[c], t.dtype, g, 1);
-                        scale = SHUFFLE(eight, scale, splat_eight(second), 0, 1, 2, 3, 8, 9, 10, 11);
-                    }
-                    sum[r][c] += product * (scale * row->scale);
-                    if (has_offset(t.dtype)) {
-                        eight whole = { (float)row->sum * row->scale * (-1.0f / ZERO_POINT) };
-                        sum[r][c] += whole * offset_of(&s[c], t.dtype, g);
-                    }
+                    sum[r][c] += product * (t.dtype == LAZY_Q6_K ? scale_of_halves[c] * row->scale : splat_eight(factor[c]));
                 }
+                if (has_offset(t.dtype)) offsets[r] += four_at(offset) * ((float)row->sum * row->scale * (-1.0f / ZERO_POINT));
             }
         }
     }
@@ -449,6 +464,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
             float *out = t.y + r * t.y_stride + c * t.y_spacing, total = sum_eight(&sum[r][c]);
+            if (has_offset(t.dtype)) total += offsets[r][c];
             *out = t.accumulate ? *out + total : total;
         }
 }

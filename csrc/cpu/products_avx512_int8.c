@@ -9,8 +9,8 @@
 
 #define VARIANT              avx512_int8
 #define TILE_ROWS            7
-#define DOT_ROWS             3
-#define MAX_UNPACKED_ROWS    6
+#define DOT_ROWS             4
+#define MAX_UNPACKED_ROWS    8
 #define DOT_BYTES(sum, u, s) ((ints)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(u), (__m512i)(s)))
 #define DOT_GROUP(sum, u, s) ((words)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(u), (__m256i)(s)))
 #define LARGER_INTS(a, b)    ((ints)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
