@@ -23,7 +23,7 @@ from tiny import DEVICE
 import lazyllm
 from benchmarks import kernels
 from benchmarks.__main__ import EXAMPLE, INTERRUPTED, main
-from benchmarks.measuring import ceilings, goals, rounds
+from benchmarks.measuring import ceilings, goals, plot, rounds
 from benchmarks.measuring.goals import Goal
 from benchmarks.measuring.models import ModelShape
 from benchmarks.measuring.place import Place
@@ -32,10 +32,11 @@ from benchmarks.measuring.report import Report, Row, Section
 from benchmarks.measuring.rounds import Times
 from benchmarks.options import Options
 from benchmarks.peers import engines, gguf_file
-from benchmarks.suites import SUITES, Suite, decode, ops, shapes
+from benchmarks.suites import SUITES, Suite, decode, formats, ops, shapes
 from lazyllm._core import Bench
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf import GgufModel
+from lazyllm.pictures.figure import new_figure
 
 Captured = pytest.CaptureFixture[str]
 AT_LEAST, AT_MOST = Goal("share", 0.8), Goal("cost", 1.15, at_least=False)
@@ -173,7 +174,7 @@ def test_help_runs_from_a_clone_and_shows_an_example() -> None:
 
 
 def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
-    suites = ["prefill", "pruned", "decode", "scaling", "memory", "generation"]
+    suites = ["prefill", "pruned", "decode", "scaling", "memory", "formats", "generation"]
     call = ["--model", str(folder), "--tokens", "48,64,9000", "--context", "128", "--out", str(tmp_path)]
     assert bench(*suites, *call) == 0
     out = capsys.readouterr().out
@@ -210,6 +211,30 @@ def test_goals_are_judged_at_full_lengths_and_rounds_only(
     monkeypatch.setattr(goals, "ON_CPU", replace(goals.ON_CPU, pruned_tokens=48))
     assert judged(rounds=6) == []
     assert set(judged(rounds=7)) == {"measured / counted"}
+
+
+def test_the_time_of_a_layer_is_the_difference_of_two_models(tmp_path: Path) -> None:
+    several, one = Times((5.0, 7.0, 6.0)), Times((2.0, 1.0, 3.0))
+    subject = formats.Subject("a layer", tmp_path, (tmp_path, tmp_path), layers=4)
+    assert subject.time([several, one]) == Times((1.0, 2.0, 1.0))
+    assert formats.Subject("whole", tmp_path, (tmp_path,)).time([several]) == several
+
+
+def test_the_picture_of_formats_has_a_bar_for_each_format(tmp_path: Path) -> None:
+    rows = [
+        Row(
+            engine,
+            {"prefill / ours": 1.5, "decode / ours": 1.1},
+            {},
+            {"engine": engine, "format": kind, "model": "1B"},
+        )
+        for kind in ("BF16", "Q8_0")
+        for engine in ("lazyllm f32", "llama.cpp")
+    ]
+    axes = new_figure(6, 6).subplots()
+    plot.plot_formats(axes, rows)
+    assert [bar.get_width() for bar in axes.patches] == [1.5, 1.5, 1.1, 1.1]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["1B, BF16", "1B, Q8_0"]
 
 
 def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:

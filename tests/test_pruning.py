@@ -398,7 +398,7 @@ def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
     for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
         assert Pruning(stages).recommended().smooth == width
     assert [Pruning({10: 0.1}).recommended(n).smooth for n in (3390, 3410)] == [13, 31]
-    with pytest.raises(ValueError, match="n_prompt must be from 1 to .*, not 0"):
+    with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Pruning({10: 0.1}).recommended(0)
     assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
     assert Pruning({10: Drop(0.2)}).recommended().smooth == 13

@@ -20,7 +20,8 @@ import pytest
 from folders import SHAPE, model_folder
 
 import lazyllm
-from lazyllm.calibration.curves import seeing_layers
+from lazyllm.calibration.curves import lost_by_stage, seeing_layers
+from lazyllm.calibration.schedule import Losses, schedules
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import kl_divergence
 from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer
@@ -33,11 +34,12 @@ from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
 from lazyllm.searching.prompts import Reference, References, Result, measured, prompts_of
 from lazyllm.searching.search import Search
 from lazyllm.searching.space import Space
+from lazyllm.searching.starts import DENSE_SHARES, FOR_CURVES, calibrated
 from lazyllm.searching.study import JOURNAL, Record, Study, opened
 from lazyllm.support.json_text import json_digest
 
 LOW, HIGH = 1.3, 2.0
-N_PROMPTS, LENGTH, BUDGET = 7, 60, 7
+N_PROMPTS, LENGTH, BUDGET = 7, 60, 11
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here loses power, and one test looks at the picture."""
     monkeypatch.setattr(os, "fsync", lambda number: None)
     monkeypatch.setattr(Search, "plot", lambda self: None)
+
+
+@pytest.fixture
+def no_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what is given as `start` comes before proposals."""
+    monkeypatch.setattr(Space, "starts", lambda self: [])
+    monkeypatch.setattr(module, "calibrated", lambda *_: [])
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +171,27 @@ def test_the_first_settings_are_those_of_for_speedup(space: Space) -> None:
     assert all(one == one.recommended(space.n_prompt) for one in starts)
 
 
+def test_the_next_settings_are_calibrated_on_the_first_prompts(
+    llm: LLM, prompts: list[str], made: Search, tmp_path: Path
+) -> None:
+    several = prompts_of(llm, prompts, 16)
+    space = Space(llm.config, int(np.median([len(ids) for ids in several])), LOW, HIGH)
+    losses = Losses.of_prompts([lost_by_stage(llm, ids) for ids in several[:FOR_CURVES]], llm.config)
+    expected = {
+        one
+        for speedup in space.levels
+        for one in schedules(losses, llm.config, space.n_prompt, speedup, DENSE_SHARES)
+        if space.holds(one)
+    }
+    starts = calibrated(llm, several, space, tmp_path / "calibrated.json", False)
+    assert set(starts) == expected
+    assert calibrated(llm, [], space, tmp_path / "calibrated.json", False) == starts
+    new = [one for one in starts if one not in space.starts()]
+    n_starts = len(space.starts())
+    assert new
+    assert [one.pruning for one in made][n_starts : n_starts + len(new)] == new
+
+
 @pytest.mark.parametrize(
     ("start", "words"),
     [
@@ -269,6 +299,7 @@ class Counted:
         return Result(self._kl(pruning, sum(one == pruning for one, _ in self.ran) - 1), False)
 
 
+@pytest.mark.usefixtures("no_starts")
 def test_invalid_settings_and_duplicates_never_run(
     search: Callable[..., Search], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +312,6 @@ def test_invalid_settings_and_duplicates_never_run(
         return next(left)
 
     monkeypatch.setattr(Space, "proposed", proposed)
-    monkeypatch.setattr(Space, "starts", lambda self: [])
     monkeypatch.setattr(study_module, "ATTEMPTS", 10)
     monkeypatch.setattr(module, "measured", counted := Counted())
     with pytest.warns(UserWarning, match="no new setting was found in 10 attempts"):
@@ -332,6 +362,7 @@ def test_worse_is_a_paired_difference_beyond_chance() -> None:
     assert is_worse(times(2.0, 0.99, 2.0, 2.0, 2.0, 2.0), rival)
 
 
+@pytest.mark.usefixtures("no_starts")
 def test_a_setting_that_is_worse_stops_early(
     search: Callable[..., Search], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +374,6 @@ def test_a_setting_that_is_worse_stops_early(
         faster: lambda number: 9.0,
     }
     monkeypatch.setattr(module, "measured", counted := Counted(kl=lambda one, number: losses[one](number)))
-    monkeypatch.setattr(Space, "starts", lambda self: [])
     found = search(start=[good, bad, late, faster], budget=4, out=tmp_path)
     runs = Counter(one for one, _ in counted.ran)
     assert runs == {good: N_PROMPTS, bad: EVERY, late: 2 * EVERY, faster: N_PROMPTS}

@@ -52,6 +52,9 @@ REVIVAL = at_most("decode step with revived tokens: time / max(bytes / bandwidth
 SCALING = Goal("one thread / two threads", 1.9)
 SHAPES_F32 = Goal("dense prefill, 7B-shaped layers: transformers f32 / ours", 1.1)
 SHAPES_BF16 = Goal("dense prefill, 7B-shaped layers: transformers bf16 / ours", 4.0)
+PREFILL_BF16 = Goal("dense prefill in bf16: transformers bf16 / ours", 1.15)
+PREFILL_FORMAT = Goal("dense prefill, weights in one format: llama.cpp / ours", 1.5)
+DECODE_FORMAT = Goal("decode, weights in one format: llama.cpp / ours", 1.0)
 GENERATION = Goal("whole generation, any data set: dense / pruned", 1.0)
 
 CUDA_ATTENTION = Goal("CUDA: causal attention of 2048 tokens or more: torch's fused attention / ours", 0.95)

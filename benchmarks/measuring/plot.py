@@ -91,4 +91,18 @@ def plot_speedups(axes: Axes, rows: list[Row]) -> None:
     axes.legend()
 
 
-DRAWINGS = {"ops": plot_shares, "prefill": plot_times, "pruned": plot_speedups}
+def plot_formats(axes: Axes, rows: list[Row]) -> None:
+    """What llama.cpp takes with the same weights, as a multiple of our time."""
+    rows = [row for row in rows if row.keys["engine"] == "llama.cpp"]
+    labels = [f"{row.keys['model']}, {row.keys['format']}" for row in rows]
+    for place, (name, colour) in enumerate((("prefill / ours", OURS_COLOUR), ("decode / ours", PALE))):
+        heights = [row + 0.4 * place - 0.2 for row in range(len(rows))]
+        axes.barh(heights, [number(row, name) for row in rows], 0.38, color=colour, label=name)
+    axes.set_yticks(range(len(rows)), labels, fontsize=7)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set(xlabel="time of llama.cpp / ours, same weights", title="Formats of weights")
+    axes.legend()
+
+
+DRAWINGS = {"ops": plot_shares, "prefill": plot_times, "pruned": plot_speedups, "formats": plot_formats}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,19 +21,36 @@ ARCHITECTURES = {
 }  # where GGUF's name is not the model type's
 GEMMA3_PATTERN, GEMMA3_LOCAL_THETA = 6, 10000.0  # which llama.cpp assumes
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+QUANTIZED = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S"}  # llama.cpp's names of files of these blocks
 UNSCALED_TOLERANCE = 1e-4  # relative, of rotary frequencies
 
 
 def gguf_file(folder: Path, kind: str, cache: Path) -> Path:
-    """Path of the checkpoint's file of `kind`, F16 or BF16, in `cache`; the first call writes it."""
+    """Path of the checkpoint's file in `cache`, its matrices in F16, BF16 or, rounded by llama.cpp, in blocks
+    of QUANTIZED; the first call writes it."""
     checkpoint = Checkpoint(folder)
     target = cache / f"{weights_digest(checkpoint, progress=False)[:16]}.{kind.lower()}.gguf"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial")
-        write(checkpoint, kind, partial)
+        if kind in QUANTIZED:
+            quantize_file(gguf_file(folder, "BF16", cache), QUANTIZED[kind], partial)
+        else:
+            write(checkpoint, kind, partial)
         partial.replace(target)
     return target
+
+
+def quantize_file(source: Path, kind: str, path: Path) -> None:
+    """All matrices in one format; llama.cpp takes another where rows are no multiple of its blocks."""
+    import llama_cpp
+
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype, settings.pure = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(settings)):
+        raise RuntimeError(f"llama.cpp does not write {source.name} as {kind}")
 
 
 def architecture(config: ModelConfig) -> str:

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 
 from benchmarks.measuring.report import Section
 from benchmarks.options import Options
-from benchmarks.suites import auto, decode, generation, memory, ops, prefill, pruned, scaling, shapes, sharing
+from benchmarks.suites import (
+    auto,
+    decode,
+    formats,
+    generation,
+    memory,
+    ops,
+    prefill,
+    pruned,
+    scaling,
+    shapes,
+    sharing,
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,7 @@ SUITES = {
     "sharing": Suite(sharing.sharing),
     "memory": Suite(memory.memory, cpu_only="it measures the memory of a process on the CPU"),
     "shapes": Suite(shapes.shapes, by_default=False),
+    "formats": Suite(formats.formats, cpu_only="it compares formats and arithmetics of the CPU"),
     "generation": Suite(generation.generation, by_default=False),
     "auto": Suite(auto.auto, by_default=False),
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import lazyllm
-from lazyllm.calibration.curves import KEEPS, lost_shares, seeing_layers
+from lazyllm.calibration.curves import KEEPS, lost_shares
 from lazyllm.calibration.prompts import (
     CURVE_SEED,
     FOR_CURVES,
@@ -23,9 +22,8 @@ from lazyllm.calibration.prompts import (
     encoded,
     split,
 )
-from lazyllm.calibration.schedule import Losses, best_schedule
+from lazyllm.calibration.schedule import Losses, schedules
 from lazyllm.calibration.trials import Tried, best, results
-from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.options import RunOptions
@@ -39,11 +37,6 @@ from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 
-DENSE_SHARES = (0.4, 0.55, 0.65, 0.75)
-"""Shares of the work that the speedup leaves; for each, one schedule is tried that spends at least this share
-on layers below its first stage. What the answer attends to does not tell what other tokens lose when those
-that they read are dropped early; the trials do."""
-WORST_SHARE = 0.25  # of the prompts: the schedule is chosen by these
 DIGITS = 4
 FOLDER_SUFFIX = ".calibration"
 PACKAGES = ("numpy", "tokenizers")
@@ -108,7 +101,9 @@ def preset_of(
     for_curves, kept_back = split(own)
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
-    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended(n_prompt)  # refuses one out of reach
+    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended(
+        n_prompt
+    )  # refuses one out of reach
     conditions: dict[str, Any] = {
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),
@@ -116,7 +111,7 @@ def preset_of(
         "answer tokens": TOKENS,
     }
     rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
-    losses = Losses(tuple(seeing_layers(llm.config)), KEEPS, worst_mean(lost_by_prompt(rows, llm.config)))
+    losses = Losses.of_prompts([row["lost"] for row in rows], llm.config)
     several = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
 
     tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options, lengths)
@@ -149,15 +144,6 @@ def preset_of(
     )
 
 
-def schedules(losses: Losses, config: ModelConfig, n_prompt: int, speedup: float) -> Iterator[Pruning]:
-    """The schedule that loses least for each of DENSE_SHARES, where one reaches the speedup."""
-    options = Pruning().recommended()
-    for share in DENSE_SHARES:
-        above = losses.from_layer(round(share * config.n_layers / speedup))
-        if stages := best_schedule(above, config, n_prompt, options, speedup):
-            yield Pruning(dict(stages)).recommended(n_prompt)
-
-
 def measured(
     llm: LLM,
     settings: Sequence[Pruning],
@@ -176,23 +162,6 @@ def measured(
         if "error" in row:
             raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
     return rows
-
-
-def lost_by_prompt(rows: Sequence[Row], config: ModelConfig) -> np.ndarray:
-    """The shares lost (prompts, stages' layers, keeps, layers of the model); 0 where none is known."""
-    layers = seeing_layers(config)
-    lost = np.zeros((len(rows), len(layers), len(KEEPS), config.n_layers))
-    for prompt, row in enumerate(rows):
-        for place, (layer, above) in enumerate(zip(layers, row["lost"], strict=True)):
-            lost[prompt, place, :, layer + 1 : -1] = above
-    return lost
-
-
-def worst_mean(lost: np.ndarray) -> np.ndarray:
-    """The mean over the worst prompts of each stage, keep and layer."""
-    count = math.ceil(WORST_SHARE * len(lost))
-    mean: np.ndarray = np.sort(lost, axis=0)[-count:].mean(axis=0)
-    return mean
 
 
 def curves(losses: Losses) -> dict[str, Any]:

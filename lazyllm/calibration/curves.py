@@ -19,6 +19,7 @@ from lazyllm.pruning import Pruning
 
 KEEPS = tuple(np.geomspace(1.0, 0.02, 25)[1:].round(4).tolist())
 DIGITS = 4
+Lost = list[list[list[float]]]
 
 
 def seeing_layers(config: ModelConfig) -> list[int]:
@@ -29,21 +30,23 @@ def seeing_layers(config: ModelConfig) -> list[int]:
 
 
 def lost_shares(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
-    """A measure of the runner: for each layer of `seeing_layers` and each of KEEPS, the share lost of the
-    attention of each layer above, except the last one, whose attention no trace has."""
+    """A measure of the runner: `lost_by_stage` of the item's prompt."""
     ids = tasks.prompt(llm, one.task, one.item).ids
+    return {"prompt_tokens": len(ids), "lost": lost_by_stage(llm, ids)}
+
+
+def lost_by_stage(llm: LLM, ids: Sequence[int]) -> Lost:
+    """For each layer of `seeing_layers` and each of KEEPS, the share lost of the attention of each layer
+    above, except the last one, whose attention no trace has."""
     options = Pruning().recommended()
     stages = seeing_layers(llm.config)
     attention = attention_of_answer(llm, ids)
     scores = stage_scores(llm, ids, stages, options)
     always = always_kept(options, len(ids))
-    return {
-        "prompt_tokens": len(ids),
-        "lost": [
-            np.round(1 - surviving(mine, attention[layer + 1 :], always, KEEPS), DIGITS).tolist()
-            for layer, mine in zip(stages, scores, strict=True)
-        ],
-    }
+    return [
+        np.round(1 - surviving(mine, attention[layer + 1 :], always, KEEPS), DIGITS).tolist()
+        for layer, mine in zip(stages, scores, strict=True)
+    ]
 
 
 def stage_scores(llm: LLM, ids: Sequence[int], layers: Sequence[int], options: Pruning) -> np.ndarray:

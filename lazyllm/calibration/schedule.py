@@ -9,9 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm.calibration.curves import KEEPS, Lost, seeing_layers
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.pruning import Pruning, layer_flops
 
+DENSE_SHARES = (0.4, 0.55, 0.65, 0.75)
+"""Shares of the work that the speedup leaves; for each, one schedule is tried that spends at least this share
+on layers below its first stage. What the answer attends to does not tell what other tokens lose when those
+that they read are dropped early; the trials do."""
+WORST_SHARE = 0.25  # of the prompts: the schedule is chosen by these
 MAX_STAGES = 4
 STAGE_GAIN = 0.002  # of the share lost
 PRICES = tuple(np.geomspace(0.01, 10, 32).tolist())  # of a dense prefill, in shares lost
@@ -27,6 +33,17 @@ class Losses:
     layers: tuple[int, ...]
     keeps: tuple[float, ...]
     lost: np.ndarray
+
+    @classmethod
+    def of_prompts(cls, lost: Sequence[Lost], config: ModelConfig) -> Losses:
+        """The mean over the worst prompts of each stage, keep and layer; `lost_by_stage` of each prompt."""
+        layers = seeing_layers(config)
+        several = np.zeros((len(lost), len(layers), len(KEEPS), config.n_layers))
+        for prompt, by_stage in enumerate(lost):
+            for place, (layer, above) in enumerate(zip(layers, by_stage, strict=True)):
+                several[prompt, place, :, layer + 1 : -1] = above
+        worst = np.sort(several, axis=0)[-math.ceil(WORST_SHARE * len(lost)) :]
+        return cls(tuple(layers), KEEPS, worst.mean(axis=0))
 
     def from_layer(self, first: int) -> Losses:
         """Those of stages after the layer `first` and layers above it."""
@@ -124,6 +141,17 @@ def next_stage(
         best[place, 1:] = running[:-1] + entry[place, 1:]
         origin[place, 1:] = np.stack([below[keep], keep], axis=1)[:-1]
     return best, origin
+
+
+def schedules(
+    losses: Losses, config: ModelConfig, n_prompt: int, speedup: float, shares: Sequence[float] = DENSE_SHARES
+) -> Iterator[Pruning]:
+    """The schedule that loses least for each of DENSE_SHARES, where one reaches the speedup."""
+    options = Pruning().recommended()
+    for share in shares:
+        above = losses.from_layer(round(share * config.n_layers / speedup))
+        if stages := best_schedule(above, config, n_prompt, options, speedup):
+            yield Pruning(dict(stages)).recommended(n_prompt)
 
 
 def best_schedule(

@@ -27,6 +27,7 @@ from lazyllm.pruning import Pruning
 from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
 from lazyllm.searching.prompts import References, measured, prompts_of
 from lazyllm.searching.space import Space
+from lazyllm.searching.starts import calibrated
 from lazyllm.searching.study import Claim, Record, Study, optuna_module, read
 from lazyllm.support import checked, frames
 from lazyllm.support.json_text import json_digest
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import pandas
 
 BUDGET, RANGE = 40, (1.5, 3.0)
-PICTURE, DENSE_ANSWERS = "search.png", "dense"
+PICTURE, DENSE_ANSWERS, CALIBRATED = "search.png", "dense", "calibrated.json"
 TITLE = "Settings on the front: KL from dense in nats per token [95 %], same answers as dense"
 HEADS = ("setting", "counted speedup", "KL", "same answers")
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
@@ -226,7 +227,8 @@ def search(
     """Searches schedules and options that diverge least from dense, for counted speedups within a range.
 
     `budget` settings are tried, each on the same prompts: Optuna's TPE sampler proposes them, after those of
-    `start` and `Pruning.for_speedup`. A setting that a paired test finds worse than a faster one is stopped.
+    `start`, of `Pruning.for_speedup` and of a calibration on some of the prompts. A setting that a paired
+    test finds worse than a faster one is stopped.
     `prompts`: texts, lists of messages or lists of token ids, at least 3; default: generated needles.
     `out`: a folder. A search there continues, and several processes with the same folder share its budget.
     """
@@ -291,6 +293,7 @@ def tried(
     """Runs trials in this process until the budget is spent by all; then what is known."""
     with Study(folder, conditions) as study:
         references = References(llm, prompts, TOKENS, folder / DENSE_ANSWERS, progress)
+        starts = [*starts, *calibrated(llm, prompts, space, folder / CALIBRATED, progress)]
         with bar(budget * len(prompts), "prompts of trials", "prompt", progress) as line:
             while claim := study.claim(space, starts, budget, conditions["seed"]):
                 ended = sum(one.done or one.stopped for one in study.records)

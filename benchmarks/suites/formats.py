@@ -1,0 +1,170 @@
+"""Suite `formats`: prefill and decoding with weights of each format, against llama.cpp with the same file."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.measuring import goals
+from benchmarks.measuring.ceilings import Ceilings
+from benchmarks.measuring.models import LARGE, MEDIUM, ModelShape, write_model
+from benchmarks.measuring.place import Place
+from benchmarks.measuring.process import Process
+from benchmarks.measuring.report import Figure, Row, Section
+from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
+from benchmarks.options import Options
+from benchmarks.peers.engines import (
+    LLAMA_CPP,
+    OURS,
+    TRANSFORMERS,
+    TRANSFORMERS_DTYPES,
+    llama_cpp_peer,
+    transformers_peer,
+)
+from benchmarks.peers.gguf_file import gguf_file
+from benchmarks.suites.decode import STEPS, peer_steps, step_bytes
+from benchmarks.suites.shapes import PREFIX
+from lazyllm import _core, load
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.pypi_models import default_cache
+from lazyllm.llm import LLM
+from lazyllm.machine.device import chosen_compute
+
+SUITE = "formats"
+FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_K")
+BLOCK_OF_K = 256  # values; the rows of a matrix are a multiple of them
+FEW = {MEDIUM: 4, LARGE: 2}  # layers of the larger of a shape's two models
+VOCAB, CONTEXT, TOKENS, QUICK_TOKENS = 1024, 2048, 1024, 128
+ARITHMETICS = ("f32", "bf16")
+PREFILL, DECODE, READ = "prefill", "decode step", "decode, of read ceiling"
+RATIOS = {PREFILL: "prefill / ours", DECODE: "decode / ours"}
+GOALS = {
+    "llama.cpp": {RATIOS[PREFILL]: goals.PREFILL_FORMAT, RATIOS[DECODE]: goals.DECODE_FORMAT},
+    "transformers bf16": {RATIOS[PREFILL]: goals.PREFILL_BF16},
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint; or, of a shape, one of several layers and one of a single layer. Their difference gives
+    the time of a layer: engines differ in how much of the last layer they compute."""
+
+    name: str
+    cache: Path  # of its GGUF files
+    folders: tuple[Path, ...]
+    layers: int = 1
+
+    def of_layer(self, values: Sequence[float]) -> float:
+        """What is measured for each folder, for the whole checkpoint or for a layer."""
+        return values[0] if len(values) == 1 else (values[0] - values[1]) / (self.layers - 1)
+
+    def time(self, several: Sequence[Times]) -> Times:
+        rounds = zip(*(one.seconds for one in several), strict=True)
+        return Times(tuple(map(self.of_layer, rounds)))
+
+
+class Ours:
+    """A model of ours; its decode steps go on after its last prefill."""
+
+    def __init__(self, llm: LLM, ids: Sequence[int], new: Sequence[int]) -> None:
+        self._llm, self._ids, self._new = llm, ids, new
+        self.prefill, self._decode = timed(self._read), timed(self._write)
+
+    def _read(self) -> None:
+        self._session = self._llm.session()
+        self._session.forward(self._ids, progress=False)
+
+    def _write(self) -> None:
+        for token in self._new:
+            self._session.forward([token], generated=True, progress=False)
+
+    def decode(self) -> float:
+        return self._decode() / len(self._new)
+
+    def step_bytes(self, place: Place) -> int:
+        return step_bytes(place, self._llm, self._session.last_pass)
+
+
+def formats(options: Options) -> Iterator[Section]:
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:
+        subjects = [Subject(options.config.name, default_cache() / "bench", (options.folder,))]
+        if not options.quick:
+            subjects += [shaped(shape, layers, Path(scratch)) for shape, layers in FEW.items()]
+        for subject in subjects:
+            for place in options.places:
+                for kind in FORMATS if LLAMA_CPP in options.peers else FORMATS[:1]:
+                    yield section(options, subject, kind, place)
+
+
+def shaped(shape: ModelShape, layers: int, scratch: Path) -> Subject:
+    folders = {count: scratch / f"{shape.name}-{count}" for count in (layers, 1)}
+    for count, folder in folders.items():
+        write_model(folder, replace(shape, n_layers=count), VOCAB, CONTEXT)
+    return Subject(f"a layer of {shape.name} shape", scratch, tuple(folders.values()), layers)
+
+
+def section(options: Options, subject: Subject, kind: str, place: Place) -> Section:
+    """Every engine has the same weights; ours computes with them in each arithmetic of this processor."""
+    title = f"Weights in {kind}, {subject.name}, {place}"
+    config = ModelConfig.from_folder(subject.folders[0])
+    if kind.endswith("_K") and config.hidden % BLOCK_OF_K:
+        why = f"rows of {config.hidden} values are no multiple of a block's {BLOCK_OF_K}"
+        return Section(SUITE, title, [], (f"Left out: {why}.",))
+    n = QUICK_TOKENS if options.quick else TOKENS
+    random = np.random.default_rng(n)
+    ids, new = (random.integers(0, config.vocab, count).tolist() for count in (n, STEPS))
+    arithmetics = [one for one in ARITHMETICS if one == "f32" or _core.features()[one]]
+    ours: dict[str, list[Ours]] = {f"{OURS} {one}": [] for one in arithmetics}
+    prefills: dict[str, Contestant] = {}
+    decodes: dict[str, Contestant] = {}
+    with ExitStack() as stack:
+        for number, folder in enumerate(subject.folders):
+            file = gguf_file(folder, kind, subject.cache) if LLAMA_CPP in options.peers else folder
+            for name, compute in zip(ours, arithmetics, strict=True):
+                mine = Ours(load(file, threads=place.threads, compute=compute), ids, new)
+                ours[name].append(mine)
+                prefills[f"{name} {number}"], decodes[f"{name} {number}"] = mine.prefill, mine.decode
+            for name, peer in peers(options, folder, file, kind, n + STEPS * (options.rounds + 1), place):
+                process = stack.enter_context(peer)
+                prefills[f"{name} {number}"] = process.seconds("prefill", ids)
+                decodes[f"{name} {number}"] = peer_steps(process.seconds("decode", new))
+        ceilings = Ceilings(place)
+        reading = in_turn(prefills, options.rounds, f"prefill, {title}")
+        writing = in_turn({**ceilings.both, **decodes}, options.rounds, f"decode, {title}")
+
+    names = list(dict.fromkeys(name.rpartition(" ")[0] for name in prefills))
+    taken = {
+        name: {
+            phase: subject.time([times[f"{name} {number}"] for number in range(len(subject.folders))])
+            for phase, times in ((PREFILL, reading), (DECODE, writing))
+        }
+        for name in names
+    }
+    fastest = taken[f"{OURS} {chosen_compute('fastest', place.device)}"]
+    rows = []
+    for name in names:
+        figures: dict[str, Figure] = dict(taken[name])
+        if name in ours:
+            n_bytes = subject.of_layer([one.step_bytes(place) for one in ours[name]])
+            figures[READ] = n_bytes / taken[name][DECODE].median / ceilings.bandwidth(writing)
+        for phase, ratio in RATIOS.items():
+            figures[ratio] = taken[name][phase].median / fastest[phase].median
+        keys = {"engine": name, "format": kind, "model": subject.name, **place.keys}
+        rows.append(Row(name, figures, GOALS.get(name, {}), keys))
+    note = f'{n} tokens of prompt, then decode steps. Ratios are to ours with compute="fastest".'
+    return Section(SUITE, title, rows, (note,))
+
+
+def peers(
+    options: Options, folder: Path, file: Path, kind: str, context: int, place: Place
+) -> Iterator[tuple[str, AbstractContextManager[Process]]]:
+    if LLAMA_CPP in options.peers:
+        yield LLAMA_CPP, llama_cpp_peer(file, context, place)
+    if TRANSFORMERS in options.peers and kind == FORMATS[0]:
+        for title, dtype in TRANSFORMERS_DTYPES.items():
+            yield title, transformers_peer(folder, dtype, place)
