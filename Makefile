@@ -74,7 +74,7 @@ long: $(VENV)/oracle.stamp ## a second real model against transformers, for minu
 	test -d $(GEMMA) || $(BIN)/lazyllm model gemma3-270m $(GEMMA)
 	LAZYLLM_GEMMA=$(GEMMA) $(BIN)/python -m pytest tests/test_oracle.py -k '$(LONG)'
 
-bench: $(VENV)/build.stamp ## ops, prefill, pruning and decoding, quickly; `python -m benchmarks --help` for more
+bench: $(VENV)/build.stamp ## ops, prefill, pruning, decoding and formats, quickly; `python -m benchmarks --help` for more
 	$(BIN)/python -m benchmarks --quick
 
 notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all

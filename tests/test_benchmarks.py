@@ -243,7 +243,14 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
     assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
     plain = json.loads((tmp_path / "bench.json").read_text())
     titles = " ".join(table["title"] for table in plain["tables"])
-    kinds = ("many rows", "few rows", "Single rows", "Causal attention", "Scores, selection", "135M-shaped")
+    kinds = (
+        "many rows",
+        "few rows",
+        "Single rows",
+        "Causal attention",
+        "Scores, selection",
+        "a layer of 135M",
+    )
     for kind in kinds:
         assert kind in titles
     rows = {row["label"]: row["figures"] for table in plain["tables"] for row in table["rows"]}

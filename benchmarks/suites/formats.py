@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.measuring import goals
 from benchmarks.measuring.ceilings import Ceilings
-from benchmarks.measuring.models import LARGE, MEDIUM, ModelShape, write_model
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Figure, Row, Section
@@ -28,7 +26,6 @@ from benchmarks.peers.engines import (
 )
 from benchmarks.peers.gguf_file import gguf_file
 from benchmarks.suites.decode import STEPS, peer_steps, step_bytes
-from benchmarks.suites.shapes import PREFIX
 from lazyllm import _core, load
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.pypi_models import default_cache
@@ -38,8 +35,7 @@ from lazyllm.machine.device import chosen_compute
 SUITE = "formats"
 FORMATS = ("BF16", "Q8_0", "Q4_0", "Q4_K")
 BLOCK_OF_K = 256  # values; the rows of a matrix are a multiple of them
-FEW = {MEDIUM: 4, LARGE: 2}  # layers of the larger of a shape's two models
-VOCAB, CONTEXT, TOKENS, QUICK_TOKENS = 1024, 2048, 1024, 128
+TOKENS, QUICK_TOKENS = 1024, 128
 ARITHMETICS = ("f32", "bf16")
 PREFILL, DECODE, READ = "prefill", "decode step", "decode, of read ceiling"
 RATIOS = {PREFILL: "prefill / ours", DECODE: "decode / ours"}
@@ -91,21 +87,13 @@ class Ours:
 
 
 def formats(options: Options) -> Iterator[Section]:
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:
-        subjects = [Subject(options.config.name, default_cache() / "bench", (options.folder,))]
-        if not options.quick:
-            subjects += [shaped(shape, layers, Path(scratch)) for shape, layers in FEW.items()]
-        for subject in subjects:
-            for place in options.places:
-                for kind in FORMATS if LLAMA_CPP in options.peers else FORMATS[:1]:
-                    yield section(options, subject, kind, place)
+    yield from of_subject(options, Subject(options.config.name, default_cache() / "bench", (options.folder,)))
 
 
-def shaped(shape: ModelShape, layers: int, scratch: Path) -> Subject:
-    folders = {count: scratch / f"{shape.name}-{count}" for count in (layers, 1)}
-    for count, folder in folders.items():
-        write_model(folder, replace(shape, n_layers=count), VOCAB, CONTEXT)
-    return Subject(f"a layer of {shape.name} shape", scratch, tuple(folders.values()), layers)
+def of_subject(options: Options, subject: Subject) -> Iterator[Section]:
+    for place in options.places:
+        for kind in FORMATS if LLAMA_CPP in options.peers else FORMATS[:1]:
+            yield section(options, subject, kind, place)
 
 
 def section(options: Options, subject: Subject, kind: str, place: Place) -> Section:

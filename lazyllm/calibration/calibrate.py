@@ -101,9 +101,8 @@ def preset_of(
     for_curves, kept_back = split(own)
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
-    baseline = Pruning.for_speedup(speedup, llm.config, n_prompt).recommended(
-        n_prompt
-    )  # refuses one out of reach
+    stages = Pruning.for_speedup(speedup, llm.config, n_prompt)  # refuses one out of reach
+    baseline = stages.recommended(n_prompt)
     conditions: dict[str, Any] = {
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),
