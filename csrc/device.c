@@ -64,10 +64,11 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     if (device->threads < 0 || device->threads > MAX_THREADS)
         return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MAX_THREADS);
     const char *wish = device->compute ? device->compute : "f32";
-    lazy_compute compute = strcmp(wish, "bf16") == 0 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32;
-    if (compute == LAZY_COMPUTE_F32 && strcmp(wish, "f32") != 0)
-        return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32 or bf16", wish);
-    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, compute, err);
+    static const char *const computes[] = { [LAZY_COMPUTE_F32] = "f32", [LAZY_COMPUTE_BF16] = "bf16", [LAZY_COMPUTE_INT8] = "int8" };
+    int compute = (int)(sizeof computes / sizeof *computes) - 1;
+    while (compute >= 0 && strcmp(wish, computes[compute]) != 0) compute--;
+    if (compute < 0) return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", wish);
+    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, err);
 
     lazy_cuda_options options = {
         .device = cuda_ordinal(device->name), .type = type, .libraries = device->libraries, .n_libraries = device->n_libraries

@@ -131,8 +131,7 @@ void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
 
 /* ---- rounding to a block ---------------------------------------------------------------- */
 
-/* To nearest, ties to even. */
-static uint16_t narrow_f16(float value)
+uint16_t lazy_narrow_f16(float value)
 {
     uint32_t word, magnitude;
     memcpy(&word, &value, sizeof word);
@@ -163,7 +162,7 @@ static void quantize_q8_0(lazy_q8_0 *block, const float *x)
     for (int i = 0; i < LAZY_GROUP; i++) largest = fabsf(x[i]) > largest ? fabsf(x[i]) : largest;
     bool spoilt;
     float scale = largest / 127.0f, inverse = inverse_of(scale, x, &spoilt);
-    block->scale = narrow_f16(spoilt ? NAN : scale);
+    block->scale = lazy_narrow_f16(spoilt ? NAN : scale);
     for (int i = 0; i < LAZY_GROUP; i++) { /* to nearest, ties away from 0 */
         float scaled = spoilt ? 0.0f : x[i] * inverse, whole = (float)(int)scaled, rest = scaled - whole;
         block->q[i] = (int8_t)(whole + (float)(rest >= 0.5f) - (float)(rest <= -0.5f));
@@ -184,8 +183,8 @@ static void quantize_q4_1(lazy_q4_1 *block, const float *x)
         float scaled = spoilt ? 0.0f : (x[i] - low) * inverse + 0.5f;
         q[i] = (uint8_t)(scaled < 15.0f ? scaled : 15.0f);
     }
-    block->scale = narrow_f16(spoilt ? NAN : scale);
-    block->min = narrow_f16(low);
+    block->scale = lazy_narrow_f16(spoilt ? NAN : scale);
+    block->min = lazy_narrow_f16(low);
     for (int i = 0; i < LAZY_GROUP / 2; i++) block->q[i] = (uint8_t)(q[i] | q[LAZY_GROUP / 2 + i] << 4);
 }
 

@@ -95,6 +95,9 @@ bool lazy_format_find(const char *name, lazy_dtype *dtype);
 /* y[i] = value i, in f32; n values are whole blocks. Each value is rounded once. */
 void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n);
 
+/* To nearest, ties to even. */
+uint16_t lazy_narrow_f16(float value);
+
 /* Rounds n values, whole blocks, to LAZY_Q8_0 or LAZY_Q4_1. */
 void lazy_quantize(void *blocks, const float *x, lazy_dtype dtype, int n);
 

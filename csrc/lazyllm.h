@@ -52,8 +52,9 @@ typedef enum lazy_dtype {
     LAZY_Q6_K
 } lazy_dtype;
 
-/* The type to which the CPU rounds the operands of products; sums are f32. */
-typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16 } lazy_compute;
+/* The type to which the CPU rounds the operands of products; sums are f32. INT8: with weights; attention is in bf16 where there are
+ * instructions for it, else in f32. */
+typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16, LAZY_COMPUTE_INT8 } lazy_compute;
 
 typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
@@ -89,7 +90,7 @@ typedef struct lazy_tensor {
 typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
     int threads;                  /* on the CPU; 0: one per core that this process may use */
-    const char *compute;          /* "f32" or "bf16", on the CPU; NULL: f32 */
+    const char *compute;          /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
     int n_libraries;
 } lazy_device;

@@ -1,4 +1,4 @@
-"""Products of bf16: close to f32, equal on any number of threads, refused where there are no instructions."""
+"""Products of bf16 and int8: close to f32, equal on any number of threads, refused without instructions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,14 @@ SHAPE = tiny.Shape(
     dtype="BF16",
 )
 STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
-BF16_SETS = ["generic", "avx512"] if _core.features()["bf16"] else ["generic"]
+INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI"}
+CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
+KERNELS = [
+    (compute, isa)
+    for compute in INSTRUCTIONS
+    for isa in ("generic", "avx512")
+    if isa == "generic" or _core.features()[compute]
+]
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
 
@@ -40,48 +47,51 @@ def logits(model: _core.Model, stages: dict[str, object] | None = None) -> list[
     ]
 
 
-@pytest.mark.parametrize("isa", BF16_SETS)
-def test_bf16_is_close_to_f32_and_not_the_same(
-    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("compute", "isa"), KERNELS)
+def test_rounded_products_are_close_to_f32_and_not_the_same(
+    compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_CPU", isa)
     made = tiny.build(SHAPE, tmp_path)
-    rounded = made.load(compute="bf16")
-    assert rounded.isa == f"{isa}_bf16"
+    rounded = made.load(compute=compute)
+    assert rounded.isa == f"{isa}_{compute}"
     for got, want in zip(logits(rounded), logits(made.load()), strict=True):
-        assert 1e-4 < tolerances.error(got, want) < tolerances.HALF_LOGITS["BF16"]
+        assert 1e-4 < tolerances.error(got, want) < CLOSE[compute]
 
 
-@pytest.mark.parametrize("isa", BF16_SETS)
-def test_threads_change_no_bit(isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("compute", "isa"), KERNELS)
+def test_threads_change_no_bit(
+    compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LAZYLLM_CPU", isa)
     made = tiny.build(SHAPE, tmp_path)
-    alone = logits(made.load(compute="bf16"), STAGES)
-    for got, want in zip(logits(made.load(threads=3, compute="bf16"), STAGES), alone, strict=True):
+    alone = logits(made.load(compute=compute), STAGES)
+    for got, want in zip(logits(made.load(threads=3, compute=compute), STAGES), alone, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("compute", INSTRUCTIONS)
 @pytest.mark.parametrize("isa", ["avx2", "reference"])
-def test_bf16_is_refused_without_instructions(
-    isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_compute_is_refused_without_instructions(
+    compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if isa not in (*_core.features()["instruction_sets"], "reference"):
         pytest.skip(f"this processor has no {isa}")
     monkeypatch.setenv("LAZYLLM_CPU", isa)
-    assert _core.features()["bf16"] is None
-    with pytest.raises(
-        lazyllm.DeviceError, match=rf"compute is bf16, which needs .*AVX512-BF16.*{isa}: use f32"
-    ):
-        tiny.build(SHAPE, tmp_path).load(compute="bf16")
+    assert _core.features()[compute] is None
+    message = rf"compute is {compute}, which needs .*{INSTRUCTIONS[compute]}.*{isa}: use f32"
+    with pytest.raises(lazyllm.DeviceError, match=message):
+        tiny.build(SHAPE, tmp_path).load(compute=compute)
 
 
+@pytest.mark.parametrize("compute", INSTRUCTIONS)
 def test_load_takes_compute(
-    demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    compute: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("LAZYLLM_CPU", "generic")
-    llm = lazyllm.load(demo_model, threads=1, compute="bf16")
-    assert llm.compute == "bf16"
-    assert "generic_bf16" in repr(llm)
+    llm = lazyllm.load(demo_model, threads=1, compute=compute)
+    assert llm.compute == compute
+    assert f"generic_{compute}" in repr(llm)
     assert lazyllm.load(demo_model).compute == "f32"
     monkeypatch.setenv(
         "LAZYLLM_CPU", "avx2" if "avx2" in _core.features()["instruction_sets"] else "reference"
@@ -94,9 +104,10 @@ def test_load_takes_compute(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"compute": "fp8"}, ValueError, "compute must be f32, bf16 or fastest, not 'fp8'"),
+        ({"compute": "fp8"}, ValueError, "compute must be f32, bf16, int8 or fastest, not 'fp8'"),
         ({"compute": 16}, TypeError, "compute must be a string, not 16"),
         ({"compute": "bf16", "device": "cuda"}, ValueError, "compute is for the CPU"),
+        ({"compute": "int8", "device": "cuda"}, ValueError, "compute is for the CPU"),
     ],
 )
 def test_bad_compute_is_refused(
@@ -107,5 +118,5 @@ def test_bad_compute_is_refused(
 
 
 def test_core_refuses_other_arithmetic(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='compute is "int3"; it must be f32 or bf16'):
+    with pytest.raises(ValueError, match='compute is "int3"; it must be f32, bf16 or int8'):
         tiny.build(SHAPE, tmp_path).load(compute="int3")

@@ -14,6 +14,7 @@ HALF_LOGITS = {
     "BF16": 0.05,
     "F16": 0.006,
 }  # if activations also have 16 bits, as on CUDA: about six units of that type's precision
+INT8_LOGITS = 0.05  # if activations and weights have 8 bits
 NEAR_TIE = 2e-5  # relative gap of scores below which float32 rounding may change a selection
 
 

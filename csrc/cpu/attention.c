@@ -105,19 +105,19 @@ static void copy_queries(const attending *t, const sweep *w, float *to)
 /* Packs q, scaled, into panels. Repeats the last query to fill the last panel. */
 static void pack_queries(const attending *t, const sweep *w)
 {
-    int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    int d = t->c->head_dim, cols = t->kernels->products.tile_cols;
     float *scaled = w->o; /* not yet in use */
     copy_queries(t, w, scaled);
     const void *row[MAX_TILE_COLS];
     for (int top = 0; top < w->n; top += cols) {
         for (int i = 0; i < cols; i++) row[i] = scaled + min_int(top + i, w->n - 1) * d;
-        t->kernels->pack(w->q + top * d, row, cols, LAZY_F32, d);
+        t->kernels->products.pack(w->q + top * d, row, cols, LAZY_F32, d);
     }
 }
 
 static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
 {
-    int d = t->c->head_dim, cols = t->kernels->tile_cols;
+    int d = t->c->head_dim, cols = t->kernels->products.tile_cols;
     sweep w = { .first = first, .rows = min_int(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
     w.heads = min_int(t->heads, (g + 1) * t->group - w.head);
     w.n = w.rows * w.heads;
@@ -143,7 +143,7 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
 /* Rows of one head in the cache serve as operands where these are f32 and the slots consecutive. */
 static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
-    return t->kernels->per_operand == 1 && slot[n - 1] - slot[0] == n - 1;
+    return t->kernels->products.group == 1 && slot[n - 1] - slot[0] == n - 1;
 }
 
 /* Copies run in several streams, which the hardware prefetches. */
@@ -152,17 +152,17 @@ enum { COPY_STREAMS = 4 };
 /* n keys of one head as (n, D) operands. */
 static const float *key_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
 {
-    int d = t->c->head_dim, stride = (int)operands_in(t->stream, d), stream = ceil_div(n, COPY_STREAMS);
+    int d = t->c->head_dim, stride = (int)lazy_row_operands(&t->kernels->products, d), stream = ceil_div(n, COPY_STREAMS);
     if (are_operands(t, slot, n)) return head + (int64_t)slot[0] * d;
     for (int i = 0; i < stream; i++)
-        for (int j = i; j < n; j += stream) t->kernels->convert(room + j * stride, head + (int64_t)slot[j] * d, d);
+        for (int j = i; j < n; j += stream) t->kernels->products.convert(room + j * stride, head + (int64_t)slot[j] * d, d);
     return room;
 }
 
 /* n values of one head as operands of neighbouring tokens, rows of value_stride. */
 static const float *value_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
 {
-    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->per_operand, rows = ceil_div(n, per),
+    int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.group, rows = ceil_div(n, per),
         stream = ceil_div(rows, COPY_STREAMS);
     if (are_operands(t, slot, n) && stride == d) return head + (int64_t)slot[0] * d;
     for (int i = 0; i < stream; i++)
@@ -184,11 +184,11 @@ static float *products_of(const attending *t, const sweep *w, int query)
 static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys, int top)
 {
     const lazy_kernels *kernels = t->kernels;
-    int d = t->c->head_dim, cols = min_int(kernels->tile_cols, w->n - top),
-        width = cols <= kernels->lanes ? kernels->lanes : kernels->tile_cols;
+    int d = t->c->head_dim, cols = min_int(kernels->products.tile_cols, w->n - top),
+        width = cols <= kernels->lanes ? kernels->lanes : kernels->products.tile_cols;
     const lazy_seen *first = &t->seen[w->first + top / w->heads], *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
-    begin -= begin % kernels->per_operand; /* values come in whole operands */
+    begin -= begin % kernels->products.group; /* values come in whole operands */
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
@@ -197,8 +197,8 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         hidden[c] = seen->begin - key - begin;
         visible[c] = seen->end - key - begin;
     }
-    const float *keys = w->keys + begin * (int)operands_in(t->stream, d),
-                *values = w->values + begin / kernels->per_operand * value_stride(t);
+    const float *keys = w->keys + begin * (int)lazy_row_operands(&t->kernels->products, d),
+                *values = w->values + begin / kernels->products.group * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
     for (int c = 0; c < cols; c++) {
         float *products = products_of(t, w, top + c);
@@ -246,7 +246,7 @@ static void attend(void *job, int task, int worker)
         }
         w.keys = key_operands(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room);
         w.values = value_operands(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room);
-        for (int top = 0; top < w.n; top += t->kernels->tile_cols) sweep_panel(t, &w, key, n_keys, top);
+        for (int top = 0; top < w.n; top += t->kernels->products.tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
     for (int i = 0; i < w.n; i++) write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
 }
@@ -276,7 +276,7 @@ static void merge_row(void *job, int row, int worker)
 /* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same order. */
 static void divide(attending *t)
 {
-    int d = t->c->head_dim, cols = t->kernels->tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2,
+    int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2,
         max_queries = TASK_QUERIES;
     t->by_rows = t->n == 1 || t->n * t->group <= t->kernels->lanes / 2;
     if (t->by_rows) {

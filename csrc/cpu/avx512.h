@@ -1,9 +1,7 @@
 /* avx512.h — what the kernels for AVX-512 have in common, for kernels_template.h. */
 #define ISA                avx512
 #define LANES              16
-#define TILE_ROWS          14
 #define TILE_VECTORS       2
-#define DOT_ROWS           6
 #define LARGER(a, b)       ((vec)_mm512_max_ps((__m512)(a), (__m512)(b)))
 #define HALVES_AT(p)       _mm256_loadu_si256((const __m256i *)(p))
 #define WIDEN_F16(p)       ((vec)_mm512_cvtph_ps(HALVES_AT(p)))

@@ -195,8 +195,8 @@ const char *lazy_cpu_variant_used(lazy_compute compute)
 {
     const char *requested = requested_variant();
     if (is_reference(requested)) return compute == LAZY_COMPUTE_F32 ? requested : NULL;
-    const lazy_kernels *kernels = lazy_kernels_find(requested, compute);
-    return kernels ? kernels->name : NULL;
+    const lazy_products *products = lazy_products_find(requested, compute);
+    return products ? products->name : NULL;
 }
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err)
@@ -204,19 +204,20 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_er
     *out = NULL;
     const char *requested = requested_variant();
     bool reference = is_reference(requested);
-    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested, LAZY_COMPUTE_F32);
-    if (kernels && compute == LAZY_COMPUTE_BF16) {
-        const char *isa = kernels->isa;
-        kernels = reference ? NULL : lazy_kernels_find(requested, compute);
-        if (!kernels)
-            return lazy_fail(err, LAZY_DEVICE,
-                             "compute is bf16, which needs the instructions AVX512-BF16; the kernels here are those of %s: use f32",
-                             reference ? requested : isa);
+    const lazy_products *products = lazy_products_find(reference ? NULL : requested, LAZY_COMPUTE_F32);
+    if (products && compute != LAZY_COMPUTE_F32) {
+        const char *isa = reference ? requested : products->isa;
+        products = reference ? NULL : lazy_products_find(requested, compute);
+        if (!products)
+            return lazy_fail(err, LAZY_DEVICE, "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
+                             compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8", compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI",
+                             isa);
     }
-    if (!kernels)
+    if (!products)
         return lazy_fail(err, LAZY_DEVICE,
                          "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"",
                          requested, lazy_cpu_variants()[0]);
+    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested, compute);
     if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
@@ -226,12 +227,13 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_er
     cpu->base = (lazy_backend){
         .ops = &cpu->ops,
         .name = "cpu",
-        .variant = reference ? "reference" : kernels->name,
+        .variant = reference ? "reference" : products->name,
         .threads = threads,
         .activations = LAZY_F32,
         .row_chunk = ROW_CHUNK,
     };
     cpu->kernels = kernels;
+    cpu->products = products;
     code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
     if (code) cpu_close(&cpu->base);

@@ -20,7 +20,7 @@ static void multiply_add(void *job, int task, int worker)
     (void)worker;
     ceiling *t = job;
     double flops;
-    t->sink = kernels_of(t->stream)->multiply_adds(t->random, STEPS, &flops);
+    t->sink = product_kernels_of(t->stream)->multiply_adds(t->random, STEPS, &flops);
     if (task == 0) t->flops = flops;
 }
 

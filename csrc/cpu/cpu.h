@@ -23,6 +23,7 @@ typedef struct lazy_cpu {
     lazy_backend base;
     lazy_ops ops;
     const lazy_kernels *kernels;
+    const lazy_products *products; /* with weights: those of the kernels, or in int8 */
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -53,17 +54,15 @@ static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
-
-/* Operands that hold k values. */
-static inline size_t operands_in(const lazy_stream *stream, int k) { return (size_t)ceil_div(k, kernels_of(stream)->per_operand); }
+static inline const lazy_products *product_kernels_of(const lazy_stream *stream) { return cpu_of(stream)->products; }
 
 /* Rows of k values are converted for products unless they are operands already. Rows a multiple of 4 KiB apart map to the same few sets
  * of the L1 cache; these are copied, with operand_stride operands from one to the next. */
-static inline bool is_converted(const lazy_stream *stream, int k) { return kernels_of(stream)->per_operand > 1 || k % 1024 == 0; }
+static inline bool is_converted(const lazy_stream *stream, int k) { return product_kernels_of(stream)->group > 1 || k % 1024 == 0; }
 
 static inline int64_t operand_stride(const lazy_stream *stream, int k)
 {
-    int64_t length = (int64_t)operands_in(stream, k);
+    int64_t length = (int64_t)lazy_row_operands(product_kernels_of(stream), k);
     return length % 1024 ? length : length + 16;
 }
 

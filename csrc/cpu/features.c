@@ -23,36 +23,64 @@ static bool has_f16c(void)
 }
 #endif
 
-static bool runs(const lazy_kernels *kernels)
+static bool runs(const lazy_products *products)
 {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (kernels == &lazy_kernels_avx512_bf16) return avx512 && __builtin_cpu_supports("avx512bf16");
-    if (kernels == &lazy_kernels_avx512) return avx512;
-    if (kernels == &lazy_kernels_avx2) return avx2;
+    if (products == &lazy_products_avx512_int8) return avx512 && __builtin_cpu_supports("avx512vnni");
+    if (products == &lazy_kernels_avx512_bf16.products) return avx512 && __builtin_cpu_supports("avx512bf16");
+    if (products == &lazy_kernels_avx512.products) return avx512;
+    if (products == &lazy_kernels_avx2.products) return avx2;
 #endif
-    return kernels == &lazy_kernels_generic || kernels == &lazy_kernels_generic_bf16;
+    return strcmp(products->isa, "generic") == 0;
 }
 
-static const lazy_kernels *const best_first[] = {
+/* Of each arithmetic, the best first. */
+static const lazy_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
     &lazy_kernels_avx512_bf16, &lazy_kernels_avx512,       &lazy_kernels_avx2,
 #endif
     &lazy_kernels_generic,     &lazy_kernels_generic_bf16,
 };
+static const lazy_products *const int8_products[] = {
+#if defined(__x86_64__)
+    &lazy_products_avx512_int8,
+#endif
+    &lazy_products_generic_int8,
+};
 
-static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->per_operand == 2 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32; }
+static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->products.group == 2 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32; }
+
+static bool is_wanted(const lazy_products *products, const char *isa, lazy_compute compute)
+{
+    bool named = isa ? strcmp(isa, products->isa) == 0 : compute == LAZY_COMPUTE_F32 || strcmp(products->isa, "generic") != 0;
+    return named && runs(products);
+}
 
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
 {
     lazy_format_prepare();
-    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++) {
-        const lazy_kernels *kernels = best_first[i];
-        bool wanted = isa ? strcmp(isa, kernels->isa) == 0 : kernels != &lazy_kernels_generic_bf16;
-        if (wanted && compute_of(kernels) == compute && runs(kernels)) return kernels;
+    if (compute == LAZY_COMPUTE_INT8) {
+        if (!lazy_products_find(isa, compute)) return NULL;
+        const lazy_kernels *bf16 = lazy_kernels_find(isa, LAZY_COMPUTE_BF16);
+        return bf16 ? bf16 : lazy_kernels_find(isa, LAZY_COMPUTE_F32);
     }
+    for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++)
+        if (compute_of(all_kernels[i]) == compute && is_wanted(&all_kernels[i]->products, isa, compute)) return all_kernels[i];
+    return NULL;
+}
+
+const lazy_products *lazy_products_find(const char *isa, lazy_compute compute)
+{
+    lazy_format_prepare();
+    if (compute != LAZY_COMPUTE_INT8) {
+        const lazy_kernels *kernels = lazy_kernels_find(isa, compute);
+        return kernels ? &kernels->products : NULL;
+    }
+    for (size_t i = 0; i < sizeof int8_products / sizeof *int8_products; i++)
+        if (is_wanted(int8_products[i], isa, compute)) return int8_products[i];
     return NULL;
 }
 
@@ -60,8 +88,8 @@ const char *const *lazy_cpu_variants(void)
 {
     static const char *names[MAX_VARIANTS + 1];
     int n = 0;
-    for (size_t i = 0; i < sizeof best_first / sizeof *best_first; i++)
-        if (compute_of(best_first[i]) == LAZY_COMPUTE_F32 && runs(best_first[i])) names[n++] = best_first[i]->isa;
+    for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++)
+        if (compute_of(all_kernels[i]) == LAZY_COMPUTE_F32 && runs(&all_kernels[i]->products)) names[n++] = all_kernels[i]->products.isa;
     return names;
 }
 

@@ -4,8 +4,10 @@
  * opens. All sums are f32. The order of a sum depends on its length alone, so that results do not depend on how work is
  * divided.
  *
- * Operands of products are f32, or pairs of bf16: per_operand values that are neighbours along the sum, in 4 bytes. k values take
- * ceil(k / per_operand) operands, the last one filled with zero. */
+ * Operands of products are 4 bytes: an f32, a pair of bf16, or four integers of 8 bits. Rows are converted by `group` values that are
+ * neighbours along the sum, the last group filled up with zeros; a group takes row_operands operands in a row of x and panel_operands
+ * in a column of a panel. These are 1 for f32 (groups of 1) and bf16 (groups of 2). In int8 (groups of 32) the integers' scale
+ * comes with them. */
 #ifndef LAZY_KERNELS_H
 #define LAZY_KERNELS_H
 
@@ -14,12 +16,11 @@
 /* The largest max_unpacked_halves and _others of any instruction set. */
 enum { UNPACKED_ROWS_LIMIT = 160 };
 
-typedef struct lazy_kernels {
+typedef struct lazy_products {
     const char *name;
-    const char *isa;          /* instruction set, by its name in LAZYLLM_CPU */
-    int per_operand;          /* values in an operand: 1 (f32) or 2 (bf16) */
+    const char *isa; /* instruction set, by its name in LAZYLLM_CPU */
+    int group, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
-    int lanes;                /* floats in a vector; tile_cols is a multiple */
     /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read again. */
     int max_unpacked_halves, max_unpacked_others;
 
@@ -28,16 +29,25 @@ typedef struct lazy_kernels {
     /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0. Here and below, rows of weights
      * are whole blocks. */
     void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
-    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j]; rows <= tile_rows, cols <= tile_cols. a_stride in operands. */
-    void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, int k, int rows, int cols,
-                 bool accumulate);
+    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j], packed from dtype; rows <= tile_rows, cols <= tile_cols. a_stride in
+     * operands. */
+    void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype, int k, int rows,
+                 int cols, bool accumulate);
     /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x */
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
+    /* Peak rate of one core, for benchmarks; random: (64,) in [-1, 1]. The result is of no use but to keep the compiler from removing the
+     * work. */
+    float (*multiply_adds)(const float *random, int steps, double *flops);
+} lazy_products;
+
+typedef struct lazy_kernels {
+    lazy_products products; /* in f32 or bf16, with weights and in attention */
+    int lanes;              /* floats in a vector; tile_cols is a multiple */
 
     /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n, width); width is
-     * lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / per_operand), queries a panel of d values, and
-     * values operands of neighbouring tokens (n / per_operand, stride).
+     * lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / group), queries a panel of d values, and
+     * values operands of neighbouring tokens (n / group, stride).
      * to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an operand is one value */
     void (*pair_values)(void *to, const float *first, const float *second, int d);
     /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
@@ -62,10 +72,7 @@ typedef struct lazy_kernels {
     /* RMS norm. False if a value of x is NaN or Inf. */
     bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
-
-    /* Peak rates of one core, for benchmarks. The results are of no use but to keep the compiler from removing the work. */
-    float (*multiply_adds)(const float *random, int steps, double *flops); /* random: (64,) in [-1, 1] */
-    float (*read)(const void *memory, size_t bytes);
+    float (*read)(const void *memory, size_t bytes); /* peak rate of one core, like multiply_adds */
 } lazy_kernels;
 
 extern const lazy_kernels lazy_kernels_generic, lazy_kernels_generic_bf16;
@@ -74,8 +81,18 @@ extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16;
 #endif
 
+extern const lazy_products lazy_products_generic_int8;
+#if defined(__x86_64__)
+extern const lazy_products lazy_products_avx512_int8;
+#endif
+
 /* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if this machine cannot run them,
- * or where none has the instructions: bf16 without them is slow, and chosen by name only. */
+ * or where none has the instructions: bf16 and int8 without them are slow, and chosen by name only. With int8 for products, attention is
+ * in bf16 where there are kernels for it, else in f32. */
+const lazy_products *lazy_products_find(const char *isa, lazy_compute compute);
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute);
+
+/* Operands that k values take in a row of x. */
+static inline size_t lazy_row_operands(const lazy_products *p, int k) { return (size_t)((k + p->group - 1) / p->group * p->row_operands); }
 
 #endif

@@ -8,6 +8,8 @@
 #endif
 
 #define VARIANT             avx512
+#define TILE_ROWS           14
+#define DOT_ROWS            6
 #define MAX_UNPACKED_HALVES 160
 #define MAX_UNPACKED_OTHERS 64
 #include "avx512.h"

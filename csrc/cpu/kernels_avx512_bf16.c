@@ -8,6 +8,8 @@
 #endif
 
 #define VARIANT             avx512_bf16
+#define TILE_ROWS           14
+#define DOT_ROWS            6
 #define MAX_UNPACKED_HALVES 112
 #define MAX_UNPACKED_OTHERS 48
 #define OPERANDS_BF16

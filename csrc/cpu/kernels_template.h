@@ -8,116 +8,11 @@
  * With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may be defined by instructions. */
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
-#include "../format.h"
-#include "../numeric.h"
-#include "kernels.h"
-
-#define INLINE      static inline __attribute__((always_inline))
-#define JOIN_(a, b) a##b
-#define JOIN(a, b)  JOIN_(a, b)
+#include "vectors.h"
+#include "kernels_quantized.h"
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-
-INLINE vec load(const float *p) { return *(const loose_vec *)p; }
-INLINE void store(float *p, vec v) { *(loose_vec *)p = v; }
-INLINE vec splat(float x) { return x - (vec){ 0 }; }
-INLINE ints choose_ints(ints mask, ints yes, ints no) { return (yes & mask) | (no & ~mask); }
-INLINE vec choose(ints mask, vec yes, vec no) { return (vec)choose_ints(mask, (ints)yes, (ints)no); }
-
-typedef float four __attribute__((vector_size(16)));
-typedef float eight __attribute__((vector_size(32)));
-
-/* Lanes of a and b in the order given, as a vector of `type`. GCC 11 lacks __builtin_shufflevector. */
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(type, a, b, ...) ((type)__builtin_shufflevector(a, b, __VA_ARGS__))
-#else
-#define SHUFFLE(type, a, b, ...)                                                                                                           \
-    ({                                                                                                                                     \
-        typedef int32_t lanes_ __attribute__((vector_size(sizeof(a))));                                                                    \
-        __typeof__(a) all_ = __builtin_shuffle(a, b, (lanes_){ __VA_ARGS__ });                                                             \
-        type first_;                                                                                                                       \
-        memcpy(&first_, &all_, sizeof first_);                                                                                             \
-        first_;                                                                                                                            \
-    })
-#endif
-
-INLINE float sum_lanes(vec v)
-{
-#if LANES == 16
-    eight e = SHUFFLE(eight, v, v, 0, 1, 2, 3, 4, 5, 6, 7) + SHUFFLE(eight, v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-#elif LANES == 8
-    eight e = v;
-#endif
-#if LANES > 4
-    four f = SHUFFLE(four, e, e, 0, 1, 2, 3) + SHUFFLE(four, e, e, 4, 5, 6, 7);
-#else
-    four f = v;
-#endif
-    return (f[0] + f[2]) + (f[1] + f[3]);
-}
-
-/* sum_lanes of four vectors, each in the same order of additions. */
-INLINE four sum_lanes_of_four(vec a, vec b, vec c, vec d)
-{
-#if LANES == 16
-    vec ab = SHUFFLE(vec, a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-             SHUFFLE(vec, a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    vec cd = SHUFFLE(vec, c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-             SHUFFLE(vec, c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    vec all = SHUFFLE(vec, ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-              SHUFFLE(vec, ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    all += SHUFFLE(vec, all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    all += SHUFFLE(vec, all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-    return SHUFFLE(four, all, all, 0, 4, 8, 12);
-#elif LANES == 8
-    vec ab = SHUFFLE(vec, a, b, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(vec, a, b, 4, 5, 6, 7, 12, 13, 14, 15);
-    vec cd = SHUFFLE(vec, c, d, 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(vec, c, d, 4, 5, 6, 7, 12, 13, 14, 15);
-    vec all = SHUFFLE(vec, ab, cd, 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(vec, ab, cd, 2, 3, 10, 11, 6, 7, 14, 15);
-    all += SHUFFLE(vec, all, all, 1, 0, 3, 2, 5, 4, 7, 6);
-    return SHUFFLE(four, all, all, 0, 4, 2, 6);
-#else
-    vec ab = SHUFFLE(vec, a, b, 0, 1, 4, 5) + SHUFFLE(vec, a, b, 2, 3, 6, 7);
-    vec cd = SHUFFLE(vec, c, d, 0, 1, 4, 5) + SHUFFLE(vec, c, d, 2, 3, 6, 7);
-    return SHUFFLE(four, ab, cd, 0, 2, 4, 6) + SHUFFLE(four, ab, cd, 1, 3, 5, 7);
-#endif
-}
-
-/* ---- widening --------------------------------------------------------------------------- */
-
-INLINE float widen_one(const void *p, lazy_dtype dtype, int i)
-{
-    if (dtype == LAZY_F32) return ((const float *)p)[i];
-    uint16_t half = ((const uint16_t *)p)[i];
-    return dtype == LAZY_BF16 ? lazy_widen_bf16(half) : lazy_widen_f16(half);
-}
-
-INLINE vec widen(const void *p, lazy_dtype dtype, int i)
-{
-    if (dtype == LAZY_F32) return load((const float *)p + i);
-    const uint16_t *at = (const uint16_t *)p + i;
-#ifdef HALVES_AT
-    return dtype == LAZY_BF16 ? WIDEN_BF16(at) : WIDEN_F16(at);
-#else
-    vec v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = widen_one(at, dtype, lane);
-    return v;
-#endif
-}
-
-INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
-{
-    int i = 0;
-    for (; i + LANES <= n; i += LANES) store(y + i, widen(x, dtype, i));
-    for (; i < n; i++) y[i] = widen_one(x, dtype, i);
-}
-
-#include "kernels_quantized.h"
 
 static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
@@ -138,10 +33,6 @@ static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 
 /* ---- exp -------------------------------------------------------------------------------- */
 
-#ifndef LARGER
-#define LARGER(a, b) choose((a) > (b), a, b)
-#endif
-
 /* 2^x for x <= 127 with a relative error below 1.5e-7; 0 for x < -126.5; NaN for NaN. */
 INLINE vec exp2_of(vec x)
 {
@@ -157,26 +48,6 @@ INLINE vec exp2_of(vec x)
     p = p * r + 0x1.62e430p-1f;
     p = p * r + 1.0f;
     return p * (vec)(((ints)shifted << 23) + 0x3f800000);
-}
-
-/* The first n lanes from memory, `otherwise` in the others; a whole vector if n >= LANES. */
-INLINE vec load_part(const float *p, int n, float otherwise)
-{
-    if (n >= LANES) return load(p);
-    float part[LANES];
-    for (int i = 0; i < LANES; i++) part[i] = i < n ? p[i] : otherwise;
-    return load(part);
-}
-
-INLINE void store_part(float *p, vec v, int n)
-{
-    if (n >= LANES) {
-        store(p, v);
-        return;
-    }
-    float part[LANES];
-    store(part, v);
-    memcpy(p, part, (size_t)n * sizeof *p);
 }
 
 static float online_softmax(float *s, int n, float *max, float *sum)
@@ -359,37 +230,6 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
-/* Transposes LANES rows of LANES values: afterwards v[i] holds value i of every row. */
-INLINE void transpose(vec v[LANES])
-{
-#if LANES == 16
-#define LOW  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#elif LANES == 8
-#define LOW  0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
-#else
-#define LOW  0, 4, 1, 5
-#define HIGH 2, 6, 3, 7
-#endif
-    /* each round interleaves the first half of the rows with the second half */
-    vec from[LANES];
-#pragma GCC unroll 4
-    for (int round = 1; round < LANES; round *= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) from[i] = v[i];
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
-            v[2 * i] = SHUFFLE(vec, from[i], from[i + LANES / 2], LOW);
-            v[2 * i + 1] = SHUFFLE(vec, from[i], from[i + LANES / 2], HIGH);
-        }
-    }
-#undef LOW
-#undef HIGH
-}
-
-enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
-
 INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
     for (int j = 0; j < TILE_COLS; j += LANES) {
@@ -518,26 +358,17 @@ INLINE void tile_any(tile_product t, int rows, const int vectors)
 #undef TILE
 }
 
-static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, int k, int rows, int cols, bool accumulate)
+static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, lazy_dtype dtype, int k, int rows, int cols,
+                 bool accumulate)
 {
+    (void)dtype;
     tile_any((tile_product){ c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL } }, rows,
              TILE_VECTORS);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
-typedef struct dot_products {
-    float *y;
-    int64_t y_stride, y_spacing;
-    const operand *x;
-    int64_t x_stride;
-    const char *w;
-    int64_t spacing;
-    lazy_dtype dtype;
-    int k;
-    bool accumulate;
-} dot_products;
+#include "dots.h"
 
 INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
@@ -613,67 +444,6 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         else
             for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
     }
-}
-
-/* `cols` columns at a time, n_cols times; they begin at consecutive rows of w. */
-INLINE void dots_rows(dot_products t, const int rows, const int cols, int n_cols)
-{
-    int64_t row_bytes = (int64_t)lazy_row_bytes(t.dtype, t.k);
-    for (; n_cols > 0; n_cols--, t.y++, t.w += row_bytes) dots_of(t, rows, cols);
-}
-
-/* One function for each format and number of rows: in a larger one, compilers keep sums in memory. */
-typedef void dots_function(dot_products t, int n_cols);
-
-#define DOTS(format, rows, cols)                                                                                                           \
-    static __attribute__((noinline)) void dots_##format##_##rows##_##cols(dot_products t, int n_cols)                                      \
-    {                                                                                                                                      \
-        t.dtype = LAZY_##format;                                                                                                           \
-        dots_rows(t, rows, cols, n_cols);                                                                                                  \
-    }
-#define NAME(format, rows, cols) dots_##format##_##rows##_##cols,
-#if DOT_ROWS == 6
-#define BY_ROWS(work, format)                                                                                                              \
-    work(format, 1, 4) work(format, 2, 4) work(format, 3, 4) work(format, 4, 4) work(format, 5, 4) work(format, 6, 4)
-#elif DOT_ROWS == 3
-#define BY_ROWS(work, format) work(format, 1, 4) work(format, 2, 4) work(format, 3, 4)
-#else
-#define BY_ROWS(work, format) work(format, 1, 4) work(format, 2, 4)
-#endif
-#define EACH_FORMAT(work)                                                                                                                  \
-    work(F32) work(F16) work(BF16) work(Q8_0) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
-
-#define DEFINE(format) DOTS(format, 1, 1) BY_ROWS(DOTS, format)
-EACH_FORMAT(DEFINE)
-#undef DEFINE
-
-#define ENTRY(format) [LAZY_##format] = { BY_ROWS(NAME, format) },
-static dots_function *const four_columns[LAZY_N_DTYPES][DOT_ROWS] = { EACH_FORMAT(ENTRY) };
-#undef ENTRY
-#define ENTRY(format) [LAZY_##format] = dots_##format##_1_1,
-static dots_function *const one_column[LAZY_N_DTYPES] = { EACH_FORMAT(ENTRY) };
-#undef ENTRY
-
-/* Reads the rows of w in four streams, n_cols / 4 rows apart: hardware prefetches these better than a single one. Rows of w are read once
- * for every DOT_ROWS rows of x, which meanwhile stay in the L1 cache. */
-static void dots(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
-                 int k, bool accumulate)
-{
-    enum { BLOCK = 8 }; /* rows of each stream that are read from memory once, then from the L2 cache */
-    const char *from = w;
-    int64_t row_bytes = (int64_t)lazy_row_bytes(dtype, k);
-    int stream = n_cols / 4;
-    for (int j = 0; j < stream; j += BLOCK) {
-        dot_products t = { y + j, y_stride, stream, x, x_stride, from + j * row_bytes, stream * row_bytes, dtype, k, accumulate };
-        for (int left = n_rows, groups = ceil_div(n_rows, DOT_ROWS), rows; left > 0; left -= rows) {
-            rows = ceil_div(left, groups--);
-            four_columns[dtype][rows - 1](t, min_int(stream - j, BLOCK));
-            t.x += rows * x_stride;
-            t.y += rows * y_stride;
-        }
-    }
-    dot_products rest = { y + 4 * stream, y_stride, 0, x, x_stride, from + 4 * stream * row_bytes, 0, dtype, k, accumulate };
-    for (int r = 0; r < n_rows; r++, rest.x += x_stride, rest.y += y_stride) one_column[dtype](rest, n_cols - 4 * stream);
 }
 
 /* ---- attention in columns --------------------------------------------------------------- */
@@ -899,22 +669,24 @@ static float read_all(const void *memory, size_t bytes)
     return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-#define STRING_(x) #x
-#define STRING(x)  STRING_(x)
-
 const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
-    .name = STRING(VARIANT),
-    .isa = STRING(ISA),
-    .per_operand = PER_OPERAND,
-    .tile_rows = TILE_ROWS,
-    .tile_cols = TILE_COLS,
+    .products = {
+        .name = STRING(VARIANT),
+        .isa = STRING(ISA),
+        .group = PER_OPERAND,
+        .row_operands = 1,
+        .panel_operands = 1,
+        .tile_rows = TILE_ROWS,
+        .tile_cols = TILE_COLS,
+        .max_unpacked_halves = MAX_UNPACKED_HALVES,
+        .max_unpacked_others = MAX_UNPACKED_OTHERS,
+        .convert = convert,
+        .pack = pack,
+        .tile = tile,
+        .dots = dots,
+        .multiply_adds = multiply_adds,
+    },
     .lanes = LANES,
-    .max_unpacked_halves = MAX_UNPACKED_HALVES,
-    .max_unpacked_others = MAX_UNPACKED_OTHERS,
-    .convert = convert,
-    .pack = pack,
-    .tile = tile,
-    .dots = dots,
     .pair_values = pair_values,
     .key_columns = key_columns,
     .online_softmax_columns = online_softmax_columns,
@@ -927,6 +699,5 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .geglu_row = geglu_row,
     .norm_row = norm_row,
     .widen_row = widen_row,
-    .multiply_adds = multiply_adds,
     .read = read_all,
 };

@@ -1,5 +1,5 @@
-/* linear.c — products with weights, in one of two ways. Up to some number of rows of x, each weight is read once, from where it is
- * stored. For more rows, weights are packed into panels of operands that stay in a core's cache. */
+/* linear.c — products with weights. Rows of x are converted to operands once. Then, up to some number of rows, each weight is read once,
+ * from where it is stored; for more rows, weights are packed into panels of operands that stay in a core's cache. */
 #include <string.h>
 
 #include "../format.h"
@@ -7,13 +7,14 @@
 
 enum {
     STREAMS = 4,                               /* in which dots reads the weights */
-    PANEL_K = 1024,                            /* most operands of a column in a panel: a multiple of LAZY_LONGEST_BLOCK */
+    PANEL_K = 1024,                            /* most operands of a column in a panel */
     PANELS_SIZE = 160 * 1024,                  /* operands of scratch for panels, */
     BLOCK_SIZE = WORKER_SCRATCH - PANELS_SIZE, /* and for gate and up of one block */
 };
 
 typedef struct product {
     lazy_stream *stream;
+    const lazy_products *kernels;
     float *y;              /* (n, w->rows), or where gated (n, columns) */
     const float *x;        /* (n, cols) */
     const float *operands; /* (n, stride) of x */
@@ -24,7 +25,8 @@ typedef struct product {
     bool gated;  /* y = act(first half of the columns) * second half */
     int columns; /* of y; where gated, column j needs columns j and columns + j of the product */
     int col_blocks, row_blocks;
-    int k_block; /* elements of a column in a panel */
+    int k_block;    /* elements of a column in a panel */
+    int panel_size; /* in operands */
 } product;
 
 /* The part of w that holds output column `column`; *first is the part's first column. */
@@ -71,15 +73,15 @@ static void convert_rows(void *job, int task, int worker)
     (void)worker;
     const product *p = job;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
-    for (int r = task * ROWS_PER_TASK, end = min_int(r + ROWS_PER_TASK, p->n); r < end; r++)
-        kernels_of(p->stream)->convert(to + r * p->stride, p->x + (int64_t)r * p->w->cols, p->w->cols);
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++)
+        p->kernels->convert(to + r * p->stride, p->x + (int64_t)r * p->w->cols, p->w->cols);
 }
 
 static int convert(product *p, bool unpacked, lazy_error *err)
 {
     p->operands = p->x;
     p->stride = p->w->cols;
-    if (!is_converted(p->stream, p->w->cols) || (unpacked && kernels_of(p->stream)->per_operand == 1)) return LAZY_OK;
+    if (!is_converted(p->stream, p->w->cols) || (unpacked && p->kernels->group == 1)) return LAZY_OK;
     p->operands = ((lazy_cpu_stream *)p->stream)->operands;
     p->stride = operand_stride(p->stream, p->w->cols);
     return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
@@ -94,8 +96,8 @@ static void multiply_columns(const product *p, float *y, int begin, int end)
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        kernels_of(p->stream)->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype,
-                                    here, w->cols, p->accumulate);
+        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here, w->cols,
+                         p->accumulate);
         col += here;
     }
 }
@@ -121,35 +123,6 @@ static void multiply_unpacked(void *job, int task, int worker)
 
 /* ---- packed ----------------------------------------------------------------------------- */
 
-/* Packs elements k … k+len-1 of output columns col … col+n-1 into one panel. */
-static void pack_panel(const product *p, float *panel, int col, int n, int k, int len)
-{
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    const void *row[MAX_TILE_COLS];
-    lazy_dtype dtype[MAX_TILE_COLS];
-    bool uniform = true;
-    for (int j = 0; j < n; j++) {
-        int first;
-        const lazy_part *part = part_of(p->w, col + j, &first);
-        dtype[j] = part->dtype;
-        row[j] = weight_row(part, col + j - first, p->w->cols) + lazy_row_bytes(part->dtype, k);
-        uniform = uniform && dtype[j] == dtype[0];
-    }
-    if (uniform) {
-        kernels->pack(panel, row, n, dtype[0], len);
-        return;
-    }
-    /* weights of different dtypes in one panel: rare, so column by column */
-    float values[2 * PANEL_K], column[PANEL_K];
-    size_t size = operands_in(p->stream, len), width = (size_t)kernels->tile_cols;
-    memset(panel, 0, size * width * sizeof *panel);
-    for (int j = 0; j < n; j++) {
-        kernels->widen_row(values, row[j], dtype[j], len);
-        kernels->convert(column, values, len);
-        for (size_t kk = 0; kk < size; kk++) memcpy(&panel[kk * width + (size_t)j], &column[kk], sizeof *column);
-    }
-}
-
 /* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by side. */
 typedef struct block {
     float *out; /* first row and column of the block */
@@ -157,23 +130,47 @@ typedef struct block {
     int row, n_rows, col, n_cols, halves;
 } block;
 
+/* Columns that are packed together: all of one part. */
+typedef struct panel {
+    const lazy_part *part;
+    int row, n; /* rows row … row+n-1 of the part */
+    int out;    /* its first column in the block's output */
+} panel;
+
+/* The panel whose first column is `out`. */
+static panel panel_at(const product *p, const block *b, int out)
+{
+    int half = out / b->n_cols, column = half * p->columns + b->col + out % b->n_cols, first;
+    const lazy_part *part = part_of(p->w, column, &first);
+    int end = min_int((half + 1) * b->n_cols, out + first + part->rows - column);
+    return (panel){ part, column - first, min_int(p->kernels->tile_cols, end - out), out };
+}
+
+/* Packs elements k … k+len-1. */
+static void pack_panel(const product *p, float *to, const panel *columns, int k, int len)
+{
+    const void *row[MAX_TILE_COLS];
+    lazy_dtype dtype = columns->part->dtype;
+    for (int j = 0; j < columns->n; j++) row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
+    p->kernels->pack(to, row, columns->n, dtype, len);
+}
+
 static void multiply_k_block(const product *p, const block *b, float *panels, int k, int len)
 {
-    const lazy_kernels *kernels = kernels_of(p->stream);
-    int width = kernels->tile_cols, per_half = ceil_div(b->n_cols, width);
-    size_t panel_size = operands_in(p->stream, len) * (size_t)width;
-    for (int i = 0; i < b->halves * per_half; i++) {
-        int j = i % per_half * width;
-        pack_panel(p, panels + (size_t)i * panel_size, i / per_half * p->columns + b->col + j, min_int(width, b->n_cols - j), k, len);
+    int width = b->halves * b->n_cols;
+    float *to = panels;
+    for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, to += p->panel_size) {
+        columns = panel_at(p, b, columns.out);
+        pack_panel(p, to, &columns, k, len);
     }
-    int strips = ceil_div(b->n_rows, kernels->tile_rows);
+    int strips = ceil_div(b->n_rows, p->kernels->tile_rows);
     for (int r = 0, rows; r < b->n_rows; r += rows, strips--) {
         rows = ceil_div(b->n_rows - r, strips);
-        const float *strip = p->operands + (b->row + r) * p->stride + k / kernels->per_operand;
-        for (int i = 0; i < b->halves * per_half; i++) {
-            int j = i % per_half * width;
-            kernels->tile(b->out + r * b->out_stride + i / per_half * b->n_cols + j, b->out_stride, strip, p->stride,
-                          panels + (size_t)i * panel_size, len, rows, min_int(width, b->n_cols - j), p->accumulate || k);
+        const float *strip = p->operands + (b->row + r) * p->stride + lazy_row_operands(p->kernels, k), *from = panels;
+        for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, from += p->panel_size) {
+            columns = panel_at(p, b, columns.out);
+            p->kernels->tile(b->out + r * b->out_stride + columns.out, b->out_stride, strip, p->stride, from, columns.part->dtype, len,
+                             rows, columns.n, p->accumulate || k);
         }
     }
 }
@@ -182,8 +179,7 @@ static void multiply_packed(void *job, int task, int worker)
 {
     const product *p = job;
     float *panels = scratch_of(p->stream, worker);
-    int row = task / p->col_blocks, col = task % p->col_blocks;
-    int tile_rows = kernels_of(p->stream)->tile_rows, tile_cols = kernels_of(p->stream)->tile_cols;
+    int row = task / p->col_blocks, col = task % p->col_blocks, tile_rows = p->kernels->tile_rows, tile_cols = p->kernels->tile_cols;
     block b = { .row = block_start(row, p->row_blocks, p->n, tile_rows),
                 .col = block_start(col, p->col_blocks, p->columns, tile_cols),
                 .halves = p->gated ? 2 : 1 };
@@ -232,15 +228,19 @@ static int best_row_blocks(const product *p, int threads)
 static void divide_packed(product *p)
 {
     enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
-    const lazy_kernels *kernels = kernels_of(p->stream);
+    const lazy_products *kernels = p->kernels;
     int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
-    int per = kernels->per_operand, length = ceil_div(p->w->cols, per), unit = 1;
-    for (int i = 0; i < p->w->n_parts; i++) /* ends of panels are ends of blocks */
-        if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK / per;
-    int panel_k = ceil_div(ceil_div(length, ceil_div(length, PANEL_K)), unit) * unit;
-    p->k_block = panel_k * per;
+    int unit = kernels->group, cut = 0;
+    for (int i = 0, first = 0; i < p->w->n_parts; first += p->w->part[i++].rows) {
+        if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK; /* ends of panels are ends of blocks */
+        cut += first % p->columns % kernels->tile_cols != 0;
+    }
+    int most = PANEL_K / kernels->panel_operands * kernels->group / LAZY_LONGEST_BLOCK * LAZY_LONGEST_BLOCK,
+        k_blocks = ceil_div(p->w->cols, most);
+    p->k_block = ceil_div(ceil_div(p->w->cols, k_blocks), unit) * unit;
+    p->panel_size = ceil_div(p->k_block, kernels->group) * kernels->panel_operands * kernels->tile_cols;
     int panels = ceil_div(p->columns, kernels->tile_cols); /* where gated, of one half */
-    int max_panels = PANELS_SIZE / (panel_k * kernels->tile_cols * (p->gated ? 2 : 1));
+    int max_panels = (PANELS_SIZE / p->panel_size - cut) / (p->gated ? 2 : 1);
     if (p->gated) /* gate and up of at least two strips must fit into the block */
         max_panels = min_int(max_panels, BLOCK_SIZE / (4 * kernels->tile_rows * kernels->tile_cols));
     p->col_blocks = min_int(panels, max_int(ceil_div(panels, max_panels), ceil_div(wanted, max_row_blocks)));
@@ -257,7 +257,7 @@ static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
-    return halves ? kernels_of(p->stream)->max_unpacked_halves : kernels_of(p->stream)->max_unpacked_others;
+    return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
 
 /* At most ROW_CHUNK rows. */
@@ -273,6 +273,7 @@ static int multiply_chunk(product p, lazy_error *err)
 
 static int multiply(product p, lazy_error *err)
 {
+    p.kernels = product_kernels_of(p.stream);
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
     int code = LAZY_OK, left = p.n;
     for (; left > 0 && !code; left -= p.n, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {

@@ -34,8 +34,9 @@ static PyObject *core_features(PyObject *module, PyObject *unused)
             return NULL;
         }
     }
-    return Py_BuildValue("{s:N,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16",
-                         lazy_cpu_variant_used(LAZY_COMPUTE_BF16), "cores", lazy_cpu_cores(), "compiler", __VERSION__);
+    return Py_BuildValue("{s:N,s:s,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16",
+                         lazy_cpu_variant_used(LAZY_COMPUTE_BF16), "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "cores",
+                         lazy_cpu_cores(), "compiler", __VERSION__);
 }
 
 static PyObject *core_cuda(PyObject *module, PyObject *libraries)

@@ -59,7 +59,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
     parser.add_argument("--threads", type=int, metavar="N", help="default: all physical cores")
     parser.add_argument(
-        "--compute", default="f32", help="operands of products on the CPU: f32, bf16 or fastest; default f32"
+        "--compute",
+        default="f32",
+        help="operands of products on the CPU: f32, bf16, int8 or fastest (never int8); default f32",
     )
     parser.add_argument(
         "--weights", default="auto", help="on the CPU: auto (as stored), q8 or q4 (rounded on loading)"

@@ -32,11 +32,11 @@ def check_weights(weights: str) -> None:
 
 
 def chosen_compute(compute: str, device: str) -> str:
-    """The arithmetic of a model: "fastest" becomes what this machine has, and logs it."""
+    """The arithmetic of a model: "fastest" becomes what this machine has, bf16 or f32, and logs it."""
     if not isinstance(compute, str):
         raise TypeError(f"compute must be a string, not {compute!r}")
-    if compute not in ("f32", "bf16", "fastest"):
-        raise ValueError(f"compute must be f32, bf16 or fastest, not {compute!r}")
+    if compute not in ("f32", "bf16", "int8", "fastest"):
+        raise ValueError(f"compute must be f32, bf16, int8 or fastest, not {compute!r}")
     if compute != "fastest":
         return compute
     on_cpu = not device.startswith("cuda")

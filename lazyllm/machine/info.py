@@ -69,6 +69,7 @@ def info() -> Info:
         compute={
             "f32": features["used"],
             "bf16": features["bf16"] or "off: the processor has no AVX512-BF16",
+            "int8": features["int8"] or "off: the processor has no AVX512-VNNI",
         },
         threads=features["cores"],
         compiler=features["compiler"],

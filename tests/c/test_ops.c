@@ -1,5 +1,6 @@
 /* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs, in f32 and, where it has
- * kernels for it, in bf16. In bf16 all operands of products are bf16 already, so that nothing but the powers of attention is rounded.
+ * kernels for it, in bf16 and int8. In bf16 all operands of products are bf16 already, so that nothing but the powers of attention is
+ * rounded. In int8 the plain reference gets x and weights as they are after rounding.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
  * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set alone. */
@@ -54,7 +55,7 @@ static float *random_floats(size_t n)
     float *data = malloc((n + 1) * sizeof *data);
     for (size_t i = 0; i < n; i++) {
         data[i] = random_float();
-        if (computing == LAZY_COMPUTE_F32) continue;
+        if (computing == LAZY_COMPUTE_F32) continue; /* with int8, attention is in bf16 */
         uint32_t bits;
         memcpy(&bits, &data[i], sizeof bits);
         bits &= 0xffff0000;
@@ -114,7 +115,7 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     lazy_error err = { 0 };
     *s.config = *config;
     s.config->hidden = MAX_COLS; /* products of any number of columns up to it; a multiple of 1024, as some of them */
-    if (computing == LAZY_COMPUTE_BF16) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
+    if (computing != LAZY_COMPUTE_F32) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
     setenv("LAZYLLM_CPU", variant, 1);
     lazy_compute compute = strcmp(variant, "reference") == 0 ? LAZY_COMPUTE_F32 : computing;
     if (lazy_cpu_open(&s.backend, threads, compute, &err) || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
@@ -158,9 +159,58 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
     return w;
 }
 
-static void free_matrix(lazy_matrix *w)
+/* A copy of (n, cols) values as products take them: in int8, groups of 32 rounded to multiples of a 127th of their largest value. */
+static float *as_operands(const float *x, int n, int cols)
+{
+    float *copy = malloc((size_t)n * (size_t)cols * sizeof *copy);
+    memcpy(copy, x, (size_t)n * (size_t)cols * sizeof *copy);
+    for (int i = 0; i < n * cols && computing == LAZY_COMPUTE_INT8; i += i % cols + 32 > cols ? cols - i % cols : 32) {
+        int here = i % cols + 32 > cols ? cols - i % cols : 32;
+        float largest = 0;
+        for (int j = i; j < i + here; j++) largest = fmaxf(largest, fabsf(copy[j]));
+        for (int j = i; j < i + here && largest > 0; j++) copy[j] = roundf(copy[j] * (1 / (largest / 127))) * (largest / 127);
+    }
+    return copy;
+}
+
+/* A copy of w as products take it: in int8, weights that are not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
+static lazy_matrix weights_as_operands(const lazy_matrix *w)
+{
+    lazy_matrix copy = *w;
+    for (int i = 0; i < w->n_parts; i++) {
+        lazy_part *part = &copy.part[i];
+        size_t bytes = lazy_row_bytes(part->dtype, w->cols);
+        bool rounds = computing == LAZY_COMPUTE_INT8 && !lazy_is_quantized(part->dtype);
+        if (!rounds) {
+            part->data = memcpy(malloc((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
+            continue;
+        }
+        int padded = (w->cols + 31) / 32 * 32;
+        float *wide = calloc((size_t)padded, sizeof *wide), *all = malloc((size_t)part->rows * (size_t)w->cols * sizeof *all);
+        char *blocks = malloc(lazy_row_bytes(LAZY_Q8_0, padded));
+        for (int r = 0; r < part->rows; r++) {
+            lazy_widen(wide, (const char *)w->part[i].data + (size_t)r * bytes, part->dtype, w->cols);
+            lazy_quantize(blocks, wide, LAZY_Q8_0, padded);
+            lazy_widen(wide, blocks, LAZY_Q8_0, padded);
+            memcpy(all + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *all);
+            memset(wide, 0, (size_t)padded * sizeof *wide);
+        }
+        free(wide);
+        free(blocks);
+        part->data = all;
+        part->dtype = LAZY_F32;
+    }
+    return copy;
+}
+
+static void free_parts(lazy_matrix *w)
 {
     for (int i = 0; i < w->n_parts; i++) free((void *)w->part[i].data);
+}
+
+static void free_matrix(lazy_matrix *w)
+{
+    free_parts(w);
     free((void *)w->bias);
 }
 
@@ -175,7 +225,11 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
         memcpy(want, before, size * sizeof *want);
     }
     fast.backend->ops->matmul(fast.stream, got, x, n, &w, accumulate, NULL);
-    plain.backend->ops->matmul(plain.stream, want, x, n, &w, accumulate, NULL);
+    lazy_matrix taken = weights_as_operands(&w);
+    float *x_taken = as_operands(x, n, cols);
+    plain.backend->ops->matmul(plain.stream, want, x_taken, n, &taken, accumulate, NULL);
+    free_parts(&taken);
+    free(x_taken);
     double error = error_of(got, want, size), tolerance = TOLERANCE;
     for (int i = 0; i < parts; i++)
         if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(w.part[i].dtype)) tolerance = ROUNDED;
@@ -207,6 +261,54 @@ static void test_quantized_products(side fast, side plain)
     seed = before;
 }
 
+/* In int8, weights of any format that is not in blocks give the products of their blocks, to the bit. */
+static void test_rounded_weights(side fast, int n)
+{
+    int cols = 32 * random_int(1, 40);
+    for (int dtype = LAZY_F32; dtype <= LAZY_BF16; dtype++) {
+        lazy_matrix w = random_matrix(1, 75, cols, (lazy_dtype)dtype, false, false), blocks = w;
+        float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(75 * cols) * sizeof *wide);
+        lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
+        for (int i = 0; i < 32; i++) wide[i] *= 0x1p-30f; /* the scale of this group is below those of f16 */
+        for (int i = 32; i < 75 * cols; i += 5) wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
+        blocks.part[0].data = malloc(75 * lazy_row_bytes(LAZY_Q8_0, cols));
+        blocks.part[0].dtype = LAZY_Q8_0;
+        lazy_quantize((void *)blocks.part[0].data, wide, LAZY_Q8_0, 75 * cols);
+        lazy_matrix floats = w;
+        floats.part[0].data = wide;
+        floats.part[0].dtype = LAZY_F32;
+        size_t size = (size_t)n * 75;
+        float *got = guarded(size), *want = guarded(size);
+        fast.backend->ops->matmul(fast.stream, got, x, n, &floats, false, NULL);
+        fast.backend->ops->matmul(fast.stream, want, x, n, &blocks, false, NULL);
+        check(memcmp(got, want, size * sizeof *got) == 0, "%s matmul n %d, cols %d: other products than those of blocks of 8 bits",
+              fast.backend->variant, n, cols);
+        freed(got, size);
+        freed(want, size);
+        free(x);
+        free(wide);
+        free_parts(&blocks);
+        free_matrix(&w);
+    }
+}
+
+/* A NaN or an Inf in a row of x, or in a row of weights, reaches every product with it and no other. */
+static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
+{
+    enum { ROWS = 37, COLS = 256 };
+    lazy_matrix w = random_matrix(1, ROWS, COLS, dtype, false, false);
+    float *x = random_floats((size_t)n * COLS), *y = guarded((size_t)n * ROWS);
+    int row = random_int(0, n - 1), column = dtype == LAZY_F32 ? random_int(0, ROWS - 1) : ROWS, n_wrong = 0;
+    x[row * COLS + random_int(0, COLS - 1)] = bad;
+    if (column < ROWS) ((float *)w.part[0].data)[column * COLS + random_int(0, COLS - 1)] = bad;
+    fast.backend->ops->matmul(fast.stream, y, x, n, &w, false, NULL);
+    for (int i = 0; i < n * ROWS; i++) n_wrong += isfinite(y[i]) == (i / ROWS == row || i % ROWS == column);
+    check(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.backend->variant, n, dtype, bad, n_wrong);
+    freed(y, (size_t)n * ROWS);
+    free(x);
+    free_matrix(&w);
+}
+
 static void test_products(side fast, side plain)
 {
     for (int n = 1; n <= 130; n++)
@@ -234,7 +336,11 @@ static void test_gated(side fast, side plain, int n, int cols)
     float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size);
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i += 17) x[i] *= 16; /* gates far from 0, too */
     fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
-    plain.backend->ops->gated(plain.stream, want, x, n, &w, NULL);
+    lazy_matrix taken = weights_as_operands(&w);
+    float *x_taken = as_operands(x, n, cols);
+    plain.backend->ops->gated(plain.stream, want, x_taken, n, &taken, NULL);
+    free_parts(&taken);
+    free(x_taken);
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", fast.backend->variant, n, cols, error);
     check(freed(got, size), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
@@ -461,14 +567,14 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
     float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
           *want = guarded(size);
-    float peaked = computing == LAZY_COMPUTE_BF16 ? 4 : 3; /* rows; errors of shares grow with the products */
+    float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
     lazy_kv kv = { k, v, length };
     fast.stream->scores_follow = random_int(0, 1);
     fast.backend->ops->attention(fast.stream, got, qkv, rows, n, kv, in_play, m, window, NULL);
     plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, window, NULL);
     double error = error_of(got, want, size);
-    check(error < (computing == LAZY_COMPUTE_BF16 ? ROUNDED : TOLERANCE),
+    check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
           "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length, window, d, error);
     check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(want, size);
@@ -925,7 +1031,7 @@ static void test_any_threads(const char *variant)
 /* Rows so short that one task could take hundreds of panels: gate and up of a block must still fit beside them. */
 static void test_short_gates(const char *variant)
 {
-    bool wide = lazy_kernels_find(variant, computing)->tile_rows > 6;
+    bool wide = lazy_products_find(variant, computing)->tile_rows > 6;
     lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
     side fast = open_side(variant, &config, 1), plain = open_side("reference", &config, 1);
     test_gated(fast, plain, wide ? UNPACKED_ROWS_LIMIT + 1 : 33, wide ? 16 : 8);
@@ -1031,6 +1137,12 @@ static void test_variant(const char *variant, const lazy_config *shapes, size_t 
     side fast = open_side(variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
     test_products(fast, plain);
     test_quantized_products(fast, plain);
+    uint64_t before = seed;
+    for (int n = 1; n <= 2 * UNPACKED_ROWS_LIMIT; n += n < 8 ? 1 : 40) {
+        if (computing == LAZY_COMPUTE_INT8) test_rounded_weights(fast, n);
+        for (int dtype = 0; dtype < LAZY_N_DTYPES; dtype++) test_spoilt_products(fast, n, (lazy_dtype)dtype, n % 2 ? NAN : INFINITY);
+    }
+    seed = before;
     test_large_norm(fast, plain);
     for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
     test_bad_surprisal(fast);
@@ -1062,8 +1174,8 @@ int main(int argc, char **argv)
     };
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
-        computing = LAZY_COMPUTE_BF16;
-        if (lazy_kernels_find(*variant, computing)) test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
+        for (computing = LAZY_COMPUTE_BF16; computing <= LAZY_COMPUTE_INT8; computing++)
+            if (lazy_products_find(*variant, computing)) test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
         computing = LAZY_COMPUTE_F32;
         if (fastest) break;
     }
