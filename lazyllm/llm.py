@@ -40,9 +40,9 @@ def load(
     are used as stored. `threads`, on the CPU: None takes every core that this process may use. `compute`, on
     the CPU: the type of the operands of products, f32, bf16 or int8 where the processor has instructions for
     it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups of 32; it changes
-    results more than bf16, and fastest never takes it. Use it with quantized weights: others are rounded in
-    every pass. `weights`, on the CPU: auto (as stored), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to
-    4 bits: Q4_1; the embedding and the LM head to 8).
+    results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as stored, or q8 where
+    they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4 bits:
+    Q4_1; the embedding and the LM head to 8).
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -55,6 +55,8 @@ def load(
     checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
+    if compute == "int8" and weights == "auto" and set(stored_types(checkpoint)) <= set(DTYPES.values()):
+        weights = "q8"  # else every pass would round them again
     return LLM(checkpoint, open_model(checkpoint, device, threads, compute, weights), compute, weights)
 
 

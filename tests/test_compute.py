@@ -91,6 +91,7 @@ def test_load_takes_compute(
     monkeypatch.setenv("LAZYLLM_CPU", "generic")
     llm = lazyllm.load(demo_model, threads=1, compute=compute)
     assert llm.compute == compute
+    assert llm.weights == ("q8" if compute == "int8" else "auto")
     assert f"generic_{compute}" in repr(llm)
     assert lazyllm.load(demo_model).compute == "f32"
     monkeypatch.setenv(
