@@ -95,10 +95,8 @@ static float get(const unsigned char *at, lazy_dtype type)
     switch (type) {
     case LAZY_F16: memcpy(&f16, at, sizeof f16); return __half2float(f16);
     case LAZY_BF16: memcpy(&bf16, at, sizeof bf16); return __bfloat162float(bf16);
-    case LAZY_F32: break;
+    default: memcpy(&f32, at, sizeof f32); return f32;
     }
-    memcpy(&f32, at, sizeof f32);
-    return f32;
 }
 
 static bytes narrowed(lazy_dtype type, const floats &values)
@@ -228,7 +226,7 @@ struct rig {
         lazy_cuda_options options = {};
         options.type = type;
         must(lazy_cuda_open(&cuda, &options, &err), err);
-        must(lazy_cpu_open(&cpu, 1, &err), err);
+        must(lazy_cpu_open(&cpu, 1, LAZY_COMPUTE_F32, &err), err);
         gpu = stream_of(cuda, &config, rows, tokens);
         plain = stream_of(cpu, &config, rows, tokens);
     }
