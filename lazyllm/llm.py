@@ -22,6 +22,7 @@ from lazyllm.session import Session
 from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+BLOCK = 32  # values, of Q8_0
 MAX_THREADS = 1024
 ASSUMED_NEW = 64  # tokens of an answer, for a session that is opened without a request
 
@@ -55,7 +56,7 @@ def load(
     checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
-    if compute == "int8" and weights == "auto" and set(stored_types(checkpoint)) <= set(DTYPES.values()):
+    if compute == "int8" and weights == "auto" and can_be_rounded(checkpoint):
         weights = "q8"  # else every pass would round them again
     return LLM(checkpoint, open_model(checkpoint, device, threads, compute, weights), compute, weights)
 
@@ -67,6 +68,12 @@ def _opened(path: str, device: str, threads: int | None, compute: str) -> LLM:
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
     return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
+
+
+def can_be_rounded(checkpoint: Checkpoint) -> bool:
+    """Whether no weight is quantized and all matrices consist of whole blocks."""
+    matrices = [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
+    return all(dtype in DTYPES and shape[-1] % BLOCK == 0 for _, dtype, shape, *_ in matrices)
 
 
 def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:

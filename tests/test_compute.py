@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
 import tolerances
+from folders import SHAPE as WHOLE
+from folders import model_folder
 
 import lazyllm
 from lazyllm import _core
@@ -100,6 +103,17 @@ def test_load_takes_compute(
     with caplog.at_level("INFO", "lazyllm"):
         assert chosen_compute("fastest", "auto") == "f32"
     assert 'compute="fastest" took f32' in caplog.text
+
+
+def test_int8_rounds_weights_once_where_they_are_whole_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CPU", "generic")
+    for hidden, weights in ((32, "q8"), (40, "auto")):
+        (folder := tmp_path / weights).mkdir()
+        model_folder(folder, replace(WHOLE, hidden=hidden, n_heads=4, head_dim=hidden // 4, ffn=64))
+        assert lazyllm.load(folder, threads=1, compute="int8").weights == weights
+        assert lazyllm.load(folder, threads=1, compute="f32").weights == "auto"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ CORE_KEYS = {
     *("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context"),
     *("norm_eps", "inv_freq", "rope_scale", "tied", "qkv_bias", "o_bias", "qk_norm"),
     *("windows", "local_inv_freq", "query_scalar", "embedding_scale", "norm_plus_one", "post_norms", "gelu"),
+    "paired_rope",
 }
 
 
@@ -47,6 +48,7 @@ def test_core_gets_exactly_its_fields(family: str) -> None:
     assert len(core["windows"]) == config.n_layers
     gemma = config.architecture.startswith("Gemma3")
     assert (core["norm_plus_one"], core["post_norms"], core["gelu"]) == (gemma, gemma, gemma)
+    assert not core["paired_rope"]  # that is GGUF's
     if gemma:
         assert core["local_inv_freq"].shape == (config.head_dim // 2,)
     else:
