@@ -187,7 +187,7 @@ INLINE vec splat_operand(operand x) { return (vec)(x - (ints){ 0 }); }
 /* LANES operands: values i … i + 2 LANES - 1. */
 INLINE vec operands(const void *p, lazy_dtype dtype, int i)
 {
-    if (dtype == LAZY_BF16) return load((const float *)((const uint16_t *)p + i));
+    if (dtype == LAZY_BF16) return load((const uint16_t *)p + i);
     return NEIGHBOURS(widen(p, dtype, i), widen(p, dtype, i + LANES));
 }
 

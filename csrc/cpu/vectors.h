@@ -17,10 +17,10 @@
 enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* anywhere in memory */
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(1), may_alias)); /* anywhere in memory */
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 
-INLINE vec load(const float *p) { return *(const loose_vec *)p; }
+INLINE vec load(const void *p) { return *(const loose_vec *)p; }
 INLINE void store(float *p, vec v) { *(loose_vec *)p = v; }
 INLINE vec splat(float x) { return x - (vec){ 0 }; }
 INLINE ints choose_ints(ints mask, ints yes, ints no) { return (yes & mask) | (no & ~mask); }
