@@ -19,6 +19,8 @@
 #pragma GCC diagnostic ignored "-Wpsabi" /* about passing vectors of 32 bytes: all functions that do are inlined */
 
 typedef int32_t words __attribute__((vector_size(32))); /* the bytes of a group */
+typedef uint32_t unsigned_words __attribute__((vector_size(32)));
+typedef uint32_t unsigned_ints __attribute__((vector_size(4 * LANES)));
 typedef int32_t loose_words __attribute__((vector_size(32), aligned(1), may_alias));
 
 enum { TILE_COLS = TILE_VECTORS * LANES, ZERO_POINT = 128 };
@@ -114,8 +116,8 @@ INLINE words round_group(float *scale, const vec value[GROUP_VECTORS])
     float twice_inverse = *scale >= FLT_MIN ? 1.0f / *scale * 2.0f : 0.0f;
 #pragma GCC unroll 8
     for (int v = 0; v < GROUP_VECTORS; v++) {
-        ints doubled = __builtin_convertvector(value[v] * twice_inverse, ints); /* towards 0 */
-        rounded[v] = (doubled + 1 + (doubled >> 31)) >> 1;
+        ints doubled = __builtin_convertvector(value[v] * twice_inverse, ints);                /* towards 0 */
+        rounded[v] = (ints)((unsigned_ints)doubled + 1 + (unsigned_ints)(doubled >> 31)) >> 1; /* of NaN anything */
     }
     return LOW_BYTES(rounded);
 }
@@ -240,7 +242,8 @@ INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dty
             read_block_scales(&s, from, dtype);
             for (int g = 0; g < groups; g++) {
                 __builtin_prefetch(from + g * bytes / groups + FETCH_AHEAD);
-                words q = group_integers(from, dtype, &s, g, k - first) + splat_bytes(ZERO_POINT - zero_point(dtype));
+                unsigned_words q = (unsigned_words)group_integers(from, dtype, &s, g, k - first) +
+                                   (unsigned_words)splat_bytes(ZERO_POINT - zero_point(dtype));
                 memcpy(integers[j] + first + g * LAZY_GROUP, &q, sizeof q);
                 float *scale = panel + (first / LAZY_GROUP + g) * PANEL_ROWS * TILE_COLS + SCALES * TILE_COLS + j;
                 scale[0] = scale_of_half(&s, dtype, g, 0);
