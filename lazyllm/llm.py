@@ -71,7 +71,7 @@ def stored_types(checkpoint: Checkpoint) -> list[str]:
 
 
 def can_be_rounded(checkpoint: Checkpoint) -> bool:
-    """Whether no weight is quantized and all matrices consist of whole blocks."""
+    """True if no matrix is quantized and all consist of whole blocks."""
     matrices = [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
     return all(dtype in DTYPES and shape[-1] % BLOCK == 0 for _, dtype, shape, *_ in matrices)
 

@@ -92,7 +92,7 @@ def plot_speedups(axes: Axes, rows: list[Row]) -> None:
 
 
 def plot_formats(axes: Axes, rows: list[Row]) -> None:
-    """What llama.cpp takes with the same weights, as a multiple of our time."""
+    """The time of llama.cpp with the same weights, as a multiple of ours."""
     rows = [row for row in rows if row.keys["engine"] == "llama.cpp"]
     labels = [f"{row.keys['model']}, {row.keys['format']}" for row in rows]
     for place, (name, colour) in enumerate((("prefill / ours", OURS_COLOUR), ("decode / ours", PALE))):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.config import MODEL_TYPES, ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
@@ -43,13 +44,10 @@ def gguf_file(folder: Path, kind: str, cache: Path) -> Path:
 
 def quantize_file(source: Path, kind: str, path: Path) -> None:
     """All matrices in one format; llama.cpp takes another where rows are no multiple of its blocks."""
-    import llama_cpp
-
-    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
-    settings = llama_cpp.llama_model_quantize_default_params()
-    settings.ftype, settings.pure = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(settings)):
+    api = silent_api()
+    settings = api.llama_model_quantize_default_params()
+    settings.ftype, settings.pure = getattr(api, f"LLAMA_FTYPE_MOSTLY_{kind}"), True
+    if api.llama_model_quantize(str(source).encode(), str(path).encode(), ctypes.byref(settings)):
         raise RuntimeError(f"llama.cpp does not write {source.name} as {kind}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,25 @@ BATCHES = (2048, 512)  # tokens per batch; the faster one is used
 CONTEXT_STEP = 256  # the context is rounded up to a multiple
 
 
+@cache
+def _silenced() -> tuple[Any, Any]:
+    import llama_cpp
+
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+    return llama_cpp, quiet  # which the library goes on calling
+
+
+def silent_api() -> Any:
+    """llama.cpp's C API, which logs nothing."""
+    return _silenced()[0]
+
+
 class LlamaCppPeer:
     def __init__(self, file: Path, context: int, threads: int) -> None:
-        import llama_cpp
-
-        self._api: Any = llama_cpp
-        self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(self._quiet, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self._model = llama_cpp.llama_model_load_from_file(
-            str(file).encode(), llama_cpp.llama_model_default_params()
-        )
+        self._api = api = silent_api()
+        api.llama_backend_init()
+        self._model = api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params())
         if not self._model:
             raise RuntimeError(f"llama.cpp does not open {file}")
         self._n_ctx = -(-context // CONTEXT_STEP) * CONTEXT_STEP

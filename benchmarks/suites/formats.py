@@ -25,7 +25,7 @@ from benchmarks.peers.engines import (
     transformers_peer,
 )
 from benchmarks.peers.gguf_file import gguf_file
-from benchmarks.suites.decode import STEPS, peer_steps, step_bytes
+from benchmarks.suites.decode import STEPS, peer_steps, step_bytes, steps
 from lazyllm import _core, load
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.pypi_models import default_cache
@@ -56,7 +56,7 @@ class Subject:
     layers: int = 1
 
     def of_layer(self, values: Sequence[float]) -> float:
-        """What is measured for each folder, for the whole checkpoint or for a layer."""
+        """The value of the whole checkpoint or of one layer, from those of each folder."""
         return values[0] if len(values) == 1 else (values[0] - values[1]) / (self.layers - 1)
 
     def time(self, several: Sequence[Times]) -> Times:
@@ -67,20 +67,16 @@ class Subject:
 class Ours:
     """A model of ours; its decode steps go on after its last prefill."""
 
-    def __init__(self, llm: LLM, ids: Sequence[int], new: Sequence[int]) -> None:
+    def __init__(self, llm: LLM, ids: list[int], new: list[int]) -> None:
         self._llm, self._ids, self._new = llm, ids, new
-        self.prefill, self._decode = timed(self._read), timed(self._write)
+        self.prefill = timed(self._read)
 
     def _read(self) -> None:
         self._session = self._llm.session()
         self._session.forward(self._ids, progress=False)
 
-    def _write(self) -> None:
-        for token in self._new:
-            self._session.forward([token], generated=True, progress=False)
-
     def decode(self) -> float:
-        return self._decode() / len(self._new)
+        return steps(self._session, self._new)()
 
     def step_bytes(self, place: Place) -> int:
         return step_bytes(place, self._llm, self._session.last_pass)

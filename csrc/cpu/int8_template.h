@@ -409,7 +409,7 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 #include "dots.h"
 
-/* What the sums of a group's products begin with: less the zero point times x's integers, of each half in its first lane. */
+/* The start of the sums of a group's products: minus the zero point times the sum of x's integers, of each half in its first lane. */
 INLINE words sums_at_zero_point(const group *x, lazy_dtype dtype)
 {
     if (dtype == LAZY_Q6_K) return (words){ x->half_sum[0], 0, 0, 0, x->half_sum[1] } / (ZERO_POINT / zero_point(dtype));

@@ -1,10 +1,4 @@
 /* kernels_generic.c — the kernels for the baseline instruction set of the architecture. */
-#define VARIANT             generic
-#define ISA                 generic
-#define LANES               4
-#define TILE_ROWS           6
-#define TILE_VECTORS        2
-#define DOT_ROWS            2
-#define MAX_UNPACKED_HALVES 6
-#define MAX_UNPACKED_OTHERS 6
+#define VARIANT generic
+#include "generic.h"
 #include "kernels_template.h"

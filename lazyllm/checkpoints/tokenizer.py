@@ -57,14 +57,7 @@ class Tokenizer:
         tokens = read_token_names(settings, Fields(extra, read_json(extra) if extra.exists() else {}))
         template = find_template(folder, settings.values)
         vocabulary, source = open_vocabulary(folder, settings, tokens)
-        return cls(
-            vocabulary,
-            config.vocab,
-            source,
-            tokens,
-            ChatTemplate(template, settings_path, tokens) if template is not None else None,
-            config.eos_token_ids,
-        )
+        return cls._made(vocabulary, source, tokens, template, settings_path, config)
 
     @classmethod
     def from_contents(
@@ -76,19 +69,24 @@ class Tokenizer:
         vocabulary = JsonVocabulary(
             source, tokens.get("bos_token"), fields.flag("add_bos_token", False), json.dumps(tokenizer)
         )
-        template = fields.get("chat_template")
-        return cls(
-            vocabulary,
-            config.vocab,
-            source,
-            tokens,
-            ChatTemplate(template, source, tokens) if template is not None else None,
-            config.eos_token_ids,
-        )
+        return cls._made(vocabulary, source, tokens, fields.get("chat_template"), source, config)
+
+    @classmethod
+    def _made(
+        cls,
+        vocabulary: Vocabulary,
+        source: Path,
+        tokens: dict[str, str],
+        template: Any,
+        template_source: Path,
+        config: ModelConfig,
+    ) -> Tokenizer:
+        chat = None if template is None else ChatTemplate(template, template_source, tokens)
+        return cls(vocabulary, config.vocab, source, tokens, chat, config.eos_token_ids)
 
     @property
     def place(self) -> Path:
-        """Of the checkpoint: its folder, or the one file that it is."""
+        """The checkpoint's folder, or its file where it is one GGUF file."""
         return self.source if self.source.suffix == ".gguf" else self.source.parent
 
     @property

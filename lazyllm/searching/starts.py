@@ -25,8 +25,8 @@ def calibrated(
     with locked(file.with_suffix(".lock")):
         if not file.exists():
             made = made_for(llm, prompts, space, progress)
-            write_whole(file, json.dumps([json.loads(one.to_json()) for one in made]))
-    return [Pruning.from_fields(fields) for fields in json.loads(file.read_text())]
+            write_whole(file, json.dumps([one.to_json() for one in made]))
+    return [Pruning.from_json(text) for text in json.loads(file.read_text())]
 
 
 def made_for(llm: LLM, prompts: Sequence[Sequence[int]], space: Space, progress: bool) -> list[Pruning]:

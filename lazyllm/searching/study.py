@@ -121,8 +121,8 @@ class Study:
         return None
 
     def _enqueue(self, space: Space, starts: Sequence[Pruning], random: np.random.Generator) -> None:
-        """What the sampler does not propose: what dead processes had begun, with its results; then `starts`;
-        then every second time a neighbour of a setting on the front."""
+        """Queues a setting that the sampler does not propose: one that a dead process had begun, with its
+        results; else the next of `starts`; else, every second time, a neighbour of one on the front."""
         for one in filter(self._is_left, self._trials()):
             if SETTING in one.user_attrs:
                 left = {name: value for name, value in one.user_attrs.items() if name != WORKER}
