@@ -267,7 +267,7 @@ static int run_attention(lazy_bench *b, lazy_error *err)
 static int run_scores(lazy_bench *b, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, 0, b->kv, b->in_play, s->m,
+    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, LAZY_POOLING_MEAN, 0, b->kv, b->in_play, s->m,
                                    window_of(s), err);
 }
 

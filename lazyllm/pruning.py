@@ -213,8 +213,9 @@ class Pruning(Counted):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
-    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
+    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
+    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
+    least `memory` times the remembered score.
     Contexts below `min_tokens` tokens run dense; with "auto" those whose answers would not come sooner
     pruned, by the machine's profile. `prune_generated`: generated tokens may be dropped too.
     """
@@ -225,6 +226,7 @@ class Pruning(Counted):
     window: int
     protect: tuple[tuple[int, int], ...]
     queries: int
+    pooling: str
     layers: int
     smooth: int
     memory: float
@@ -240,6 +242,7 @@ class Pruning(Counted):
         window: int = 0,
         protect: Iterable[Any] = (),
         queries: int = 1,
+        pooling: Literal["mean", "max"] = "mean",
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
@@ -253,6 +256,8 @@ class Pruning(Counted):
             raise TypeError('decode must be "same", "frozen" or stages, not None')
         else:
             decode = _stages(decode, "decode")
+        if pooling not in ("mean", "max"):
+            raise ValueError(f'pooling must be "mean" or "max", not {pooling!r}')
         width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
@@ -268,6 +273,7 @@ class Pruning(Counted):
             "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
             "queries": checked.whole(queries, "queries", 1),
+            "pooling": pooling,
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
