@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float
 }
 } // namespace
 
-int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
-                     lazy_pooling pooling, int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
+                     int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);

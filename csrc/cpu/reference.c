@@ -172,8 +172,8 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     return LAZY_OK;
 }
 
-static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
-                            int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
+                            lazy_pooling pooling, int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;

@@ -10,10 +10,10 @@ typedef struct scoring {
     const float *q; /* one query row: (H, D) */
     lazy_kv kv;
     const int32_t *in_play;
-    int m;           /* tokens in play */
-    lazy_seen seen;  /* those that the row sees */
-    float *shares;   /* (H, m) */
-    float *scores;   /* (m,) */
+    int m;          /* tokens in play */
+    lazy_seen seen; /* those that the row sees */
+    float *shares;  /* (H, m) */
+    float *scores;  /* (m,) */
     int row, n_rows;
     lazy_pooling pooling; /* of the rows */
 } scoring;

@@ -131,11 +131,11 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     int code = 0;
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
         parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
-        field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) || parse_pooling(dict, &pruning->pooling) ||
-        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
-        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
-        parse_policy(dict, policy)) {
+        field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
+        parse_pooling(dict, &pruning->pooling) || field_int(dict, WHAT, "layers", &pruning->layers) ||
+        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_double(dict, WHAT, "memory", &pruning->memory) ||
+        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) ||
+        field_bool(dict, WHAT, "average", &pruning->average) || parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
     }

@@ -591,7 +591,8 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     for (int j = 0; j < m; j++) sum += scores[j];
     check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d, pooling %d: error %.2g", fast.backend->variant, n, m, window,
           queries, pooling, error);
-    check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant, n, m, queries, sum);
+    check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant,
+          n, m, queries, sum);
     check(freed(scores, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(expected, (size_t)m);
     free(in_play);
