@@ -392,16 +392,25 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
 def test_recommended_keeps_the_schedule() -> None:
     pruning = Pruning({10: 0.7}, window=2)
     made = pruning.recommended()
-    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=31, memory=0.8)
+    assert made == Pruning(
+        {10: 0.7}, window=2, sink=4, layers=5, queries=32, pooling="max", smooth=31, memory=0.8
+    )
     assert pruning == Pruning({10: 0.7}, window=2)
     assert Pruning({10: 0.7}, sink=9).recommended().sink == 9
 
 
 def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
-    for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
+    for stages, width in (({10: 1 / 3}, 31), ({10: 0.2, 20: 0.1}, 19), (None, 31)):
         assert Pruning(stages).recommended().smooth == width
-    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (3390, 3410)] == [13, 31]
+    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (1000, 1640, 1650, 3390, 3410, 9000)] == [
+        13,
+        13,
+        15,
+        31,
+        31,
+        31,
+    ]
     with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Pruning({10: 0.1}).recommended(0)
-    assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
-    assert Pruning({10: Drop(0.2)}).recommended().smooth == 13
+    assert Pruning({10: Mass(0.9, keep_max=0.1)}).recommended().smooth == 13
+    assert Pruning({10: Drop(0.1)}).recommended().smooth == 13

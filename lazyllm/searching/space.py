@@ -53,7 +53,7 @@ class Space:
         """The setting that the sampler proposes; None if it is outside of the range."""
         speedup = self.levels[trial.suggest_int(SPEEDUP, 0, LEVELS - 1)]
         chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
-        options = Pruning(sink=RECOMMENDED_SINK, **chosen)
+        options = Pruning(sink=RECOMMENDED_SINK, pooling="max", **chosen)
         n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
         layers, keeps = [], [1.0]
         share = trial.suggest_float(DEPTH, *SHARES, step=STEP)
