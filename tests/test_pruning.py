@@ -402,7 +402,7 @@ def test_recommended_keeps_the_schedule() -> None:
 def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
     for stages, width in (({10: 1 / 3}, 31), ({10: 0.2, 20: 0.1}, 19), (None, 31)):
         assert Pruning(stages).recommended().smooth == width
-    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (900, 1540, 3400, 9000)] == [13, 15, 29, 31]
+    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (900, 1540, 3200, 9000)] == [13, 15, 29, 31]
     with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Pruning({10: 0.1}).recommended(0)
     assert Pruning({10: Mass(0.9, keep_max=0.1)}).recommended().smooth == 13
