@@ -114,8 +114,9 @@ typedef struct lazy_ops {
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
      * if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);
-    /* scores[j] = the largest of shares[k, in_play[j]], k < n. shares: (n, capacity) */
-    int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, lazy_error *);
+    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and where `also` is true of scores[j]. shares: (n, capacity) */
+    int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also,
+                   lazy_error *);
     /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and scores[j] become the
      * larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
     int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m,

@@ -143,12 +143,22 @@ static bool needs_scores(const pass *p, const lazy_stage *stage)
            lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
 
+/* True if layer l is one of the last `layers` up to a stage and sees at least as far as the stage's own layer. Policies and means over
+ * layers take all of them. */
+static bool counts_for(const pass *p, int l, int stage)
+{
+    const lazy_pruning *pruning = &p->session->rules.pruning;
+    const lazy_layer *layers = p->session->model->layers;
+    if (l <= stage - p->schedule.layers || l > stage) return false;
+    return pruning->policy.call || pruning->average || layers[l].window >= layers[stage].window;
+}
+
 /* True if a stage after layer `first` or a higher one is scored by layer l, and by others perhaps. */
 static bool scores_from(const pass *p, int l, int first)
 {
     const lazy_schedule *schedule = &p->schedule;
     for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
-        if (first <= stage->layer && l > stage->layer - schedule->layers && needs_scores(p, stage)) return true;
+        if (first <= stage->layer && counts_for(p, l, stage->layer) && needs_scores(p, stage)) return true;
     return false;
 }
 
@@ -236,8 +246,17 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     if (layers == 1) return LAZY_OK;
     float *share = cache->shares + (size_t)(l % layers) * (size_t)capacity;
     int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
-    if (code || !lazy_schedule_stage(&p->schedule, l)) return code;
-    return p->ops->largest(p->stream, *scores, cache->shares, min_int(layers, l + 1), capacity, p->in_play.positions, m, err);
+    if (!lazy_schedule_stage(&p->schedule, l)) return code;
+    bool begun = false;
+    for (int row = 0, end; row <= l && row < layers && !code; row = end) { /* a run of rows of layers that count, or of such that do not */
+        bool count = counts_for(p, l - (l - row) % layers, l);
+        for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
+        if (!count) continue;
+        const float *shares = cache->shares + (size_t)row * (size_t)capacity;
+        code = p->ops->largest(p->stream, *scores, shares, end - row, capacity, p->in_play.positions, m, begun, err);
+        begun = true;
+    }
+    return code;
 }
 
 /* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in score_stage. */

@@ -103,7 +103,7 @@ int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int,
                      lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
-int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);
+int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);
 int lazy_cuda_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
 /* selection.cu */
 int lazy_cuda_average(lazy_stream *, float *, const float *, int, int, lazy_error *);

@@ -25,12 +25,12 @@ __device__ __forceinline__ float larger(float a, float b) { return b <= a ? b !=
 
 /* shares: (n, capacity) by position */
 __global__ void __launch_bounds__(THREADS)
-    find_largest(float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m)
+    find_largest(float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= m) return;
-    float largest = shares[in_play[j]];
-    for (int k = 1; k < n; k++) largest = larger(largest, shares[(int64_t)k * capacity + in_play[j]]);
+    float largest = also ? scores[j] : shares[in_play[j]];
+    for (int k = !also; k < n; k++) largest = larger(largest, shares[(int64_t)k * capacity + in_play[j]]);
     scores[j] = largest;
 }
 
@@ -56,10 +56,10 @@ int lazy_cuda_share(lazy_stream *stream, float *share, const float *scores, cons
 }
 
 int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m,
-                      lazy_error *err)
+                      bool also, lazy_error *err)
 {
     return lazy_cuda_op(stream, "scores over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_largest, blocks_of(m), dim3(THREADS), 0, queue, scores, shares, n, capacity, in_play, m);
+        return lazy_launch(find_largest, blocks_of(m), dim3(THREADS), 0, queue, scores, shares, n, capacity, in_play, m, also);
     });
 }
 

@@ -410,10 +410,15 @@ class Pruning(Counted):
     ) -> int:
         total = bare_flops(config, in_play, computed)
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            if any(layer <= stage < layer + self.layers for stage in stages):
+            if any(self._scores(config, layer, stage) for stage in stages):
                 window = min(config.windows[layer] or m, m)
                 total += min(self.queries, n) * window * 2 * config.n_heads * config.head_dim
         return total
+
+    def _scores(self, config: ModelConfig, layer: int, stage: int) -> bool:
+        """Whether the layer is one of the last `layers` up to the stage and sees as far as the stage's own."""
+        sees, must = (config.windows[one] or math.inf for one in (layer, stage))
+        return layer <= stage < layer + self.layers and sees >= must
 
     def _always_kept(self, n_prompt: int) -> int:
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""

@@ -204,7 +204,9 @@ class Reference:
                 if average:
                     scores = np.mean(by_layer, axis=0)
                 elif last > 1:  # what is in play here was in play in every layer below
-                    scores = np.max([[share[i] for i in in_play] for share in shares[-last:]], axis=0)
+                    scores = np.max(
+                        [[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0
+                    )
                 else:
                     scores = self.attention(rows, computed, in_play, first)
                 scores = self.recall(layer, in_play, self.smooth(scores))
@@ -325,6 +327,12 @@ class Reference:
         if total != 0:  # else all of them are 0 and stay so; NaN is no 0 and goes on to `select`
             counted = counted / total
         return dict(zip(in_play, counted.tolist(), strict=True))
+
+    def counted(self, shares: list[dict[int, float]], layer: int) -> list[dict[int, float]]:
+        """Those of the last `layers` layers that see at least as far as this one."""
+        windows = [window or math.inf for window in self.config["windows"]]
+        last = range(max(0, layer - self.pruning["layers"] + 1), layer + 1)
+        return [shares[one] for one in last if windows[one] >= windows[layer]]
 
     def recall(self, layer: int, in_play: list[int], new: np.ndarray) -> np.ndarray:
         """The larger of the new scores and `memory` times those remembered, which it replaces.

@@ -106,7 +106,7 @@ int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, 
                     lazy_error *);
 /* selection.c */
 int lazy_cpu_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
-int lazy_cpu_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);
+int lazy_cpu_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);
 int lazy_cpu_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
 int lazy_cpu_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
 int lazy_cpu_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);

@@ -18,13 +18,13 @@ int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const
     return LAZY_OK;
 }
 
-int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m,
+int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also,
                      lazy_error *err)
 {
     (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
-        float largest = shares[in_play[j]];
-        for (int k = 1; k < n; k++) {
+        float largest = also ? scores[j] : shares[in_play[j]];
+        for (int k = !also; k < n; k++) {
             float share = shares[(int64_t)k * capacity + in_play[j]];
             if (!(share <= largest)) largest = share; /* a NaN is kept, and refused by the selection */
         }

@@ -1129,8 +1129,12 @@ static void test_pooling(const rig &r, int m, flagging how)
         r.plain.ops->share(r.plain.stream, shares.data() + row, raw.data(), in_play.data(), m, flags.data(), nullptr);
     }
     did(r.gpu, "largest",
-        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>(), 3, capacity, positions.as<int32_t>(), m, &r.gpu.err));
-    r.plain.ops->largest(r.plain.stream, scores.data(), shares.data(), 3, capacity, in_play.data(), m, nullptr);
+        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>(), 1, capacity, positions.as<int32_t>(), m, false,
+                           &r.gpu.err));
+    did(r.gpu, "largest",
+        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>() + capacity, 2, capacity, positions.as<int32_t>(), m, true,
+                           &r.gpu.err));
+    r.plain.ops->largest(r.plain.stream, scores.data(), shares.data(), 3, capacity, in_play.data(), m, false, nullptr);
     float factor = random_int(0, 2) * 0.5f;
     did(r.gpu, "remember",
         r.gpu.ops->remember(r.gpu.stream, largest.as<float>(), remembered.as<float>(), n_old, length, factor, positions.as<int32_t>(), m,
