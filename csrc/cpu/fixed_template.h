@@ -19,7 +19,7 @@ enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP };
 /* The longest block's values of a row of x, 0 behind its end. */
 typedef struct stretch {
     int32_t bytes[STRETCH][DIGITS][WORDS]; /* of the integers: four to a word, the highest ones first */
-    int32_t four_sums[STRETCH][WORDS];     /* of the integers that share a word */
+    int32_t zero_sums[STRETCH][WORDS];     /* of the integers that share a word, times the zero point of LAZY_Q6_K */
     float scales[STRETCH], sums[STRETCH];  /* of the groups; sums of the values */
 } stretch;
 
@@ -77,8 +77,9 @@ static void convert(void *to, const float *from, int k)
         for (int v = 0; v < GROUP_VECTORS; v++) value[v] = k > 0 ? load(from + v * LANES) : splat(0.0f);
         s->scales[g] = round_group_to_digits(s->bytes[g], value);
         words sums = dot_digits(splat_bytes(1), s->bytes[g]);
-        memcpy(s->four_sums[g], &sums, sizeof sums);
         eight wide = __builtin_convertvector(sums, eight);
+        sums = (words)((unsigned_words)sums * (unsigned)zero_point(LAZY_Q6_K));
+        memcpy(s->zero_sums[g], &sums, sizeof sums);
         s->sums[g] = sum_eight(&wide) * s->scales[g];
         g = (g + 1) % STRETCH;
         s += !g;
@@ -87,7 +88,7 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- scales ----------------------------------------------------------------------------- */
 
-/* The scales of n groups of a row of weights, then their offsets; of LAZY_Q6_K those of 16 half groups. In long blocks they are integers,
+/* The scales of n groups of a row of weights, then what is to be added to each value; of LAZY_Q6_K the scales of 16 half groups. In long blocks they are integers,
  * which the block's own scale and offset multiply. */
 INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
 {
@@ -105,7 +106,10 @@ INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
         halves[g] = pair;
     }
     vec both = WIDEN_HALVES(halves);
-    return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    if (has_offset(dtype)) return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const float zero = -(float)zero_point(dtype);
+    return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
+           (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
 }
 
 /* Of a long block: what its scales are multiplied by, and what its offsets. */
@@ -144,12 +148,12 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
             if (t->dtype == LAZY_Q6_K) x = SHUFFLE(vec, x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             vec both = scales * x;
             store(factor[r][c], both);
-            if (!has_offset(t->dtype)) continue;
+            if (t->dtype == LAZY_Q6_K) continue;
             eight offsets = SHUFFLE(eight, both, both, 8, 9, 10, 11, 12, 13, 14, 15);
             sum[r][c] += long_block ? offsets * splat_eight(block_offset(weights)) : offsets;
         }
     }
-    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4])factor)); /* broadcasts from memory cost less than from a register */
+    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
 }
 
 /* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */
@@ -160,19 +164,22 @@ INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int
 #pragma GCC unroll 4
     for (int c = 0; c < cols; c++) {
         const char *block = t->w + c * t->spacing;
-        if (in_block == 0 || in_block * bytes / line > (in_block - 1) * bytes / line) __builtin_prefetch(block + in_block * bytes + FETCH_AHEAD);
+        if (in_block == 0 || in_block * bytes / line > (in_block - 1) * bytes / line)
+            __builtin_prefetch(block + in_block * bytes + FETCH_AHEAD);
         integers[c] = integers_of(block, t->dtype, in_block);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         const stretch *x = (const stretch *)(t->x + r * t->x_stride);
-        words zero_sums = words_at(x->four_sums[g]) * zero_point(t->dtype);
+        words zero_sums = words_at(x->zero_sums[g]);
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
-            words product = dot_digits(integers[c], x->bytes[g]) - zero_sums;
+            words product = dot_digits(integers[c], x->bytes[g]);
             eight scale = splat_eight(factor[r][c][g]);
-            if (t->dtype == LAZY_Q6_K)
+            if (t->dtype == LAZY_Q6_K) {
+                product -= zero_sums;
                 scale = SHUFFLE(eight, splat_eight(factor[r][c][2 * g]), splat_eight(factor[r][c][2 * g + 1]), 0, 1, 2, 3, 8, 9, 10, 11);
+            }
             sum[r][c] += __builtin_convertvector(product, eight) * scale;
         }
     }

@@ -338,8 +338,8 @@ static void test_quantized_dots(const char *variant)
             }
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             double error = error_of(y, want, (size_t)(n * ROWS));
-            check(error < (computing == LAZY_COMPUTE_BF16 ? ROUNDED : TOLERANCE), "%s dots n %d, %s, cols %d: error %.2g", products->name, n,
-                  lazy_formats[dtype].name, cols, error);
+            check(error < (computing == LAZY_COMPUTE_BF16 ? ROUNDED : TOLERANCE), "%s dots n %d, %s, cols %d: error %.2g", products->name,
+                  n, lazy_formats[dtype].name, cols, error);
             freed(y, (size_t)(n * ROWS));
             free(x);
             free(wide);
