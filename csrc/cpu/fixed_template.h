@@ -6,7 +6,7 @@
  * its group NaN.
  *
  * With two bytes and more the scale is a power of two, and the largest value of a group has 15 or 23 bits and a sign: rounding x so changes
- * it by at most 2^-15 or 2^-23 of that value.
+ * it by at most 2^-15 or 2^-23 of that value (1.004 times that, where the bytes need one bit more).
  *
  * The including file defines what vectors.h, kernels_quantized.h and integers.h ask for; LANES is 16. It defines VARIANT and ISA; DIGITS;
  * DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16. */
@@ -159,13 +159,15 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
 /* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */
 INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int g, const int in_block, const int rows, const int cols)
 {
-    const int bytes = lazy_formats[t->dtype].bytes * LAZY_GROUP / lazy_formats[t->dtype].values, line = 56;
+    const int bytes = lazy_formats[t->dtype].bytes * LAZY_GROUP / lazy_formats[t->dtype].values, at = in_block * bytes;
+    const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
+    enum { LINE = 56 }; /* of 64 bytes; blocks begin anywhere */
     words integers[4];
 #pragma GCC unroll 4
     for (int c = 0; c < cols; c++) {
         const char *block = t->w + c * t->spacing;
-        if (in_block == 0 || in_block * bytes / line > (in_block - 1) * bytes / line)
-            __builtin_prefetch(block + in_block * bytes + FETCH_AHEAD);
+        if (!long_block) __builtin_prefetch(block + FETCH_AHEAD);
+        else if (at == 0 || at / LINE > (at - bytes) / LINE) __builtin_prefetch(block + at + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache */
         integers[c] = integers_of(block, t->dtype, in_block);
     }
 #pragma GCC unroll 8
