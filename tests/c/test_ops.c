@@ -1085,7 +1085,7 @@ static void test_any_threads(const char *variant)
     const int numbers[] = { 1, 2, 3, 5, 16, 40 };
     for (int i = 0; i < 40; i++) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
-        int n = i % 5 ? random_int(1, 60) : random_int(UNPACKED_ROWS_LIMIT + 1, 400),
+        int n = i % 5 == 0 ? random_int(UNPACKED_ROWS_LIMIT + 1, 400) : random_int(1, i % 5 == 1 ? 2 : 60),
             cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
