@@ -18,8 +18,8 @@ NOTE = (
     "Counted, not timed: threads need no cores of their own. Turns are tasks / threads, rounded up; idle is "
     "the share of all threads' time in which a thread has no task of an op, if the tasks of a job take "
     "equally long. The layer's idle share weighs ops by their multiply-adds. Conversions of rows of x, and "
-    "merging attention, are jobs of their own and not in turns. What lies between jobs is not counted: norms, "
-    "RoPE, waking threads and waiting for the last."
+    "merging attention, are jobs of their own and not in turns. What lies between jobs is not counted: "
+    "norms, RoPE, waking threads and waiting for the last."
 )
 
 
