@@ -165,6 +165,8 @@ struct lazy_backend {
 /* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend) { return lazy_dtype_width(backend->activations); }
 
+enum { LAZY_COUNTED_JOBS = 8 }; /* no op has more */
+
 /* The first member of every backend's stream. */
 struct lazy_stream {
     lazy_backend *backend;
@@ -172,6 +174,7 @@ struct lazy_stream {
     const lazy_watch *watch; /* of the current pass, or NULL */
     bool scores_follow;      /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
     int layers_done;
+    int n_jobs, tasks[LAZY_COUNTED_JOBS]; /* on the CPU: of the first jobs since n_jobs was set to 0, for benchmarks */
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err);

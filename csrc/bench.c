@@ -403,5 +403,13 @@ int lazy_bench_run(lazy_bench *b, double *seconds, lazy_error *err)
     return code;
 }
 
+int lazy_bench_count(lazy_bench *b, const int **tasks, lazy_error *err)
+{
+    b->stream->n_jobs = 0;
+    int code = b->kind->run(b, err);
+    *tasks = b->stream->tasks;
+    return code ? code : b->stream->n_jobs;
+}
+
 double lazy_bench_flops(const lazy_bench *b) { return b->flops; }
 double lazy_bench_bytes(const lazy_bench *b) { return b->bytes; }

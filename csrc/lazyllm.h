@@ -287,6 +287,8 @@ typedef struct lazy_bench_shape {
 int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err);
 void lazy_bench_close(lazy_bench *bench);
 int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);
+/* Runs once and gives the number of jobs that the CPU's threads were given, *tasks the tasks of each, or a code; 0 jobs on other devices. */
+int lazy_bench_count(lazy_bench *bench, const int **tasks, lazy_error *err);
 double lazy_bench_flops(const lazy_bench *bench); /* of one run; a multiply-add counts as two */
 double lazy_bench_bytes(const lazy_bench *bench); /* read by one run */
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
+from lazyllm.checkpoints.rounded import can_be_rounded, rounded
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, check_weights, chosen_compute, open_model
@@ -22,7 +23,6 @@ from lazyllm.session import Session
 from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-BLOCK = 32  # values, of Q8_0
 MAX_THREADS = 1024
 ASSUMED_NEW = 64  # tokens of an answer, for a session that is opened without a request
 
@@ -34,6 +34,7 @@ def load(
     threads: int | None = None,
     compute: str = "f32",
     weights: str = "auto",
+    cache_weights: bool = False,
 ) -> LLM:
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
@@ -43,7 +44,8 @@ def load(
     it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups of 32; it changes
     results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as stored, or q8 where
     they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4 bits:
-    Q4_1; the embedding and the LM head to 8).
+    Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's cache
+    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -58,7 +60,14 @@ def load(
     compute = chosen_compute(compute, device)
     if compute == "int8" and weights == "auto" and can_be_rounded(checkpoint):
         weights = "q8"  # else every pass would round them again
-    return LLM(checkpoint, open_model(checkpoint, device, threads, compute, weights), compute, weights)
+    stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
+    if cache_weights:
+        if weights == "auto":
+            raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
+        if can_be_rounded(checkpoint) and not device.startswith("cuda"):  # the core refuses these by name
+            stored, rounding = rounded(checkpoint, weights), "auto"
+    core = open_model(checkpoint.config, stored, device, threads, compute, rounding)
+    return LLM(checkpoint, core, compute, weights)
 
 
 @cache
@@ -68,12 +77,6 @@ def _opened(path: str, device: str, threads: int | None, compute: str) -> LLM:
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
     return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
-
-
-def can_be_rounded(checkpoint: Checkpoint) -> bool:
-    """True if no matrix is quantized and all consist of whole blocks."""
-    matrices = [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
-    return all(dtype in DTYPES and shape[-1] % BLOCK == 0 for _, dtype, shape, *_ in matrices)
 
 
 def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:

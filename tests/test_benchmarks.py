@@ -260,6 +260,22 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
     assert 0 < product["of ceiling"] < 2
 
 
+def test_tasks_are_counted(tmp_path: Path) -> None:
+    """Of one row of the 135M model: as docs/engine.md says, and every thread of 16 has work."""
+    assert bench("tasks", "--out", str(tmp_path)) == 0
+    plain = json.loads((tmp_path / "bench.json").read_text())
+    decode, prefill = ({row["label"]: row["figures"] for row in table["rows"]} for table in plain["tables"])
+    assert [decode[op]["tasks, 64 threads"] for op in ("qkv", "output", "gate and up", "down")] == [
+        "60",
+        "36",
+        "64",
+        "36",
+    ]
+    assert decode["output"]["turns, 2"] == "2"
+    assert decode["output"]["idle, 64"] == "44%"
+    assert all(prefill[op]["idle, 16"] == "0%" for op in ("qkv", "output", "gate and up", "down"))
+
+
 def test_a_suite_that_fails_is_said_aloud_and_the_others_run(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:

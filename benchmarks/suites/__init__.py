@@ -19,6 +19,7 @@ from benchmarks.suites import (
     scaling,
     shapes,
     sharing,
+    tasks,
 )
 
 
@@ -37,6 +38,7 @@ SUITES = {
     "scaling": Suite(scaling.scaling, cpu_only="it compares numbers of threads"),
     "sharing": Suite(sharing.sharing),
     "memory": Suite(memory.memory, cpu_only="it measures the memory of a process on the CPU"),
+    "tasks": Suite(tasks.tasks, by_default=False, cpu_only="it counts the tasks of the CPU's threads"),
     "shapes": Suite(shapes.shapes, by_default=False),
     "formats": Suite(formats.formats, cpu_only="it compares formats and arithmetics of the CPU"),
     "generation": Suite(generation.generation, by_default=False),

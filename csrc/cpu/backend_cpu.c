@@ -77,21 +77,26 @@ static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, laz
 
 enum { N_BUFFERS = 7 };
 
+static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
+static size_t operands_of(const lazy_products *p, int k, int rows) { return (size_t)rows * (size_t)operand_stride(p, k); }
+
 /* Bytes of seen, partial, gate_up, operands, shares, order and block_sums. */
 static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
 {
     const lazy_config *c = stream->config;
+    const lazy_products *products = product_kernels_of(stream), *fixed = cpu_of(stream)->fixed;
     const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn };
-    size_t widest = 0;
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
-        if (is_converted(stream, inputs[i]) && (size_t)operand_stride(stream, inputs[i]) > widest)
-            widest = (size_t)operand_stride(stream, inputs[i]);
+    size_t operands = 0;
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+        if (is_converted(stream, inputs[i])) operands = larger(operands, operands_of(products, inputs[i], min_int(n_rows, ROW_CHUNK)));
+        if (fixed) operands = larger(operands, operands_of(fixed, inputs[i], min_int(n_rows, fixed->max_unpacked_others)));
+    }
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
     size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
     bytes[0] = rows * sizeof(lazy_seen);
     bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
     bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
-    bytes[3] = (size_t)min_int(n_rows, ROW_CHUNK) * widest * sizeof(float);
+    bytes[3] = operands * sizeof(float);
     bytes[4] = heads * tokens * sizeof(float);
     bytes[5] = tokens * sizeof(uint32_t);
     bytes[6] = tokens * sizeof(double);
@@ -135,6 +140,7 @@ static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t byte
 
 int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err)
 {
+    if (stream->n_jobs < LAZY_COUNTED_JOBS) stream->tasks[stream->n_jobs++] = n;
     lazy_poll poll = { stream->watch, stream->layers_done, stream->config->n_layers };
     int code = lazy_pool_run(((lazy_cpu_stream *)stream)->client, task, job, n, poll);
     if (code == LAZY_UNUSABLE) return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
@@ -234,6 +240,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_er
     };
     cpu->kernels = kernels;
     cpu->products = products;
+    cpu->fixed = lazy_fixed_products_find(products->isa, compute);
     code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
     if (code) cpu_close(&cpu->base);

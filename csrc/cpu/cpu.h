@@ -24,6 +24,7 @@ typedef struct lazy_cpu {
     lazy_ops ops;
     const lazy_kernels *kernels;
     const lazy_products *products; /* with weights: those of the kernels, or in int8 */
+    const lazy_products *fixed;    /* with few rows of x, or NULL */
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -42,7 +43,7 @@ typedef struct lazy_cpu_stream {
     lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
     float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
     float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
-    float *operands;    /* (min(rows, ROW_CHUNK), operand_stride of the widest input that is converted) */
+    float *operands;    /* of as many rows of x as are converted at a time, see operand_stride */
     float *shares;      /* (H, tokens) attention of one query row */
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
@@ -60,9 +61,9 @@ static inline const lazy_products *product_kernels_of(const lazy_stream *stream)
  * of the L1 cache; these are copied, with operand_stride operands from one to the next. */
 static inline bool is_converted(const lazy_stream *stream, int k) { return product_kernels_of(stream)->group > 1 || k % 1024 == 0; }
 
-static inline int64_t operand_stride(const lazy_stream *stream, int k)
+static inline int64_t operand_stride(const lazy_products *products, int k)
 {
-    int64_t length = (int64_t)lazy_row_operands(product_kernels_of(stream), k);
+    int64_t length = (int64_t)lazy_row_operands(products, k);
     return length % 1024 ? length : length + 16;
 }
 

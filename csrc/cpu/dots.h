@@ -1,5 +1,5 @@
 /* dots.h — products with weights where they are stored, for few rows of x: which rows and columns come together. The including file defines
- * `operand`, DOT_ROWS and, after this file, dots_of. */
+ * `operand`, DOT_ROWS, EACH_FORMAT unless it takes all formats and, after this file, dots_of. */
 
 /* y[r * y_stride + c * y_spacing] (+)= x[r * x_stride + (0 … k-1)] . row c of w; its rows lie `spacing` bytes apart. */
 typedef struct dot_products {
@@ -44,8 +44,10 @@ typedef void dots_function(dot_products t, int n_cols);
 #else
 #define BY_ROWS(work, format) work(format, 1, 4) work(format, 2, 4)
 #endif
+#ifndef EACH_FORMAT
 #define EACH_FORMAT(work)                                                                                                                  \
     work(F32) work(F16) work(BF16) work(Q8_0) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
+#endif
 
 #define DEFINE(format) DOTS(format, 1, 1) BY_ROWS(DOTS, format)
 EACH_FORMAT(DEFINE)

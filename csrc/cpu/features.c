@@ -29,7 +29,7 @@ static bool runs(const lazy_products *products)
     __builtin_cpu_init();
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (products == &lazy_products_avx512_int8) return avx512 && __builtin_cpu_supports("avx512vnni");
+    if (products->formats[LAZY_Q4_0] || products == &lazy_products_avx512_int8) return avx512 && __builtin_cpu_supports("avx512vnni");
     if (products == &lazy_kernels_avx512_bf16.products) return avx512 && __builtin_cpu_supports("avx512bf16");
     if (products == &lazy_kernels_avx512.products) return avx512;
     if (products == &lazy_kernels_avx2.products) return avx2;
@@ -81,6 +81,20 @@ const lazy_products *lazy_products_find(const char *isa, lazy_compute compute)
     }
     for (size_t i = 0; i < sizeof int8_products / sizeof *int8_products; i++)
         if (is_wanted(int8_products[i], isa, compute)) return int8_products[i];
+    return NULL;
+}
+
+const lazy_products *lazy_fixed_products_find(const char *isa, lazy_compute compute)
+{
+#if defined(__x86_64__)
+    static const lazy_products *const fixed[] = {
+        [LAZY_COMPUTE_F32] = &lazy_products_avx512_fixed24,
+        [LAZY_COMPUTE_BF16] = &lazy_products_avx512_fixed16,
+        [LAZY_COMPUTE_INT8] = &lazy_products_avx512_fixed8,
+    };
+    if (strcmp(isa, fixed[compute]->isa) == 0 && runs(fixed[compute])) return fixed[compute];
+#endif
+    (void)isa, (void)compute;
     return NULL;
 }
 

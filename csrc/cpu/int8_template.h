@@ -15,15 +15,9 @@
 
 #include "vectors.h"
 #include "kernels_quantized.h"
+#include "integers.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi" /* about passing vectors of 32 bytes: all functions that do are inlined */
-
-typedef int32_t words __attribute__((vector_size(32))); /* the bytes of a group */
-typedef uint32_t unsigned_words __attribute__((vector_size(32)));
-typedef uint32_t unsigned_ints __attribute__((vector_size(4 * LANES)));
-typedef int32_t loose_words __attribute__((vector_size(32), aligned(1), may_alias));
-
-enum { TILE_COLS = TILE_VECTORS * LANES, ZERO_POINT = 128 };
+enum { TILE_COLS = TILE_VECTORS * LANES };
 
 /* A group of a row of x. */
 typedef struct group {
@@ -34,94 +28,14 @@ typedef struct group {
 
 /* A column's group in a panel: bytes with ZERO_POINT added, then a scale, and an offset / -ZERO_POINT; or where a group has two scales, a
  * scale of each half. Rows of TILE_COLS. */
-enum { WORDS = LAZY_GROUP / 4, SCALES = WORDS, OFFSETS = WORDS + 1, PANEL_ROWS = WORDS + 2, GROUP_OPERANDS = sizeof(group) / 4 };
+enum { SCALES = WORDS, OFFSETS = WORDS + 1, PANEL_ROWS = WORDS + 2, GROUP_OPERANDS = sizeof(group) / 4 };
 
 typedef int32_t operand;
 
-#ifndef DOT_BYTES
-#define BYTE(word, i)        ((word) << (24 - 8 * (i)) >> 24)
-#define PRODUCT(u, s, i)     (((u) >> 8 * (i) & 255) * BYTE(s, i))
-#define DOT_BYTES(sum, u, s) ((sum) + PRODUCT(u, s, 0) + PRODUCT(u, s, 1) + PRODUCT(u, s, 2) + PRODUCT(u, s, 3))
-#define DOT_GROUP            DOT_BYTES
-#endif
-#ifndef LARGER_INTS
-#define LARGER_INTS(a, b) choose_ints((a) > (b), a, b)
-#define LARGEST_LANE(v)   largest_lane(v)
-#define LOW_BYTES(v)      low_bytes(v)
-
-INLINE int32_t largest_lane(ints v)
-{
-    int32_t largest = v[0];
-    for (int lane = 1; lane < LANES; lane++) largest = v[lane] > largest ? v[lane] : largest;
-    return largest;
-}
-
-INLINE words low_bytes(const ints v[GROUP_VECTORS])
-{
-    uint8_t bytes[LAZY_GROUP];
-    words all;
-    for (int i = 0; i < LAZY_GROUP; i++) bytes[i] = (uint8_t)v[i / LANES][i % LANES];
-    memcpy(&all, bytes, sizeof all);
-    return all;
-}
-#endif
 #ifndef ROUND_F16
 #define ROUND_F16(v) splat(lazy_widen_f16(lazy_narrow_f16((v)[0])))
 #endif
-#ifndef TWICE
-#define TWICE(p)            twice(p)
-#define BYTES_OF_BITS(word) bytes_of_bits(word)
-
-INLINE words twice(const void *p)
-{
-    words both;
-    memcpy(&both, p, 16);
-    memcpy((char *)&both + 16, p, 16);
-    return both;
-}
-
-INLINE words bytes_of_bits(uint32_t bits)
-{
-    uint8_t byte[LAZY_GROUP];
-    words all;
-    for (int i = 0; i < LAZY_GROUP; i++) byte[i] = bits >> i & 1;
-    memcpy(&all, byte, sizeof all);
-    return all;
-}
-#endif
-
-INLINE words words_at(const void *p) { return *(const loose_words *)p; }
 INLINE four four_at(const float *p) { return (four){ p[0], p[1], p[2], p[3] }; }
-INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }
-INLINE eight splat_eight(float x) { return x - (eight){ 0 }; }
-
-INLINE float sum_eight(const eight *e)
-{
-    four f = SHUFFLE(four, *e, *e, 0, 1, 2, 3) + SHUFFLE(four, *e, *e, 4, 5, 6, 7);
-    return (f[0] + f[2]) + (f[1] + f[3]);
-}
-
-/* ---- rounding --------------------------------------------------------------------------- */
-
-/* Rounds a group, ties away from 0; the bytes are signed. */
-INLINE words round_group(float *scale, const vec value[GROUP_VECTORS])
-{
-    ints largest = { 0 }, rounded[GROUP_VECTORS];
-#pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) largest = LARGER_INTS((ints)value[v] & 0x7fffffff, largest);
-    int32_t top = LARGEST_LANE(largest);
-    float most;
-    memcpy(&most, &top, sizeof most);
-    *scale = isfinite(most) ? most / 127.0f : NAN;
-    float twice_inverse = *scale >= FLT_MIN ? 1.0f / *scale * 2.0f : 0.0f;
-#pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) {
-        ints doubled = __builtin_convertvector(value[v] * twice_inverse, ints);                /* towards 0 */
-        rounded[v] = (ints)((unsigned_ints)doubled + 1 + (unsigned_ints)(doubled >> 31)) >> 1; /* of NaN anything */
-    }
-    return LOW_BYTES(rounded);
-}
-
 static void convert(void *to, const float *from, int k)
 {
     for (group *out = to; k > 0; k -= LAZY_GROUP, from += LAZY_GROUP, out++) {
@@ -140,68 +54,25 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- groups of weights ------------------------------------------------------------------ */
 
-INLINE bool has_offset(lazy_dtype dtype) { return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K; }
-
-/* What is subtracted from a format's unsigned integers. */
-INLINE int zero_point(lazy_dtype dtype)
-{
-    switch (dtype) {
-    case LAZY_Q4_0: return 8;
-    case LAZY_Q5_0: return 16;
-    case LAZY_Q6_K: return 32;
-    case LAZY_Q4_1:
-    case LAZY_Q5_1:
-    case LAZY_Q4_K:
-    case LAZY_Q5_K: return 0;
-    default: return ZERO_POINT;
-    }
-}
-
 INLINE int group_values(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? lazy_formats[dtype].values : LAZY_GROUP; }
 
-/* The unsigned integers of group g of a block; for values that are not in blocks, of the next n of them, fewer than 32 at the end of a row,
- * which are rounded and their scale noted. */
+/* Of values that are not in blocks the next n, fewer than 32 at the end of a row, are rounded and their scale noted. */
 INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int g, int n)
 {
-    const words nibble = splat_bytes(15), half = { 0, 0, 0, 0, 4, 4, 4, 4 };
-    switch (dtype) {
-    case LAZY_Q8_0: return words_at(((const lazy_q8_0 *)block)->q) ^ splat_bytes(ZERO_POINT);
-    case LAZY_Q4_0: return TWICE(((const lazy_q4_0 *)block)->q) >> half & nibble;
-    case LAZY_Q4_1: return TWICE(((const lazy_q4_1 *)block)->q) >> half & nibble;
-    case LAZY_Q5_0:
-    case LAZY_Q5_1: {
-        const uint8_t *fifth = dtype == LAZY_Q5_0 ? ((const lazy_q5_0 *)block)->fifth : ((const lazy_q5_1 *)block)->fifth;
-        uint32_t bits;
-        memcpy(&bits, fifth, sizeof bits);
-        return (TWICE(fifth + sizeof bits) >> half & nibble) | BYTES_OF_BITS(bits) << 4;
+    if (lazy_is_quantized(dtype)) return integers_of(block, dtype, g);
+    vec value[GROUP_VECTORS];
+    float part[LAZY_GROUP];
+    if (n < LAZY_GROUP) {
+        for (int i = 0; i < LAZY_GROUP; i++) part[i] = i < n ? widen_one(block, dtype, i) : 0.0f;
+        block = part;
+        dtype = LAZY_F32;
     }
-    case LAZY_Q4_K: return words_at(((const lazy_q4_k *)block)->q + LAZY_GROUP * (g / 2)) >> 4 * (g % 2) & nibble;
-    case LAZY_Q5_K: {
-        const lazy_q5_k *b = block;
-        return (words_at(b->q + LAZY_GROUP * (g / 2)) >> 4 * (g % 2) & nibble) | (words_at(b->fifth) >> g & 0x01010101) << 4;
-    }
-    case LAZY_Q6_K: {
-        const lazy_q6_k *b = block;
-        words low = words_at(b->low + 64 * (g / 4) + LAZY_GROUP * (g % 2)) >> 4 * (g % 4 / 2),
-              high = words_at(b->high + LAZY_GROUP * (g / 4)) >> 2 * (g % 4);
-        return (low & nibble) | (high & 0x03030303) << 4;
-    }
-    default: {
-        vec value[GROUP_VECTORS];
-        float part[LAZY_GROUP];
-        if (n < LAZY_GROUP) {
-            for (int i = 0; i < LAZY_GROUP; i++) part[i] = i < n ? widen_one(block, dtype, i) : 0.0f;
-            block = part;
-            dtype = LAZY_F32;
-        }
 #pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen(block, dtype, v * LANES);
-        float scale;
-        words rounded = round_group(&scale, value);
-        s->factor = ROUND_F16(splat(scale));
-        return rounded ^ splat_bytes(ZERO_POINT);
-    }
-    }
+    for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen(block, dtype, v * LANES);
+    float scale;
+    words rounded = round_group(&scale, value);
+    s->factor = ROUND_F16(splat(scale));
+    return rounded ^ splat_bytes(ZERO_POINT);
 }
 
 INLINE void read_block_scales(scales *s, const void *block, lazy_dtype dtype)

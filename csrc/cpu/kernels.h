@@ -11,6 +11,7 @@
 #ifndef LAZY_KERNELS_H
 #define LAZY_KERNELS_H
 
+#include "../format.h"
 #include "../lazyllm.h"
 
 /* The largest max_unpacked_halves and _others of any instruction set. */
@@ -36,6 +37,7 @@ typedef struct lazy_products {
     /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x */
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate);
+    bool formats[LAZY_N_DTYPES]; /* that dots takes; of products of quantized weights alone, else unused */
     /* Peak rate of one core, for benchmarks; random: (64,) in [-1, 1]. The result is of no use but to keep the compiler from removing the
      * work. */
     float (*multiply_adds)(const float *random, int steps, double *flops);
@@ -84,6 +86,7 @@ extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16;
 extern const lazy_products lazy_products_generic_int8;
 #if defined(__x86_64__)
 extern const lazy_products lazy_products_avx512_int8;
+extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
 #endif
 
 /* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if this machine cannot run them,
@@ -91,6 +94,10 @@ extern const lazy_products lazy_products_avx512_int8;
  * in bf16 where there are kernels for it, else in f32. */
 const lazy_products *lazy_products_find(const char *isa, lazy_compute compute);
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute);
+
+/* Products of quantized weights with up to max_unpacked_others rows of x, beside those of the instruction set for this arithmetic; they
+ * have no panels. NULL: none. */
+const lazy_products *lazy_fixed_products_find(const char *isa, lazy_compute compute);
 
 /* Operands that k values take in a row of x. */
 static inline size_t lazy_row_operands(const lazy_products *p, int k) { return (size_t)((k + p->group - 1) / p->group * p->row_operands); }

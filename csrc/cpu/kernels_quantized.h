@@ -37,11 +37,23 @@ typedef struct scales {
     float factors[16];
 } scales;
 
-INLINE void read_k_scales(scales *s, const uint16_t *scale, const uint16_t *min, const uint8_t packed[12])
+/* lazy_k_scales of a lazy_q4_k or lazy_q5_k; both begin with scale, min and packed. */
+INLINE void unpack_k_scales(uint8_t unpacked[16], const void *block)
 {
+    typedef uint32_t quad __attribute__((vector_size(16)));
+    quad head;
+    memcpy(&head, block, sizeof head);
+    quad low = SHUFFLE(quad, head, head, 1, 3, 2, 3) >> (quad){ 0, 0, 0, 4 }, high = SHUFFLE(quad, head, head, 0, 1, 0, 2) >> 2;
+    quad all = (low & (quad){ 0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f }) | (high & (quad){ 0, 0x30303030, 0, 0x30303030 });
+    memcpy(unpacked, &all, sizeof all);
+}
+
+INLINE void read_k_scales(scales *s, const void *block)
+{
+    const uint16_t *head = block;
     uint8_t unpacked[16];
-    lazy_k_scales(unpacked, packed);
-    vec factor = splat_f16(scale), offset = -splat_f16(min);
+    unpack_k_scales(unpacked, block);
+    vec factor = splat_f16(head), offset = -splat_f16(head + 1);
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += LANES) {
         vec times = i + LANES <= 8 ? factor : i >= 8 ? offset : choose(counting() < 8.0f, factor, offset);
@@ -56,12 +68,8 @@ INLINE void read_scales(scales *s, const void *block, lazy_dtype dtype)
         vec factor = splat_f16(&b->scale);
 #pragma GCC unroll 4
         for (int i = 0; i < 16; i += LANES) store(s->factors + i, __builtin_convertvector(SIGNED_BYTES_AT(b->scales + i), vec) * factor);
-    } else if (dtype == LAZY_Q5_K) {
-        const lazy_q5_k *b = block;
-        read_k_scales(s, &b->scale, &b->min, b->packed);
-    } else if (dtype == LAZY_Q4_K) {
-        const lazy_q4_k *b = block;
-        read_k_scales(s, &b->scale, &b->min, b->packed);
+    } else if (dtype == LAZY_Q5_K || dtype == LAZY_Q4_K) {
+        read_k_scales(s, block);
     } else { /* the others begin with the scale */
         s->factor = splat_f16((const uint16_t *)block);
         if (dtype == LAZY_Q4_1) s->offset = splat_f16(&((const lazy_q4_1 *)block)->min);

@@ -81,9 +81,9 @@ static int convert(product *p, bool unpacked, lazy_error *err)
 {
     p->operands = p->x;
     p->stride = p->w->cols;
-    if (!is_converted(p->stream, p->w->cols) || (unpacked && p->kernels->group == 1)) return LAZY_OK;
+    if (p->kernels->group == 1 && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
     p->operands = ((lazy_cpu_stream *)p->stream)->operands;
-    p->stride = operand_stride(p->stream, p->w->cols);
+    p->stride = operand_stride(p->kernels, p->w->cols);
     return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
 }
 
@@ -260,9 +260,19 @@ static int max_unpacked_rows(const product *p)
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
 
+static const lazy_products *best_products(const product *p)
+{
+    const lazy_products *fixed = cpu_of(p->stream)->fixed, *any = product_kernels_of(p->stream);
+    if (!fixed || p->n > fixed->max_unpacked_others) return any;
+    for (int i = 0; i < p->w->n_parts; i++)
+        if (!fixed->formats[p->w->part[i].dtype]) return any;
+    return fixed;
+}
+
 /* At most ROW_CHUNK rows. */
 static int multiply_chunk(product p, lazy_error *err)
 {
+    p.kernels = best_products(&p);
     bool unpacked = p.n <= max_unpacked_rows(&p);
     int code = convert(&p, unpacked, err);
     if (code) return code;
@@ -273,7 +283,6 @@ static int multiply_chunk(product p, lazy_error *err)
 
 static int multiply(product p, lazy_error *err)
 {
-    p.kernels = product_kernels_of(p.stream);
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
     int code = LAZY_OK, left = p.n;
     for (; left > 0 && !code; left -= p.n, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {

@@ -65,7 +65,24 @@ static PyObject *bench_bytes(BenchObject *self, void *unused)
     return PyFloat_FromDouble(lazy_bench_bytes(self->bench));
 }
 
+static PyObject *bench_count(BenchObject *self, PyObject *unused)
+{
+    (void)unused;
+    const int *tasks;
+    lazy_error err = { 0 };
+    int jobs = lazy_bench_count(self->bench, &tasks, &err);
+    if (jobs < 0) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    PyObject *list = PyList_New(jobs);
+    for (int i = 0; list && i < jobs; i++) {
+        PyObject *number = PyLong_FromLong(tasks[i]);
+        if (!number) Py_CLEAR(list);
+        else PyList_SET_ITEM(list, i, number);
+    }
+    return list;
+}
+
 static PyMethodDef bench_methods[] = {
+    { "count", (PyCFunction)bench_count, METH_NOARGS, "count() -> the tasks of each job of one run, on the CPU" },
     { "run", (PyCFunction)bench_run, METH_NOARGS, "run() -> seconds that one run took" },
     { 0 },
 };

@@ -66,6 +66,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights", default="auto", help="on the CPU: auto (as stored), q8 or q4 (rounded on loading)"
     )
+    parser.add_argument(
+        "--cache-weights", action="store_true", help="keep weights that --weights rounds for the next time"
+    )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -222,7 +225,7 @@ def loaded(args: argparse.Namespace) -> LLM:
     on_cluster = getattr(args, "scheduler", None) is not None
     device = "cpu" if on_cluster else args.device
     chosen = {"threads": args.threads, "compute": args.compute, "weights": args.weights}
-    return load(args.model or demo_model(), device, **chosen)
+    return load(args.model or demo_model(), device, cache_weights=args.cache_weights, **chosen)
 
 
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.rounded import Stored
 from lazyllm.errors import DeviceError
 
 CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
@@ -55,16 +56,15 @@ def libraries() -> list[str]:
 
 
 def open_model(
-    checkpoint: Checkpoint, device: str, threads: int | None, compute: str, weights: str
+    config: ModelConfig, stored: Stored, device: str, threads: int | None, compute: str, weights: str
 ) -> _core.Model:
-    """Opens the checkpoint's weights on a device; "auto" takes CUDA where it works and no arithmetic of the
+    """Opens weights on a device; "auto" takes CUDA where it works and no arithmetic of the
     CPU is asked for, and logs the choice."""
 
     def opened(name: str) -> _core.Model:
         return _core.Model(
-            checkpoint.config.core(),
-            checkpoint.shards,
-            checkpoint.tensors,
+            config.core(),
+            *stored,
             device=name,
             threads=threads or 0,
             libraries=libraries(),

@@ -309,6 +309,83 @@ static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
     free_matrix(&w);
 }
 
+/* y = x . w of a table's dots, by itself. */
+static float *dots_of(const lazy_products *products, const float *x, int n, const void *w, lazy_dtype dtype, int rows, int cols)
+{
+    size_t stride = lazy_row_operands(products, cols), size = (size_t)(n * rows);
+    float *operands = guarded((size_t)n * stride), *y = guarded(size);
+    for (int r = 0; r < n; r++) products->convert(operands + (size_t)r * stride, x + r * cols, cols);
+    products->dots(y, rows, operands, (int64_t)stride, n, w, dtype, rows, cols, false);
+    check(freed(operands, (size_t)n * stride), "%s: wrote outside its %d operands", products->name, n);
+    return y;
+}
+
+/* Quantized weights with few rows, which matmul leaves to lazy_fixed_products_find where it can. */
+static void test_quantized_dots(const char *variant)
+{
+    enum { ROWS = 13, MOST = 8 };
+    const lazy_products *products = lazy_products_find(variant, computing);
+    for (int dtype = LAZY_Q8_0; computing != LAZY_COMPUTE_INT8 && dtype < LAZY_N_DTYPES; dtype++)
+        for (int n = 1; n <= MOST; n++) {
+            int cols = lazy_formats[dtype].values * random_int(1, 9);
+            lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
+            float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
+            lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
+            for (int i = 0; i < n * ROWS; i++) {
+                double sum = 0;
+                for (int k = 0; k < cols; k++) sum += (double)x[i / ROWS * cols + k] * wide[i % ROWS * cols + k];
+                want[i] = (float)sum;
+            }
+            float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
+            double error = error_of(y, want, (size_t)(n * ROWS));
+            check(error < (computing == LAZY_COMPUTE_BF16 ? ROUNDED : TOLERANCE), "%s dots n %d, %s, cols %d: error %.2g", products->name,
+                  n, lazy_formats[dtype].name, cols, error);
+            freed(y, (size_t)(n * ROWS));
+            free(x);
+            free(wide);
+            free_matrix(&w);
+        }
+}
+
+/* Rounding to fixed point changes each value of x by at most a share of the largest one of its group, whatever the groups' sizes are: zeros,
+ * subnormals and the largest numbers among them. */
+static void test_fixed_products(const char *variant)
+{
+    enum { ROWS = 9, MOST = 8 };
+    const lazy_products *products = lazy_fixed_products_find(variant, computing);
+    for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
+        for (int i = 0; i < 60 && products->formats[dtype]; i++) {
+            int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
+            double share = computing == LAZY_COMPUTE_F32 ? 0x1p-23 : computing == LAZY_COMPUTE_BF16 ? 0x1p-15 : 1.0 / 254;
+            lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
+            float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
+            for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
+            for (int k = 0; k < n * cols; k++) x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
+            lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
+            float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
+            for (int j = 0; j < n * ROWS; j++) {
+                const float *row = x + j / ROWS * cols, *weights = wide + j % ROWS * cols;
+                double sum = 0, bound = 0;
+                for (int k = 0; k < cols; k += 32) {
+                    double most = 0, magnitude = 0, products_of_group = 0;
+                    for (int e = k; e < k + 32; e++) {
+                        sum += (double)row[e] * weights[e];
+                        most = fmax(most, fabs(row[e]));
+                        magnitude += fabs(weights[e]);
+                        products_of_group += fabs((double)row[e] * weights[e]);
+                    }
+                    bound += (1.01 * share * most + FLT_MIN) * magnitude + TOLERANCE * products_of_group;
+                }
+                check(fabs(y[j] - sum) <= bound, "%s n %d, %s, cols %d: %g is not %g within %g", products->name, n,
+                      lazy_formats[dtype].name, cols, y[j], sum, bound);
+            }
+            freed(y, (size_t)(n * ROWS));
+            free(x);
+            free(wide);
+            free_matrix(&w);
+        }
+}
+
 static void test_products(side fast, side plain)
 {
     for (int n = 1; n <= 130; n++)
@@ -1010,7 +1087,7 @@ static void test_any_threads(const char *variant)
     const int numbers[] = { 1, 2, 3, 5, 16, 40 };
     for (int i = 0; i < 40; i++) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
-        int n = i % 5 ? random_int(1, 60) : random_int(UNPACKED_ROWS_LIMIT + 1, 400),
+        int n = i % 5 == 0 ? random_int(UNPACKED_ROWS_LIMIT + 1, 400) : random_int(1, i % 5 == 1 ? 2 : 60),
             cols = lazy_is_quantized(dtype) ? 256 * random_int(1, 3) : random_int(1, 75);
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
@@ -1154,6 +1231,10 @@ static void test_variant(const char *variant, const lazy_config *shapes, size_t 
     test_online_softmax(variant);
     test_widening(variant);
     test_dequantization(variant);
+    before = seed;
+    test_quantized_dots(variant);
+    test_fixed_products(variant);
+    seed = before;
     for (size_t i = 0; i < n_shapes; i++) test_shapes(variant, shapes[i]);
     test_extremes(variant);
     test_columns(variant);

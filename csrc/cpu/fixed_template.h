@@ -1,0 +1,232 @@
+/* fixed_template.h — the source of products of quantized weights with few rows of x; kernels.h specifies each function.
+ *
+ * A row of x is rounded by groups of 32 values to integers of DIGITS bytes, times a scale. Weights keep their integers. Sums of products are
+ * exact within a group: the products with each byte of x are added by an instruction that multiplies bytes, from the highest byte to the
+ * lowest. A sum is then converted to f32, multiplied by both scales and added to those of earlier groups. A NaN or an Inf makes the scale of
+ * its group NaN.
+ *
+ * With two bytes and more the scale is a power of two, and the largest value of a group has 15 or 23 bits and a sign: rounding x so changes
+ * it by at most 2^-15 or 2^-23 of that value (1.004 times that, where the bytes need one bit more).
+ *
+ * The including file defines what vectors.h, kernels_quantized.h and integers.h ask for; LANES is 16. It defines VARIANT and ISA; DIGITS;
+ * DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16. */
+#include "vectors.h"
+#include "kernels_quantized.h"
+#include "integers.h"
+
+enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP };
+
+/* The longest block's values of a row of x, 0 behind its end. */
+typedef struct stretch {
+    int32_t bytes[STRETCH][DIGITS][WORDS]; /* of the integers: four to a word, the highest ones first */
+    int32_t zero_sums[STRETCH][WORDS];     /* of the integers that share a word, times the zero point of LAZY_Q6_K */
+    float scales[STRETCH], sums[STRETCH];  /* of the groups; sums of the values */
+} stretch;
+
+typedef int32_t operand;
+enum { STRETCH_OPERANDS = sizeof(stretch) / sizeof(operand) };
+
+INLINE words dot_digits(words integers, const int32_t bytes[DIGITS][WORDS])
+{
+    words sum = { 0 };
+#pragma GCC unroll 4
+    for (int d = 0; d < DIGITS; d++) sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
+    return sum;
+}
+
+INLINE float float_of_bits(int32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Writes the bytes of a group and gives its scale. */
+INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value[GROUP_VECTORS])
+{
+#if DIGITS == 1
+    float scale;
+    words rounded = round_group(&scale, value);
+    memcpy(bytes[0], &rounded, sizeof rounded);
+    return scale;
+#else
+    enum { FRACTION = 23, BIAS = 127, BITS = 8 * DIGITS - 1, SMALLEST = BITS + 1, INFINITE = 0xff << FRACTION };
+    int32_t top = largest_magnitude_bits(value), carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
+    int exponent = max_int((top + carry) >> FRACTION, SMALLEST) - BITS + 1;
+    float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
+    ints rounded[GROUP_VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < GROUP_VECTORS; v++) rounded[v] = round_half(value[v] * twice_inverse);
+#pragma GCC unroll 4
+    for (int d = DIGITS - 1; d >= 0; d--) {
+        words low = LOW_BYTES(rounded);
+        memcpy(bytes[d], &low, sizeof low);
+#pragma GCC unroll 8
+        for (int v = 0; v < GROUP_VECTORS; v++) rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
+    }
+    return top < INFINITE ? float_of_bits(exponent << FRACTION) : NAN;
+#endif
+}
+
+static void convert(void *to, const float *from, int k)
+{
+    stretch *s = to;
+    for (int g = 0; k > 0 || g; k -= LAZY_GROUP, from += LAZY_GROUP) {
+        vec value[GROUP_VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = k > 0 ? load(from + v * LANES) : splat(0.0f);
+        s->scales[g] = round_group_to_digits(s->bytes[g], value);
+        words sums = dot_digits(splat_bytes(1), s->bytes[g]);
+        eight wide = __builtin_convertvector(sums, eight);
+        sums = (words)((unsigned_words)sums * (unsigned)zero_point(LAZY_Q6_K));
+        memcpy(s->zero_sums[g], &sums, sizeof sums);
+        s->sums[g] = sum_eight(&wide) * s->scales[g];
+        g = (g + 1) % STRETCH;
+        s += !g;
+    }
+}
+
+/* ---- scales ----------------------------------------------------------------------------- */
+
+/* The scales of n groups of a row of weights, then what is to be added to each value; of LAZY_Q6_K the scales of 16 half groups. In long blocks they are integers,
+ * which the block's own scale and offset multiply. */
+INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
+{
+    if (dtype == LAZY_Q6_K) return __builtin_convertvector(SIGNED_BYTES_AT(((const lazy_q6_k *)row)->scales), vec);
+    if (dtype == LAZY_Q4_K || dtype == LAZY_Q5_K) {
+        uint8_t unpacked[16];
+        unpack_k_scales(unpacked, row);
+        return __builtin_convertvector(BYTES_AT(unpacked), vec);
+    }
+    words halves; /* pairs of scale and offset, or what follows the scale */
+#pragma GCC unroll 8
+    for (int g = 0; g < STRETCH; g++) {
+        int32_t pair;
+        memcpy(&pair, row + min_int(g, n - 1) * lazy_formats[dtype].bytes, sizeof pair);
+        halves[g] = pair;
+    }
+    vec both = WIDEN_HALVES(halves);
+    if (has_offset(dtype)) return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const float zero = -(float)zero_point(dtype);
+    return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
+           (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
+}
+
+/* Of a long block: what its scales are multiplied by, and what its offsets. */
+INLINE float block_scale(const char *block, lazy_dtype dtype)
+{
+    return lazy_f16[dtype == LAZY_Q6_K ? ((const lazy_q6_k *)block)->scale : *(const uint16_t *)block];
+}
+INLINE float block_offset(const char *block) { return -lazy_f16[((const uint16_t *)block)[1]]; }
+
+/* ---- products --------------------------------------------------------------------------- */
+
+/* Not of 8 bits and 24, whose sums would need 34; nor of 8 and 8, whose products are those of rounded weights by int8_template.h, which
+ * reads them as fast as memory gives them. */
+#if DIGITS == 2
+#define OF_8_BITS(work) work(Q8_0)
+#else
+#define OF_8_BITS(work)
+#endif
+#define EACH_FORMAT(work) OF_8_BITS(work) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
+#define TAKEN(format)     [LAZY_##format] = true,
+#include "dots.h"
+
+typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */
+
+/* Notes the factors of a stretch of n groups and adds what offsets give. */
+INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t, int n, const int rows, const int cols)
+{
+    const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
+#pragma GCC unroll 4
+    for (int c = 0; c < cols; c++) {
+        const char *weights = t->w + c * t->spacing;
+        vec scales = n >= STRETCH ? scales_at(weights, t->dtype, STRETCH) : scales_at(weights, t->dtype, n);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vec x = load(((const stretch *)(t->x + r * t->x_stride))->scales);
+            if (t->dtype == LAZY_Q6_K) x = SHUFFLE(vec, x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+            vec both = scales * x;
+            store(factor[r][c], both);
+            if (t->dtype == LAZY_Q6_K) continue;
+            eight offsets = SHUFFLE(eight, both, both, 8, 9, 10, 11, 12, 13, 14, 15);
+            sum[r][c] += long_block ? offsets * splat_eight(block_offset(weights)) : offsets;
+        }
+    }
+    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
+}
+
+/* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */
+INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int g, const int in_block, const int rows, const int cols)
+{
+    const int bytes = lazy_formats[t->dtype].bytes * LAZY_GROUP / lazy_formats[t->dtype].values, at = in_block * bytes;
+    const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
+    enum { LINE = 56 }; /* of 64 bytes; blocks begin anywhere */
+    words integers[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < cols; c++) {
+        const char *block = t->w + c * t->spacing;
+        if (!long_block) __builtin_prefetch(block + FETCH_AHEAD);
+        else if (at == 0 || at / LINE > (at - bytes) / LINE) __builtin_prefetch(block + at + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache */
+        integers[c] = integers_of(block, t->dtype, in_block);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        const stretch *x = (const stretch *)(t->x + r * t->x_stride);
+        words zero_sums = words_at(x->zero_sums[g]);
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) {
+            words product = dot_digits(integers[c], x->bytes[g]);
+            eight scale = splat_eight(factor[r][c][g]);
+            if (t->dtype == LAZY_Q6_K) {
+                product -= zero_sums;
+                scale = SHUFFLE(eight, splat_eight(factor[r][c][2 * g]), splat_eight(factor[r][c][2 * g + 1]), 0, 1, 2, 3, 8, 9, 10, 11);
+            }
+            sum[r][c] += __builtin_convertvector(product, eight) * scale;
+        }
+    }
+}
+
+INLINE void dots_of(dot_products t, const int rows, const int cols)
+{
+    const int bytes = lazy_formats[t.dtype].bytes;
+    eight sum[DOT_ROWS][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) sum[r][c] = (eight){ 0 };
+    for (int left = t.k / LAZY_GROUP; left > 0; left -= STRETCH, t.x += STRETCH_OPERANDS) {
+        factors factor;
+        begin_stretch(factor, sum, &t, left, rows, cols);
+        if (lazy_formats[t.dtype].values == LAZY_GROUP) {
+            for (int g = 0; g < min_int(left, STRETCH); g++, t.w += bytes) add_group(sum, &t, factor, g, 0, rows, cols);
+            continue;
+        }
+        eight in_block[DOT_ROWS][4] = { 0 };
+#pragma GCC unroll 8
+        for (int g = 0; g < STRETCH; g++) add_group(in_block, &t, factor, g, g, rows, cols);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int c = 0; c < cols; c++) sum[r][c] += in_block[r][c] * splat_eight(block_scale(t.w + c * t.spacing, t.dtype));
+        t.w += bytes;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) {
+            float *out = t.y + r * t.y_stride + c * t.y_spacing, total = sum_eight(&sum[r][c]);
+            *out = t.accumulate ? *out + total : total;
+        }
+}
+
+const lazy_products JOIN(lazy_products_, VARIANT) = {
+    .name = STRING(VARIANT),
+    .isa = STRING(ISA),
+    .group = LAZY_LONGEST_BLOCK,
+    .row_operands = STRETCH_OPERANDS,
+    .max_unpacked_others = MAX_ROWS,
+    .convert = convert,
+    .dots = dots,
+    .formats = { EACH_FORMAT(TAKEN) },
+};

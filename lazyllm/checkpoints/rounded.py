@@ -1,0 +1,110 @@
+"""A checkpoint's matrices in the formats of weights="q8" and "q4", rounded once and kept in the cache."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard
+from lazyllm.checkpoints.digest import digest
+from lazyllm.checkpoints.pypi_models import default_cache
+from lazyllm.support.files import locked, write_whole
+from lazyllm.support.json_text import json_digest, parse_object
+from lazyllm.support.progress import bar
+
+FOLDER = "rounded"
+VERSION = 1  # of the files; they are made anew when it changes
+FLOATS = ("F32", "F16", "BF16")
+BLOCK = 32  # values
+BLOCK_BYTES = {"Q8_0": 34, "Q4_1": 20}
+TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+CHUNK_VALUES = 1 << 22
+
+Stored = tuple[list[str], list[Tensor]]
+"""Shards and tensors, as in a checkpoint."""
+
+
+def can_be_rounded(checkpoint: Checkpoint) -> bool:
+    """True if no matrix is quantized and all consist of whole blocks."""
+    return all(dtype in FLOATS and shape[-1] % BLOCK == 0 for _, dtype, shape, *_ in matrices(checkpoint))
+
+
+def matrices(checkpoint: Checkpoint) -> list[Tensor]:
+    return [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
+
+
+def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stored:
+    """The checkpoint with matrices from a file in the cache, which is made first unless a whole one is there
+    that was made from the same files. `weights`: q8 or q4, see `load`."""
+    place = f"{checkpoint.path.resolve()} {weights}"
+    path = (
+        default_cache() / FOLDER / f"{checkpoint.path.name}-{weights}-{json_digest(place)[:16]}.safetensors"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    note, source = path.with_suffix(".json"), state(checkpoint)
+    with locked(path.with_suffix(".lock")):
+        if not is_whole(path, note, source, progress):
+            note.unlink(missing_ok=True)
+            write(checkpoint, weights, path, progress)
+            write_whole(note, json.dumps({"source": source, "sha256": digest([path], progress)}))
+    made = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
+    tensors = list(checkpoint.tensors)
+    for i, (name, _, shape, *_) in enumerate(tensors):
+        if name in made:
+            _, _, _, shard, offset, n_bytes = made[name]
+            tensors[i] = (name, format_of(name, weights), shape, shard, offset, n_bytes)
+    return [*checkpoint.shards, str(path)], tensors
+
+
+def format_of(name: str, weights: str) -> str:
+    return "Q4_1" if weights == "q4" and name not in TABLES else "Q8_0"
+
+
+def state(checkpoint: Checkpoint) -> str:
+    """Another one whenever a file of the checkpoint is written or replaced; its contents are not read."""
+    files = [*map(Path, checkpoint.shards), *checkpoint.config_files]
+    stats = [path.resolve().stat() for path in files]
+    kept = [
+        [str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+        for path, stat in zip(files, stats, strict=True)
+    ]
+    return json_digest([VERSION, kept])
+
+
+def is_whole(path: Path, note: Path, source: str, progress: bool) -> bool:
+    try:
+        noted = parse_object(note.read_bytes(), note)
+        return noted.get("source") == source and noted.get("sha256") == digest([path], progress)
+    except (OSError, ValueError):
+        return False
+
+
+def write(checkpoint: Checkpoint, weights: str, path: Path, progress: bool) -> None:
+    """Blocks are rows of bytes: the safetensors format has no types for them."""
+    todo = matrices(checkpoint)
+    header: dict[str, object] = {}
+    end = 0
+    for name, _, shape, *_ in todo:
+        row = shape[-1] // BLOCK * BLOCK_BYTES[format_of(name, weights)]
+        begin, end = end, end + math.prod(shape[:-1]) * row
+        header[name] = {"dtype": "U8", "shape": [*shape[:-1], row], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, dtype, shape, shard, offset, n_bytes in todo:
+            stored = np.memmap(checkpoint.shards[shard], np.uint8, "r", offset, (n_bytes,))
+            step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
+            for at in range(0, n_bytes, step):
+                values = _core.widen(stored[at : at + step].tobytes(), dtype)
+                file.write(_core.quantize(values, format_of(name, weights)))
+            line.update()
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
