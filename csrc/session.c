@@ -1,10 +1,21 @@
 #include "session.h"
 
-#include <math.h>
+#include <string.h>
 
 #include "error.h"
 #include "forward.h"
 #include "memory.h"
+
+static int open_report(lazy_report *report, int n_layers, lazy_error *err)
+{
+    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts", err);
+}
+
+static void close_report(lazy_report *report)
+{
+    lazy_free(report->counts);
+    lazy_trace_close(&report->trace);
+}
 
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
@@ -17,7 +28,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     atomic_init(&s->busy, false);
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
-    if (!code) code = lazy_alloc_zeroed((void **)&s->counts, (size_t)n_layers, sizeof *s->counts, "the pass counts", err);
+    if (!code) code = open_report(&s->last, n_layers, err);
+    if (!code) code = open_report(&s->under_way, n_layers, err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
@@ -28,8 +40,8 @@ void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
     lazy_free(s->waiting);
-    lazy_free(s->counts);
-    lazy_trace_close(&s->trace);
+    close_report(&s->under_way);
+    close_report(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
     lazy_rules_close(&s->rules);
@@ -39,9 +51,7 @@ void lazy_session_close(lazy_session *s)
 static int enter(lazy_session *s, lazy_error *err)
 {
     if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use: a call on it is under way");
-    if (!s->broken) return LAZY_OK;
-    atomic_store(&s->busy, false);
-    return lazy_fail(err, LAZY_UNUSABLE, "an earlier pass of this session did not finish; open a new session");
+    return LAZY_OK;
 }
 
 /* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
@@ -87,6 +97,63 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
     return code;
 }
 
+int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
+{
+    int code = enter(s, err);
+    if (code) return code;
+    if (length < 0 || length > s->tokens.length)
+        code = lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
+                         (long long)length, s->tokens.length);
+    if (!code && length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
+    if (!code) lazy_tokens_truncate(&s->tokens, (int)length);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
+/* The copy of s, which nothing else uses meanwhile. */
+static int copy_session(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
+{
+    lazy_pruning pruning = s->rules.pruning;
+    pruning.policy.context = policy_context;
+    int code = lazy_session_open(out, s->model, &pruning, err);
+    if (code || s->cache.capacity == 0) return code;
+    lazy_session *made = *out;
+    code = reserve(made, s->cache.capacity, s->cache.capacity, err);
+    if (!code) code = lazy_cache_copy(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
+    if (code) {
+        lazy_session_close(made);
+        *out = NULL;
+        return code;
+    }
+    lazy_tokens_copy(&made->tokens, &s->tokens);
+    memcpy(made->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
+    made->traces = s->traces;
+    return LAZY_OK;
+}
+
+int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
+{
+    *out = NULL;
+    int code = enter(s, err);
+    if (code) return code;
+    code = copy_session(out, s, policy_context, err);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
+int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
+{
+    int code = enter(s, err);
+    if (code) return code;
+    const lazy_cache *cache = &s->cache;
+    if (!cache->has_logits)
+        code = lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
+    else
+        code = s->model->backend->ops->download(cache->stream, logits, cache->logits, (size_t)s->model->config.vocab * sizeof *logits, err);
+    atomic_store(&s->busy, false);
+    return code;
+}
+
 static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given; a pass needs at least one");
@@ -107,13 +174,15 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (code) return code;
-    s->broken = true; /* until the pass has finished */
-    lazy_tokens_append(&s->tokens, n, generated);
+    const lazy_tokens before = s->tokens;
+    lazy_tokens_append(&s->tokens, ids, n, generated);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
-    code = lazy_forward(s, ids, n, generated, outputs, err);
+    code = lazy_forward(s, n, generated, outputs, err);
     s->cache.stream->watch = NULL;
-    s->broken = code != LAZY_OK;
+    if (!code) return LAZY_OK;
+    s->tokens = before;
+    lazy_tokens_truncate(&s->tokens, before.length); /* tokens left out for this pass are not left out of another */
     return code;
 }
 
@@ -163,17 +232,18 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
 
 int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
 int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
+const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
 const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
 double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
 double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }
-const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->counts; }
-bool lazy_session_traces(const lazy_session *s) { return s->trace.on; }
-void lazy_session_set_trace(lazy_session *s, bool on) { s->trace.on = on; }
-bool lazy_session_trace_lost(const lazy_session *s) { return s->trace.lost; }
+const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->last.counts; }
+bool lazy_session_traces(const lazy_session *s) { return s->traces; }
+void lazy_session_set_trace(lazy_session *s, bool on) { s->traces = on; }
+bool lazy_session_trace_lost(const lazy_session *s) { return s->last.trace.lost; }
 
 const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
 {
-    *n_runs = s->trace.n_runs;
-    return s->trace.runs;
+    *n_runs = s->last.trace.n_runs;
+    return s->last.trace.runs;
 }

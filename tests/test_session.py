@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import pickle
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -82,7 +86,7 @@ def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
 def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
     session = llm.session()
     session.ask("Hello", chat=True, max_new_tokens=1)
-    session._pending = [llm.tokenizer.eos_token_id]  # as if it had been sampled
+    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled
     second = session.ask("And you?", chat=True, max_new_tokens=1)
     shown = llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
     assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
@@ -100,16 +104,6 @@ def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
     assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
 
 
-def test_a_session_interrupted_after_its_pass_refuses_to_go_on(llm: LLM) -> None:
-    """Ctrl-C may arrive after the core has run the tokens and before Python has recorded them."""
-    session = llm.session()
-    session.forward([5, 6])
-    session.core.forward([7])
-    for use in (lambda: session.forward([8]), lambda: session.ask("8", max_new_tokens=1)):
-        with pytest.raises(RuntimeError, match="did not finish; open a new session"):
-            use()
-
-
 def test_messages_are_a_chat(llm: LLM) -> None:
     system, hello = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
     session = llm.session(STAGES)
@@ -122,9 +116,227 @@ def test_messages_are_a_chat(llm: LLM) -> None:
     )
 
 
+# ---- fork and truncate -----------------------------------------------------------------------------------
+
+
+def state(session: lazyllm.Session) -> tuple[Any, ...]:
+    core = session.core
+    return core.ids.tolist(), core.depths.tolist(), core.kinds.tolist(), core.drawn, session.computed
+
+
+def test_forks_answer_alone(llm: LLM) -> None:
+    """Several questions on one document: each fork answers as the session would, and changes no other."""
+    base = llm.session(STAGES)
+    base.ask(IDS, max_new_tokens=3)
+    before = state(base)
+    questions = [IDS[:5], IDS[20:30], [7]]
+    forks = [base.fork() for _ in questions]
+    answers = [one.ask(ids, max_new_tokens=6) for one, ids in zip(forks, questions, strict=True)]
+    assert state(base) == before
+    for ids, got in zip(questions, answers, strict=True):
+        alone = llm.session(STAGES)
+        alone.ask(IDS, max_new_tokens=3)
+        want = alone.ask(ids, max_new_tokens=6)
+        assert got.token_ids == want.token_ids
+        assert got.passes.tolist() == want.passes.tolist()
+        assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
+
+
+def test_a_fork_goes_on_with_the_chat(llm: LLM) -> None:
+    base = llm.session()
+    base.ask("Hello", chat=True, max_new_tokens=3)
+    fork = base.fork()
+    want = base.ask("And you?", chat=True, max_new_tokens=3)
+    got = fork.ask("And you?", chat=True, max_new_tokens=3)
+    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def test_forks_run_on_several_threads(llm: LLM) -> None:
+    base = llm.session(STAGES)
+    base.forward(IDS)
+    alone = [base.fork().ask([k + 5], max_new_tokens=8).token_ids for k in range(4)]
+    forks = [base.fork() for _ in alone]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda k: forks[k].ask([k + 5], max_new_tokens=8).token_ids, range(4)))
+    assert answers == alone
+
+
+def test_truncate_asks_again(llm: LLM) -> None:
+    session = llm.session(STAGES)
+    session.forward(IDS)
+    before = state(session)
+    first = session.ask([5, 6], max_new_tokens=4)
+    session.truncate(len(IDS))
+    assert session.length == len(IDS)
+    assert state(session)[0] == before[0]
+    assert session.core.drawn is None
+    again = session.ask([5, 6], max_new_tokens=4)
+    assert again.prompt_ids == first.prompt_ids
+    session.truncate(0)
+    assert (session.length, session.computed) == (0, 0.0)
+    assert (
+        session.ask(IDS, max_new_tokens=4).token_ids == llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "kind", "message"),
+    [
+        (51, ValueError, "n is 51; the session has 50 tokens"),
+        (-1, ValueError, "n must be from 0"),
+        (1.5, TypeError, "n must be a whole number"),
+    ],
+)
+def test_truncate_refuses(llm: LLM, n: Any, kind: type[Exception], message: str) -> None:
+    session = llm.session()
+    session.forward(IDS)
+    with pytest.raises(kind, match=message):
+        session.truncate(n)
+    assert session.length == 50
+
+
+def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
+    session = llm.session()
+    first = session.ask("Hello", chat=True, max_new_tokens=3)
+    end = session.length
+    want = session.ask("And you?", chat=True, max_new_tokens=3)
+    session.truncate(end + 3)
+    with pytest.raises(ValueError, match=f"truncate it to {end + 1}, where that turn begins"):
+        session.ask("And you?", chat=True, max_new_tokens=3)
+    session.truncate(end + 1)  # the first answer's last token included
+    again = session.ask("And you?", chat=True, max_new_tokens=3)
+    assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
+    session.truncate(len(first.prompt_ids) + 1)  # within the first answer
+    cut = session.ask("And you?", chat=True, max_new_tokens=3)
+    assert cut.prompt_ids == want.prompt_ids
+    session.truncate(0)
+    assert session.ask("Hello", chat=True, max_new_tokens=3).token_ids == first.token_ids
+
+
+def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
+    """Of a prompt that a method has shortened, the removed tokens count in proportion to what is left."""
+    session = llm.session(lazyllm.RandomDrop(0.5, 0))
+    session.forward(IDS)
+    assert session.computed == pytest.approx(0.5)
+    session.truncate(10)
+    assert session.computed == pytest.approx(0.5)
+    session.truncate(0)
+    session.forward(IDS)
+    assert session.computed == pytest.approx(0.5)
+
+
+# ---- answers that are interrupted ------------------------------------------------------------------------
+
+STEPS = {"_advance", "_run_pending", "_run_prompt", "_begin_prompt", "_take", "passed", "read", "forward"}
+SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
+
+
+def interrupt_at(n: int, call: Any) -> BaseException | None:
+    """Calls, and raises KeyboardInterrupt when the n-th line of an answer's steps begins; what it raised."""
+    seen = 0
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal seen
+        if event == "line":
+            seen += 1
+            if seen == n:
+                raise KeyboardInterrupt
+        return line
+
+    def entered(frame: Any, event: str, argument: Any) -> Any:
+        ours = frame.f_code.co_name in STEPS and "lazyllm" in frame.f_code.co_filename
+        return line if ours else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.settrace(before)
+    return None
+
+
+@pytest.mark.parametrize(
+    "pruning", [STAGES, lazyllm.RandomDrop(0.5, 0, original_positions=True)], ids=["stages", "gaps"]
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: bool) -> None:
+    """It goes on by `resume`, or can be asked for anew, and is then what it would have been."""
+    base = llm.session(pruning)
+    base.ask("The sea was calm." if chat else IDS, chat=chat, max_new_tokens=2)
+
+    def ask(session: lazyllm.Session) -> Any:
+        prompt = "And the wind?" if chat else IDS[:9]
+        return session.ask(prompt, chat=chat, max_new_tokens=3, sampling=SAMPLED, trace=True)
+
+    def seen(session: lazyllm.Session, answer: Any) -> tuple[Any, ...]:
+        follow_up = session.ask("Why?" if chat else [5], chat=chat, max_new_tokens=2)
+        counts = answer.passes.tolist(), len(answer.trace.passes), answer.computed_series.tolist()
+        return (
+            answer.text,
+            answer.token_ids,
+            counts,
+            follow_up.prompt_ids,
+            follow_up.token_ids,
+            state(session),
+        )
+
+    session = base.fork()
+    want = seen(session, ask(session))
+    resumed = anew = 0
+    for n in itertools.count(1):
+        session = base.fork()
+        error = interrupt_at(n, functools.partial(ask, session))
+        if error is None:
+            break
+        partial = getattr(error, "generation", None)
+        if partial:
+            whole = len(partial.token_ids) == len(want[1])
+            assert partial.token_ids == want[1][: len(partial.token_ids)]
+            assert partial.finish_reason == ("length" if whole else "interrupted")
+            assert error.session is session
+        if session._unfinished:
+            resumed += 1
+            assert seen(session, session.resume()) == want
+        else:
+            anew += 1
+            assert partial is None
+            got = seen(session, ask(session))
+            assert got[:2] + got[3:] == want[:2] + want[3:]  # the token before may have been run already
+    assert resumed > 30
+    assert anew > 5
+
+
+def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
+    session = llm.session()
+    session.ask(IDS, max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
+    stream = session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False))
+    next(stream)
+    stream.close()  # left early: it may go on as well
+    assert len(session.resume().token_ids) == 4
+    next(session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False)))
+    session.truncate(50)
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
+
+
+def test_generate_hands_over_its_session_when_interrupted(llm: LLM) -> None:
+    want = llm.generate(IDS, STAGES, max_new_tokens=4)
+    for n in itertools.count(40):
+        error = interrupt_at(n, lambda: llm.generate(IDS, STAGES, max_new_tokens=4))
+        assert error is not None
+        if hasattr(error, "generation"):
+            break
+    assert error.session.resume().token_ids == want.token_ids  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
-    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; open another one"):
+    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; use fork\(\)"):
         use(llm.session())
 
 

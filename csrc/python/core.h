@@ -23,7 +23,8 @@ typedef struct {
     PyObject_HEAD
     ModelObject *model; /* kept alive */
     lazy_session *session;
-    bool in_use; /* by a call that may have released the GIL; read and written with the GIL held */
+    bool in_use;   /* by a call that may have released the GIL; read and written with the GIL held */
+    int32_t drawn; /* the token drawn after the last pass, which no pass has run yet; -1: none */
 
     PyObject *policy; /* policy(session, view, memo), or NULL; see policy.c */
     /* of the pass under way, else NULL */
