@@ -196,6 +196,41 @@ int lazy_cache_copy(lazy_cache *to, const lazy_cache *from, const int32_t *depth
     return code;
 }
 
+const lazy_growing *lazy_cache_find(const lazy_cache *cache, const void *slot)
+{
+    for (const lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++)
+        if (g->slot == slot) return g;
+    return NULL;
+}
+
+static int move_rows(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, bool writes, lazy_error *err)
+{
+    const lazy_ops *ops = cache->model->backend->ops;
+    int code = LAZY_OK, done = 0;
+    for (int first = 0, end; first < rows.length && !code; first = end) {
+        for (end = first + 1; end < rows.length && rows.has[end] == rows.has[first];) end++;
+        if (!rows.has[first]) continue;
+        size_t bytes = (size_t)(end - first) * g->per_token;
+        for (size_t i = 0; i < (size_t)g->pieces && !code; i++) {
+            char *here = rows.data + (i * (size_t)rows.n + (size_t)done) * g->per_token;
+            char *there = (char *)*g->slot + (i * (size_t)cache->capacity + (size_t)first) * g->per_token;
+            code = writes ? ops->upload(cache->stream, there, here, bytes, err) : ops->download(cache->stream, here, there, bytes, err);
+        }
+        done += end - first;
+    }
+    return code;
+}
+
+int lazy_cache_read(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err)
+{
+    return move_rows(cache, g, rows, false, err);
+}
+
+int lazy_cache_write(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err)
+{
+    return move_rows(cache, g, rows, true, err);
+}
+
 void lazy_cache_truncate(lazy_cache *cache, int length)
 {
     for (int l = 0; l < cache->model->config.n_layers; l++) cache->remembered[l].n = min_int(cache->remembered[l].n, length);

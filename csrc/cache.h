@@ -79,6 +79,20 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
 /* Copies what is kept of the first `length` tokens to a cache that was opened with the same rules and has room for them. Waits. */
 int lazy_cache_copy(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
 
+/* Rows of some tokens, one after the other: (pieces, n, per_token) bytes on the host. */
+typedef struct lazy_rows {
+    char *data;
+    const uint8_t *has; /* (length,) by position: true for the n tokens */
+    int length, n;
+} lazy_rows;
+
+/* Reads or writes the rows of one buffer. */
+int lazy_cache_read(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err);
+int lazy_cache_write(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err);
+
+/* The buffer whose pointer is *slot, or NULL if the cache has none. */
+const lazy_growing *lazy_cache_find(const lazy_cache *cache, const void *slot);
+
 /* Forgets what was remembered of positions from `length` on, and the logits. */
 void lazy_cache_truncate(lazy_cache *cache, int length);
 

@@ -109,8 +109,9 @@ void lazy_model_close(lazy_model *model); /* after its last session is closed; m
 const lazy_config *lazy_model_config(const lazy_model *model);
 uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights in use */
 int lazy_model_threads(const lazy_model *model);
-const char *lazy_model_isa(const lazy_model *model);    /* instruction set of the kernels, or device and dtype */
-const char *lazy_model_device(const lazy_model *model); /* "cpu", "cuda:0" */
+lazy_dtype lazy_model_activations(const lazy_model *model); /* the type of K, V and hidden states */
+const char *lazy_model_isa(const lazy_model *model);        /* instruction set of the kernels, or device and dtype */
+const char *lazy_model_device(const lazy_model *model);     /* "cpu", "cuda:0" */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 
@@ -235,6 +236,27 @@ int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, flo
 /* The logits that the last pass ended with: (vocab,). There are none in an empty or a truncated context. */
 int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
 
+/* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear, in the order of
+ * their positions; tokens that are gone have none. */
+typedef enum lazy_state_part {
+    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; activations */
+    LAZY_STATE_VALUES,     /* (G, n, D) */
+    LAZY_STATE_AUX,        /* (n, hidden) of the tokens that wait for the layer; activations */
+    LAZY_STATE_REMEMBERED, /* (n,) f32, scores of the stage after the layer, of the first n positions */
+    LAZY_STATE_LOGITS,     /* (n,) f32, of the last pass, where a pass may need them: n is vocab or 0. Of no layer */
+} lazy_state_part;
+
+/* The n of a part. -1: the session has no such part. */
+int lazy_session_state_length(const lazy_session *session, lazy_state_part part, int layer);
+/* Copies a part of n entries to or from `data` (host). */
+int lazy_session_read_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
+int lazy_session_write_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
+
+/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) true for tokens never in play
+ * again. */
+int lazy_session_write_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
+                              int n, lazy_error *err);
+
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
 } lazy_layer_count;
@@ -253,6 +275,7 @@ int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
 const int32_t *lazy_session_ids(const lazy_session *session);                /* (length,) */
 const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that computed K,V of each token */
+const uint8_t *lazy_session_gone(const lazy_session *session);               /* (length,) true for tokens never in play again */
 const uint8_t *lazy_session_kinds(const lazy_session *session);              /* (length,) 0 prompt, 1 generated */
 double lazy_session_computed(const lazy_session *session);                   /* share of (prompt token, layer) pairs computed */
 double lazy_session_reached_top(const lazy_session *session);                /* share of prompt tokens computed in the last layer */

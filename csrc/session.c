@@ -48,11 +48,13 @@ void lazy_session_close(lazy_session *s)
     lazy_free(s);
 }
 
-static int enter(lazy_session *s, lazy_error *err)
+int lazy_session_enter(lazy_session *s, lazy_error *err)
 {
     if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use: a call on it is under way");
     return LAZY_OK;
 }
+
+void lazy_session_leave(lazy_session *s) { atomic_store(&s->busy, false); }
 
 /* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
@@ -70,10 +72,10 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
 
 int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     code = reserve(s, n_tokens, n_tokens, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -84,7 +86,7 @@ uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
 
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     lazy_tokens *tokens = &s->tokens;
     if (n < 1) code = lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
@@ -93,20 +95,20 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
             code = lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
                              positions[i], i, tokens->length, tokens->capacity);
     if (!code) lazy_tokens_leave_out(tokens, positions, n);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     if (length < 0 || length > s->tokens.length)
         code = lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
                          (long long)length, s->tokens.length);
     if (!code && length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
     if (!code) lazy_tokens_truncate(&s->tokens, (int)length);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -134,23 +136,23 @@ static int copy_session(lazy_session **out, lazy_session *s, void *policy_contex
 int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
 {
     *out = NULL;
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     code = copy_session(out, s, policy_context, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
 int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     const lazy_cache *cache = &s->cache;
     if (!cache->has_logits)
         code = lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
     else
         code = s->model->backend->ops->download(cache->stream, logits, cache->logits, (size_t)s->model->config.vocab * sizeof *logits, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -164,7 +166,7 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
     return LAZY_OK;
 }
 
-/* Runs one pass; enter() has succeeded. */
+/* Runs one pass of an entered session. */
 static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
@@ -190,10 +192,10 @@ static int forward(lazy_session *s, const int32_t *ids, int n, bool generated, l
                    lazy_error *err)
 {
     int code = check_ids(s, ids, n, err);
-    if (!code) code = enter(s, err);
+    if (!code) code = lazy_session_enter(s, err);
     if (code) return code;
     code = run(s, ids, n, generated, outputs, watch, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -215,7 +217,7 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     int code = check_ids(s, ids, n, err);
     if (!code && lazy_rules_prune(&s->rules))
         code = lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
-    if (!code) code = enter(s, err);
+    if (!code) code = lazy_session_enter(s, err);
     if (code) return code;
     lazy_backend *backend = s->model->backend;
     int vocab = s->model->config.vocab, rows = LOGITS_AT_ONCE / vocab;
@@ -226,7 +228,7 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
     if (!code) code = run(s, ids, n, false, outputs, watch, err);
     backend->ops->free(backend, outputs.head);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -234,6 +236,7 @@ int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
 int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
 const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
+const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.evicted; }
 const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
 double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
 double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }

@@ -26,4 +26,8 @@ struct lazy_session {
     atomic_bool busy;            /* a call is under way */
 };
 
+/* Around each call on a session; entering fails while another is under way. */
+int lazy_session_enter(lazy_session *session, lazy_error *err);
+void lazy_session_leave(lazy_session *session);
+
 #endif

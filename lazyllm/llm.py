@@ -103,6 +103,15 @@ class LLM(Model):
         """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens."""
         return Session(self, self.resolved(pruning, ASSUMED_NEW))
 
+    def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
+        """The session that `Session.save` wrote to this file, ready to go on.
+
+        ValueError for a file of another model, compute, weights or setting, and for a damaged one. `pruning`
+        is needed where the setting is code: a policy, or a method of your own.
+        """
+        method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
+        return Session.restored(self, Path(file), method, progress)
+
     @cached_property
     def forecast(self) -> Forecast:
         """How long answers take on this machine, for `min_tokens="auto"`."""

@@ -7,17 +7,21 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from lazyllm import _core
+from lazyllm import __version__, _core, session_file
 from lazyllm.answer import Answer, Drawn
+from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory
-from lazyllm.method import Method
+from lazyllm.method import Method, source_digest
+from lazyllm.methods import parse_method
 from lazyllm.model import Model
-from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, checked_ids, is_messages
+from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, Turn, checked_ids, is_messages
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.progress import prefill_watch
@@ -30,6 +34,28 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     """The result of `work()`, and the seconds that it took."""
     begun = time.perf_counter()
     return work(), time.perf_counter() - begun
+
+
+IDENTITY = {
+    "sha256": "a model of SHA-256",
+    "compute": "compute",
+    "weights": "weights",
+    "activations": "keys and values in",
+    "pruning": "the pruning",
+    "source": "a pruning whose source has the SHA-256",
+}
+"""What a saved session must have in common with the model and the setting that it is restored for."""
+
+
+def _identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
+    return {
+        "sha256": weights_digest(model.checkpoint, progress),
+        "compute": model.compute,
+        "weights": model.weights,
+        "activations": model.core.activations,
+        "pruning": method.to_json(),
+        "source": source_digest(type(method)) or "",
+    }
 
 
 class PromptPlace(NamedTuple):
@@ -141,6 +167,51 @@ class Session:
                 raise ValueError(f"n is {n}; the session has {self.length} tokens")
             self.core.truncate(n)
             self._unfinished = None
+
+    def save(self, file: str | Path, progress: bool = True) -> None:
+        """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
+        path = Path(file)
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
+        with self._exclusive_use():
+            if not self.length:
+                raise ValueError("the session is empty; there is nothing to save")
+            session_file.write(path, self.core, self.llm.config, self._description(progress), progress)
+
+    def _description(self, progress: bool) -> session_file.Description:
+        return session_file.Description(
+            lazyllm=__version__,
+            model=self.llm.config.name,
+            drawn=self.core.drawn,
+            prompts=[list(prompt) for prompt in self._prompts],
+            turns=[asdict(turn) for turn in self._conversation.turns],
+            **_identity(self.llm, self.pruning, progress),
+        )
+
+    @classmethod
+    def restored(cls, model: Model, path: Path, pruning: Method | None, progress: bool) -> Session:
+        """The session of a file; ValueError for one of another model or setting, and for a damaged file."""
+        saved = session_file.SessionFile(path, progress)
+        told = saved.description
+        try:
+            method = pruning or parse_method(told.pruning)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is a session with {told.pruning}; give it as pruning=: {error}"
+            ) from None
+        identity = _identity(model, method, progress)
+        for name, words in IDENTITY.items():
+            there, here = getattr(told, name), identity[name]
+            if there != here:
+                models = f" ({told.model} and {model.config.name})" if name == "sha256" else ""
+                raise ValueError(f"{path} is a session with {words} {there}; here it is {here}{models}")
+        made = cls(model, method)
+        with made._exclusive_use():
+            made._reserve(saved.length)
+            saved.fill(made.core, model.config)
+            made._prompts = [PromptPlace(*prompt) for prompt in told.prompts]
+            made._conversation = Conversation(model, [Turn(**turn) for turn in told.turns])
+        return made
 
     # ---- growing the context ---------------------------------------------------------------------
 

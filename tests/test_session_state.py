@@ -1,4 +1,4 @@
-"""Sessions that are forked, truncated, interrupted and dropped, in any order, against the NumPy reference."""
+"""Sessions forked, truncated, interrupted, restored and dropped, in any order, against the reference."""
 
 from __future__ import annotations
 
@@ -73,6 +73,20 @@ class Pair:
         made.check()
         return made
 
+    def restore(self, fresh: Any) -> None:
+        """Goes on in a new session, to which the parts of this one's state have been copied."""
+        if not self.session.length:
+            return
+        core = self.session
+        fresh.set_tokens(core.ids, core.kinds, core.depths, core.gone)
+        for layer in range(self.reference.n_layers):
+            for part in ("keys", "values", "aux", "remembered"):
+                if (array := core.state(part, layer)) is not None:
+                    assert core.state_length(part, layer) == array.shape[-2 if array.ndim > 1 else 0]
+                    fresh.set_state(part, layer, array)
+        fresh.trace, self.session = True, fresh
+        self.check()
+
     def truncate(self, n: int) -> None:
         self.session.truncate(n)
         self.reference.truncate(n)
@@ -113,6 +127,7 @@ CALL = st.one_of(
     st.tuples(st.just("fail"), PASS, st.booleans()),
     st.tuples(st.just("truncate"), st.floats(0, 1)),
     st.tuples(st.just("fork")),
+    st.tuples(st.just("restore")),
     st.tuples(st.just("drop")),
 )
 CALLS = st.lists(st.tuples(st.integers(0, 3), CALL), min_size=3, max_size=16)
@@ -120,7 +135,8 @@ CALLS = st.lists(st.tuples(st.integers(0, 3), CALL), min_size=3, max_size=16)
 
 def drive(tiny: Tiny, rules: dict[str, Any], first: int, calls: list[Any], seed: int) -> None:
     """Runs the same calls on both sides, until a near-tie; each names one of the sessions open by then."""
-    session = tiny.load().session(rules)
+    model = tiny.load()
+    session = model.session(rules)
     session.trace = True
     rng = np.random.default_rng(seed)
     pairs = [Pair(session, Reference(tiny.config, tiny.weights, rules))]
@@ -136,6 +152,8 @@ def drive(tiny: Tiny, rules: dict[str, Any], first: int, calls: list[Any], seed:
                 return
         elif name == "truncate":
             pair.truncate(round(how[0] * pair.session.length))
+        elif name == "restore":
+            pair.restore(model.session(rules))
         elif name == "fork":
             pairs.append(pair.fork())
         elif len(pairs) > 1:
