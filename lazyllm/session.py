@@ -194,7 +194,7 @@ class Session:
         saved = session_file.SessionFile(path, progress)
         told = saved.description
         try:
-            method = pruning or parse_method(told.pruning)
+            method = parse_method(told.pruning) if pruning is None else pruning
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} is a session with {told.pruning}; give it as pruning=: {error}"

@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,41 @@ def test_forks_answer_alone(llm: LLM) -> None:
         assert got.token_ids == want.token_ids
         assert got.passes.tolist() == want.passes.tolist()
         assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
+
+
+def test_prompts_continue_a_prefix(llm: LLM) -> None:
+    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
+    base.forward(IDS)
+    before = state(base)
+    want = [base.fork().ask(ids, max_new_tokens=4).token_ids for ids in questions]
+    answers = llm.generate(questions, max_new_tokens=4, prefix=base, progress=False)
+    assert [one.token_ids for one in answers] == want
+    assert llm.generate([7], STAGES, max_new_tokens=4, prefix=base).token_ids == want[2]
+    stream = llm.stream([7], max_new_tokens=4, prefix=base)
+    assert stream.finished().token_ids == want[2]
+    assert answers[0].pruning == STAGES
+    assert state(base) == before
+
+
+def test_a_chat_continues_a_prefix(llm: LLM) -> None:
+    base = llm.session()
+    base.ask([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], chat=True)
+    want = base.fork().ask("And you?", chat=True, max_new_tokens=3)
+    (got,) = llm.generate(["And you?"], chat=True, max_new_tokens=3, prefix=base, progress=False)
+    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
+    base = llm.session(STAGES)
+    base.forward(IDS)
+    with pytest.raises(TypeError, match="prefix must be a session of this model, not 'text'"):
+        llm.generate([5], prefix="text")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="prefix must be a session of this model"):
+        lazyllm.load(folder, device="cpu").generate([5], prefix=base)
+    with pytest.raises(ValueError, match="but the prefix was read with"):
+        llm.generate([5], {1: 0.5}, prefix=base)
+    with pytest.raises(ValueError, match=r"prompt 1: .* make 651; the model's context is 600"):
+        llm.generate([[5], [5] * 597], prefix=base, max_new_tokens=4)
 
 
 def test_a_fork_goes_on_with_the_chat(llm: LLM) -> None:
@@ -297,8 +333,13 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert partial.token_ids == want[1][: len(partial.token_ids)]
             assert partial.finish_reason == ("length" if whole else "interrupted")
             assert error.session is session
+            assert partial.token_ids[-1] == session.core.drawn
         if session._unfinished:
             resumed += 1
+            assert partial
+            if chat:  # which goes on from the part of the answer, too
+                follow_up = session.fork().ask("Why?", chat=True, max_new_tokens=1)
+                assert follow_up.prompt_ids == want[3]
             assert seen(session, session.resume()) == want
         else:
             anew += 1
@@ -307,6 +348,28 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert got[:2] + got[3:] == want[:2] + want[3:]  # the token before may have been run already
     assert resumed > 30
     assert anew > 5
+
+
+def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
+    """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
+    plain = llm.generate(IDS, max_new_tokens=1).token_ids
+    request = lazyllm.generation.Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
+
+    def ask(session: lazyllm.Session) -> Any:
+        return session.answer(IDS, request).finished()
+
+    want = ask(llm.session()).token_ids
+    assert want[0] != plain[0]
+    undrawn = 0
+    for n in itertools.count(1):
+        session = llm.session()
+        error = interrupt_at(n, functools.partial(ask, session))
+        if error is None:
+            break
+        undrawn += session.length > 0 and session.core.drawn is None
+        answer = session.resume() if session._unfinished else ask(session)
+        assert (answer.token_ids, session.length) == (want, len(IDS) + 2)
+    assert undrawn > 0
 
 
 def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
