@@ -164,7 +164,8 @@ class LLM(Model):
         session that has read what all prompts begin with; each continues a fork of it, with its setting.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
-        run, the answers made so far are the exception's attribute `finished`.
+        run, the answers made so far are the exception's attribute `finished`. What there is of the answer
+        under way is its `generation`, and the `resume()` of its `session` goes on.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
         method = self._method(pruning, prefix, request)

@@ -433,3 +433,18 @@ def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:
     ):
         lazyllm.load(folder, device="cuda", weights="q8")
     assert lazyllm.load(folder, weights="q8").device == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str) -> None:
+    folder = model_folder(tmp_path, Shape(vocab=300, n_layers=5, dtype=dtype))
+    llm = lazyllm.load(folder, device="cuda")
+    session = llm.session(lazyllm.Pruning({0: 0.7, 2: 0.4}, memory=0.8))
+    session.ask(list(range(40, 90)), max_new_tokens=5)
+    session.save(tmp_path / "kept")
+    others = [session.fork(), llm.restore(tmp_path / "kept")]
+    want = session.ask([5, 6, 7], max_new_tokens=6)
+    for other in others:
+        got = other.ask([5, 6, 7], max_new_tokens=6)
+        assert (got.token_ids, got.passes.tolist()) == (want.token_ids, want.passes.tolist())
+        assert other.core.logits.tobytes() == session.core.logits.tobytes()

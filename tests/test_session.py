@@ -301,7 +301,8 @@ def interrupt_at(n: int, call: Any) -> BaseException | None:
 def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: bool) -> None:
     """It goes on by `resume`, or can be asked for anew, and is then what it would have been."""
     base = llm.session(pruning)
-    base.ask("The sea was calm." if chat else IDS, chat=chat, max_new_tokens=2)
+    if not chat:  # else the first turn is interrupted
+        base.ask(IDS, max_new_tokens=2)
 
     def ask(session: lazyllm.Session) -> Any:
         prompt = "And the wind?" if chat else IDS[:9]
@@ -432,22 +433,30 @@ def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
-    """`forward` in a second thread is refused during a whole answer, also between its passes."""
+    """Every call in a second thread is refused during a whole answer, also between its passes."""
     session = llm.session()
     stream = session.answer(IDS, lazyllm.generation.Request.checked(4, None, (), False, False))
     next(stream)
     refused: list[str] = []
 
-    def forward() -> None:
-        try:
-            session.forward([5])
-        except RuntimeError as error:
-            refused.append(str(error))
+    def use_it() -> None:
+        calls = (
+            lambda: session.forward([5]),
+            lambda: session.ask([5]),
+            lambda: session.truncate(0),
+            session.fork,
+            lambda: session.save("kept"),
+        )
+        for call in calls:
+            try:
+                call()
+            except RuntimeError as error:
+                refused.append(str(error))
 
-    thread = threading.Thread(target=forward)
+    thread = threading.Thread(target=use_it)
     thread.start()
     thread.join()
-    assert len(refused) == 1
-    assert "this session is in use" in refused[0]
+    assert len(refused) == 5
+    assert all("this session is in use" in told for told in refused)
     assert stream.finished().token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
     session.forward([5])
