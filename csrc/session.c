@@ -91,9 +91,9 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
     lazy_tokens *tokens = &s->tokens;
     if (n < 1) code = lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
     for (int i = 0; i < n && !code; i++)
-        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= tokens->capacity)
+        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= s->cache.capacity)
             code = lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                             positions[i], i, tokens->length, tokens->capacity);
+                             positions[i], i, tokens->length, s->cache.capacity);
     if (!code) lazy_tokens_leave_out(tokens, positions, n);
     lazy_session_leave(s);
     return code;
