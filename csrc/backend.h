@@ -109,8 +109,8 @@ typedef struct lazy_ops {
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads and over those of the last
      * `queries` rows whose position is at least first_new */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv,
-                  const int32_t *in_play, int m, int window, lazy_error *);
+    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling, int first_new,
+                  lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
      * if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);

@@ -267,8 +267,8 @@ static int run_attention(lazy_bench *b, lazy_error *err)
 static int run_scores(lazy_bench *b, lazy_error *err)
 {
     const lazy_bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, 0, b->kv, b->in_play, s->m,
-                                   window_of(s), err);
+    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, LAZY_POOLING_MEAN, 0, b->kv,
+                                   b->in_play, s->m, window_of(s), err);
 }
 
 static int run_select(lazy_bench *b, lazy_error *err)

@@ -279,8 +279,8 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, p->first_new, cache->kv[l],
-                              p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
+    int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, pruning->pooling,
+                              p->first_new, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);

@@ -167,6 +167,9 @@ typedef struct lazy_policy {
     void *context;
 } lazy_policy;
 
+/* How the scores of several query rows become one. */
+typedef enum lazy_pooling { LAZY_POOLING_MEAN, LAZY_POOLING_MAX } lazy_pooling;
+
 typedef struct lazy_pruning {
     const lazy_stage *stages; /* for passes over prompt tokens */
     int n_stages;
@@ -176,7 +179,8 @@ typedef struct lazy_pruning {
     int sink, window;         /* numbers of first and last prompt tokens that are always kept */
     const lazy_span *protect; /* spans that are always kept */
     int n_protect;
-    int queries;          /* query rows whose scores are averaged; the paper: 1 */
+    int queries;          /* query rows that score; the paper: 1 */
+    lazy_pooling pooling; /* of their scores */
     int layers;           /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */

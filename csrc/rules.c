@@ -45,8 +45,9 @@ static int check_policy(const lazy_pruning *p, lazy_error *err)
     for (int i = 0; i < p->n_stages; i++) n_by_mass += p->stages[i].by_mass;
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
     if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
-    if (p->queries > 1 || p->smooth > 1 || p->memory > 0 || p->average)
-        return lazy_fail(err, LAZY_INVALID, "a policy takes no queries, smooth, memory and mean over layers: its scores are final");
+    if (p->queries > 1 || p->pooling != LAZY_POOLING_MEAN || p->smooth > 1 || p->memory > 0 || p->average)
+        return lazy_fail(err, LAZY_INVALID,
+                         "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
     return LAZY_OK;
 }
 

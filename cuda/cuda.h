@@ -99,7 +99,7 @@ int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, in
 /* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
 /* scores.cu */
-int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int,
+int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv, const int32_t *, int, int,
                      lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);

@@ -8,12 +8,13 @@ namespace
 {
 enum { THREADS = 256, KEYS = 128 /* per block, one thread each */ };
 
-/* One candidate row r, and the range of rows whose scores are averaged. */
+/* One candidate row r, and the range of rows whose scores are pooled. */
 struct query {
     const int32_t *rows;          /* (n,) */
     const lazy_key_range *ranges; /* (n,) the part of in_play that each row attends to */
     int r, first, n, first_new;   /* rows r >= first with rows[r] >= first_new are query rows */
     int m, n_heads;
+    lazy_pooling pooling;
 };
 
 __device__ __forceinline__ bool is_query(const query &t) { return t.rows[t.r] >= t.first_new; }
@@ -71,8 +72,8 @@ __global__ void __launch_bounds__(THREADS) normalise_heads(float *shares, query 
     for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) share[j] *= factor;
 }
 
-/* scores[j] += the row's part of the mean over heads and query rows; the first query row initialises scores. */
-__global__ void __launch_bounds__(THREADS) average_heads(float *scores, const float *shares, query t)
+/* Adds the row's part of the mean over query rows to scores, or takes the larger of both. The first query row initialises scores. */
+__global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float *shares, query t)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= t.m || !is_query(t)) return;
@@ -80,20 +81,22 @@ __global__ void __launch_bounds__(THREADS) average_heads(float *scores, const fl
     bool visible = j >= t.ranges[t.r].begin && j < t.ranges[t.r].end;
     double sum = 0.0;
     for (int h = 0; h < t.n_heads && visible; h++) sum += shares[(int64_t)h * t.m + j];
-    float share = (float)(sum / ((double)t.n_heads * (t.n - begin)));
-    scores[j] = t.r > begin ? scores[j] + share : share;
+    bool largest = t.pooling == LAZY_POOLING_MAX;
+    float share = (float)(sum / ((double)t.n_heads * (largest ? 1 : t.n - begin))), earlier = scores[j];
+    if (t.r == begin || (largest && (share > earlier || isnan(share)))) scores[j] = share;
+    else if (!largest) scores[j] = earlier + share;
 }
 } // namespace
 
-int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                     lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
+                     int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d, first = n > queries ? n - queries : 0;
     const lazy_key_range *ranges;
     int code = lazy_cuda_limits(stream, rows, n, in_play, m, window, &ranges, err);
-    query t = { rows, ranges, 0, first, n, first_new, m, c->n_heads };
+    query t = { rows, ranges, 0, first, n, first_new, m, c->n_heads, pooling };
     for (t.r = first; t.r < n && !code; t.r++)
         code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
             using T = decltype(type);
@@ -108,7 +111,7 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const 
                 lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0, queue, s->shares, k, t);
             if (failed == cudaSuccess) failed = lazy_launch(normalise_heads, dim3(c->n_heads), dim3(THREADS), 0, queue, s->shares, t);
             if (failed == cudaSuccess)
-                failed = lazy_launch(average_heads, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, scores, s->shares, t);
+                failed = lazy_launch(pool_heads, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, scores, s->shares, t);
             return failed;
         });
     return code;

@@ -26,7 +26,8 @@ SPEEDUP_SHAPES: Shapes = (
     ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
     ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
 )
-WIDE_TOKENS = 341  # kept by the first stage, from which on wide smoothing leaves room for other places
+PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
+NARROWEST, WIDEST = 13, 31  # tokens of a place
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
 AUTO: Final = "auto"
@@ -213,8 +214,9 @@ class Pruning(Counted):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    A score is the mean over the last `queries` new tokens, the largest share in the last `layers` layers,
-    the mean over `smooth` neighbours (odd), and in decode steps at least `memory` times the remembered score.
+    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
+    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
+    least `memory` times the remembered score.
     Contexts below `min_tokens` tokens run dense; with "auto" those whose answers would not come sooner
     pruned, by the machine's profile. `prune_generated`: generated tokens may be dropped too.
     """
@@ -225,6 +227,7 @@ class Pruning(Counted):
     window: int
     protect: tuple[tuple[int, int], ...]
     queries: int
+    pooling: str
     layers: int
     smooth: int
     memory: float
@@ -240,6 +243,7 @@ class Pruning(Counted):
         window: int = 0,
         protect: Iterable[Any] = (),
         queries: int = 1,
+        pooling: Literal["mean", "max"] = "mean",
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
@@ -253,6 +257,8 @@ class Pruning(Counted):
             raise TypeError('decode must be "same", "frozen" or stages, not None')
         else:
             decode = _stages(decode, "decode")
+        if pooling not in ("mean", "max"):
+            raise ValueError(f'pooling must be "mean" or "max", not {pooling!r}')
         width = checked.whole(smooth, "smooth", 1)
         if width % 2 == 0:
             raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
@@ -268,6 +274,7 @@ class Pruning(Counted):
             "window": checked.whole(window, "window", 0),
             "protect": _spans(protect),
             "queries": checked.whole(queries, "queries", 1),
+            "pooling": pooling,
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
@@ -484,18 +491,19 @@ class Pruning(Counted):
     def recommended(self, n_prompt: int = 1024) -> Pruning:
         """The same schedule under the rule of scoring that was found to lose least.
 
-        A token's score is its largest share in five layers, each the mean over the last 16 rows, smoothed
-        over its neighbours and remembered in decode steps. It is smoothed over 31 tokens if the first stage
-        keeps at least 341 tokens of a prompt of `n_prompt`, else over 13: each place that is kept takes as
-        many. The first four tokens, which draw attention whatever they say, are always kept.
+        A token's score is its largest share in five layers, each the largest of the last 32 rows, smoothed
+        over its neighbours and remembered in decode steps. It is smoothed over an eleventh of the tokens that
+        the first stage keeps of a prompt of `n_prompt`, at least 13 and at most 31: each place that is kept
+        takes as many. The first four tokens, which draw attention whatever they say, are always kept.
         """
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
         keep = largest_keep(self.stages[0][1]) if self.stages else 1.0
         return replace(
             self,
             layers=5,
-            queries=16,
-            smooth=31 if math.ceil(keep * n_prompt) >= WIDE_TOKENS else 13,
+            queries=32,
+            pooling="max",
+            smooth=min(max(math.ceil(keep * n_prompt) // PLACES, NARROWEST), WIDEST) | 1,
             memory=0.8,
             sink=max(self.sink, RECOMMENDED_SINK),
         )

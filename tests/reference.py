@@ -366,7 +366,8 @@ class Reference:
         self, rows: dict[int, np.ndarray], computed: list[int], in_play: list[int], first: int
     ) -> np.ndarray:
         asking = [i for i in computed if i >= first][-self.pruning["queries"] :]
-        return np.asarray(np.mean([rows[i].mean(axis=0) for i in asking], axis=0))
+        pool = np.max if self.pruning["pooling"] == "max" else np.mean
+        return np.asarray(pool([rows[i].mean(axis=0) for i in asking], axis=0))
 
     def ask(
         self, layer: int, first: int, stages: dict[int, Stage], state: dict[str, Any]

@@ -34,7 +34,19 @@ junk = st.recursive(
 options = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(
-        ("decode", "sink", "window", "protect", "queries", "layers", "smooth", "memory", "min_tokens"), junk
+        (
+            "decode",
+            "sink",
+            "window",
+            "protect",
+            "queries",
+            "pooling",
+            "layers",
+            "smooth",
+            "memory",
+            "min_tokens",
+        ),
+        junk,
     ),
 )
 

@@ -120,6 +120,7 @@ def test_kept_count_is_the_ceiling_of_the_double_product(tiny_of: Build, keep: f
         {"window": 4},
         {"protect": [(3, 6), (5, 9), (45, 90)]},
         {"queries": 6},
+        {"queries": 6, "pooling": "max", "layers": 2},
         {"smooth": 5},
         {"layers": 2},
         {"layers": 3, "sink": 2, "queries": 6},

@@ -78,6 +78,7 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"window": -1}, ValueError, "window must be from 0"),
         ({"window": 2**40}, ValueError, "window must be from 0"),
         ({"queries": 0}, ValueError, "queries must be from 1"),
+        ({"pooling": "median"}, ValueError, 'pooling must be "mean" or "max", not \'median\''),
         ({"layers": 0}, ValueError, "layers must be from 1"),
         ({"memory": 1.1}, ValueError, "memory must be from 0 to 1, not 1.1"),
         ({"memory": "half"}, TypeError, "memory must be a number"),
@@ -186,6 +187,7 @@ def test_core_has_plain_values_only() -> None:
         "window": 0,
         "protect": [(1, 2)],
         "queries": 1,
+        "pooling": "mean",
         "layers": 1,
         "smooth": 1,
         "memory": 0.0,
@@ -230,6 +232,7 @@ prunings = st.builds(
     window=st.integers(0, 9),
     protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
     queries=st.integers(1, 9),
+    pooling=st.sampled_from(["mean", "max"]),
     layers=st.integers(1, 6),
     smooth=st.sampled_from([1, 3, 13]),
     memory=st.floats(0.0, 1.0),
@@ -389,16 +392,18 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
 def test_recommended_keeps_the_schedule() -> None:
     pruning = Pruning({10: 0.7}, window=2)
     made = pruning.recommended()
-    assert made == Pruning({10: 0.7}, window=2, sink=4, layers=5, queries=16, smooth=31, memory=0.8)
+    assert made == Pruning(
+        {10: 0.7}, window=2, sink=4, layers=5, queries=32, pooling="max", smooth=31, memory=0.8
+    )
     assert pruning == Pruning({10: 0.7}, window=2)
     assert Pruning({10: 0.7}, sink=9).recommended().sink == 9
 
 
 def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
-    for stages, width in (({10: 1 / 3}, 31), ({10: 0.33, 20: 0.1}, 13), (None, 31)):
+    for stages, width in (({10: 1 / 3}, 31), ({10: 0.2, 20: 0.1}, 19), (None, 31)):
         assert Pruning(stages).recommended().smooth == width
-    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (3390, 3410)] == [13, 31]
+    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (900, 1540, 3200, 9000)] == [13, 15, 29, 31]
     with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
         Pruning({10: 0.1}).recommended(0)
-    assert Pruning({10: Mass(0.9, keep_max=0.2)}).recommended().smooth == 13
-    assert Pruning({10: Drop(0.2)}).recommended().smooth == 13
+    assert Pruning({10: Mass(0.9, keep_max=0.1)}).recommended().smooth == 13
+    assert Pruning({10: Drop(0.1)}).recommended().smooth == 13

@@ -86,6 +86,7 @@ def pruning(stages: Any = (), **options: Any) -> dict[str, Any]:
         "window": 0,
         "protect": [],
         "queries": 1,
+        "pooling": "mean",
         "smooth": 1,
         "layers": 1,
         "memory": 0.0,

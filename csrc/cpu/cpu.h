@@ -102,7 +102,8 @@ int lazy_cpu_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 /* attention.c */
 int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
 /* scores.c */
-int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, int, lazy_kv, const int32_t *, int, int, lazy_error *);
+int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv, const int32_t *, int, int,
+                    lazy_error *);
 /* selection.c */
 int lazy_cpu_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
 int lazy_cpu_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, lazy_error *);

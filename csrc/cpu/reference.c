@@ -172,26 +172,32 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     return LAZY_OK;
 }
 
-static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new,
-                            lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
+                            lazy_pooling pooling, int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int width = qkv_width(c), counted = 0;
-    double *sums = scratch->block_sums;
-    memset(sums, 0, (size_t)m * sizeof *sums);
+    double *sums = scratch->block_sums; /* over heads */
+    memset(scores, 0, (size_t)m * sizeof *scores);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = n > queries ? n - queries : 0; r < n; r++) {
         if (rows[r] < first_new) continue;
         counted++;
+        memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
             attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
             for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->shares[j];
         }
+        for (int j = 0; j < m; j++) {
+            float score = (float)(sums[j] / c->n_heads);
+            if (pooling == LAZY_POOLING_MEAN) scores[j] += score;
+            else if (score > scores[j] || isnan(score)) scores[j] = score;
+        }
     }
-    for (int j = 0; j < m; j++) scores[j] = (float)(sums[j] / (c->n_heads * counted));
+    for (int j = 0; j < m && pooling == LAZY_POOLING_MEAN; j++) scores[j] /= (float)counted;
     return LAZY_OK;
 }
 

@@ -1,4 +1,4 @@
-/* scores.c — attention of the query rows to each token in play, averaged over heads and rows. */
+/* scores.c — attention of the query rows to each token in play: the mean over heads, and the mean or the largest of the rows. */
 #include <math.h>
 #include <string.h>
 
@@ -10,11 +10,12 @@ typedef struct scoring {
     const float *q; /* one query row: (H, D) */
     lazy_kv kv;
     const int32_t *in_play;
-    int m;           /* tokens in play */
-    lazy_seen seen;  /* those that the row sees */
-    float *shares;   /* (H, m) */
-    float *scores;   /* (m,) */
-    int row, n_rows; /* the scores are the mean over rows */
+    int m;          /* tokens in play */
+    lazy_seen seen; /* those that the row sees */
+    float *shares;  /* (H, m) */
+    float *scores;  /* (m,) */
+    int row, n_rows;
+    lazy_pooling pooling; /* of the rows */
 } scoring;
 
 enum { TOKENS_PER_TASK = 512 };
@@ -45,23 +46,25 @@ static void normalise_head(void *job, int head, int worker)
     t->kernels->scale_row(shares, visible, 1.0f / sum);
 }
 
-static void average_heads(void *job, int task, int worker)
+static void pool_heads(void *job, int task, int worker)
 {
     (void)worker;
     const scoring *t = job;
     int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK, end = block_end(task, TOKENS_PER_TASK, t->m);
     int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
-    double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * t->n_rows;
+    bool largest = t->pooling == LAZY_POOLING_MAX;
+    double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
     for (int h = 0; h < n_heads; h++)
         for (int j = first; j < last; j++) sums[j - begin] += t->shares[(int64_t)h * t->m + j];
     for (int j = begin; j < end; j++) {
-        float share = (float)(sums[j - begin] / n);
-        t->scores[j] = t->row ? t->scores[j] + share : share;
+        float share = (float)(sums[j - begin] / n), earlier = t->scores[j];
+        if (!t->row || (largest && (share > earlier || isnan(share)))) t->scores[j] = share;
+        else if (!largest) t->scores[j] = earlier + share;
     }
 }
 
-int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, int first_new, lazy_kv kv,
-                    const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
+                    int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
@@ -74,7 +77,8 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
                   .m = m,
                   .shares = scratch->shares,
                   .scores = scores,
-                  .n_rows = n - first };
+                  .n_rows = n - first,
+                  .pooling = pooling };
     lazy_cpu_see(scratch->seen, rows + first, t.n_rows, in_play, m, window);
     bool has_products = scratch->has_products && t.n_rows == 1;
     scratch->has_products = false; /* overwritten below */
@@ -84,7 +88,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
         int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);
         if (!code) code = lazy_cpu_run(stream, normalise_head, &t, c->n_heads, err);
-        if (!code) code = lazy_cpu_run(stream, average_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
+        if (!code) code = lazy_cpu_run(stream, pool_heads, &t, ceil_div(m, TOKENS_PER_TASK), err);
     }
     return code;
 }

@@ -103,6 +103,18 @@ static int parse_policy(PyObject *dict, PyObject **policy)
     return 0;
 }
 
+static int parse_pooling(PyObject *dict, lazy_pooling *pooling)
+{
+    PyObject *value = field_object(dict, WHAT, "pooling");
+    if (!value) return -1;
+    if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, "max") == 0) *pooling = LAZY_POOLING_MAX;
+    else if (!PyUnicode_Check(value) || PyUnicode_CompareWithASCIIString(value, "mean") != 0) {
+        PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\" or \"max\"", value);
+        return -1;
+    }
+    return 0;
+}
+
 int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
 {
     *pruning = LAZY_PRUNING_DENSE;
@@ -120,10 +132,10 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
         parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
         field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
-        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
-        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
-        parse_policy(dict, policy)) {
+        parse_pooling(dict, &pruning->pooling) || field_int(dict, WHAT, "layers", &pruning->layers) ||
+        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_double(dict, WHAT, "memory", &pruning->memory) ||
+        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) ||
+        field_bool(dict, WHAT, "average", &pruning->average) || parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
     }

@@ -24,7 +24,7 @@ OVERSHOOT = 1.01  # a schedule for a speedup has up to 1 % more
 STEP = 0.05  # of shares and falls
 SHARES, FALLS = (0.05, 0.95), (0.2, 0.95)
 OPTIONS: dict[str, tuple[float, ...]] = {
-    "smooth": (1, 5, 13, 31),
+    "smooth": (1, 5, 13, 21, 31),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
     "memory": (0.0, 0.8),
@@ -53,7 +53,7 @@ class Space:
         """The setting that the sampler proposes; None if it is outside of the range."""
         speedup = self.levels[trial.suggest_int(SPEEDUP, 0, LEVELS - 1)]
         chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
-        options = Pruning(sink=RECOMMENDED_SINK, **chosen)
+        options = Pruning(sink=RECOMMENDED_SINK, pooling="max", **chosen)
         n_stages = trial.suggest_int(STAGES, 1, MAX_STAGES)
         layers, keeps = [], [1.0]
         share = trial.suggest_float(DEPTH, *SHARES, step=STEP)
@@ -125,11 +125,12 @@ class Space:
         return made
 
     def neighbour(self, pruning: Pruning, random: np.random.Generator) -> dict[str, Any]:
-        """The parameters of a setting that differs in one option or in one place or keep."""
+        """The parameters of a setting that differs in its speedup, in one option, or in one place or keep."""
         made = self.parameters(pruning)
         moves: dict[str, list[Any]] = {
             name: [value for value in values if value != made[name]] for name, values in OPTIONS.items()
         }
+        moves[SPEEDUP] = [level for level in (made[SPEEDUP] - 1, made[SPEEDUP] + 1) if 0 <= level < LEVELS]
         for name in [name for name in made if name.startswith((DEPTH, "rise", "fall"))]:
             bounds = FALLS if name.startswith("fall") else SHARES
             near = {stepped(made[name] + sign * STEP, bounds) for sign in (-1, 1)}

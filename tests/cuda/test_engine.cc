@@ -288,6 +288,8 @@ static std::vector<setting> all_settings()
     average.average = true;
     lazy_pruning several = same;
     several.layers = 2;
+    several.queries = 3;
+    several.pooling = LAZY_POOLING_MAX;
     several.memory = 0.8;
     return { { "dense", with(nullptr, 0) },
              { "two stages", same },
