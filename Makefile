@@ -138,7 +138,7 @@ cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZY
 	NVCC_APPEND_FLAGS='-Werror all-warnings -Xptxas -warn-spills' LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
-ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py
+ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py tests/test_session_state.py
 SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
 cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers

@@ -67,18 +67,15 @@ static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *
     return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
 }
 
-/* The ids of the new tokens that are computed. Those left out get a depth all the same: it is read back for every token. */
-static int upload_ids(pass *p, const int32_t *ids, int n, lazy_error *err)
+/* The ids of the new tokens that are computed. */
+static int upload_ids(pass *p, int n, lazy_error *err)
 {
     int32_t *staging = p->cache->staging;
-    int out = 0, code = LAZY_OK;
-    if (p->computed.n < n) {
-        memset(staging, 0, (size_t)n * sizeof *staging);
-        code = p->ops->upload(p->stream, p->cache->depth + p->first_new, staging, (size_t)n * sizeof *staging, err);
-    }
-    for (int i = 0; i < n; i++)
-        if (!p->session->tokens.evicted[p->first_new + i]) staging[out++] = ids[i];
-    return code ? code : p->ops->upload(p->stream, p->cache->ids, staging, (size_t)out * sizeof *staging, err);
+    const lazy_tokens *tokens = &p->session->tokens;
+    int out = 0;
+    for (int i = p->first_new; i < p->first_new + n; i++)
+        if (!tokens->evicted[i]) staging[out++] = tokens->ids[i];
+    return p->ops->upload(p->stream, p->cache->ids, staging, (size_t)out * sizeof *staging, err);
 }
 
 static int upload_flags(pass *p, lazy_error *err)
@@ -106,7 +103,7 @@ static int upload_notes(pass *p, lazy_error *err)
     return p->ops->upload(p->stream, p->cache->notes, notes, bytes, err);
 }
 
-static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
+static int begin(pass *p, int n_new, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_tokens *tokens = &p->session->tokens;
@@ -124,10 +121,11 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
     if (!code && !computes_all(p)) code = upload_positions(p, p->computed.positions, p->first_new, p->computed.n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
     if (!code && p->schedule.n_stages && cache->gone) code = clear_gone(p, err);
-    if (!code) code = upload_ids(p, ids, n_new, err);
+    if (!code) code = upload_ids(p, n_new, err);
+    if (!code) code = p->ops->upload(p->stream, cache->depth, tokens->depths, (size_t)p->length * sizeof *tokens->depths, err);
     /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them. */
-    int depth = p->schedule.frozen ? p->config->n_layers : 0;
-    if (!code) code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, depth, err);
+    if (!code && p->schedule.frozen)
+        code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, p->config->n_layers, err);
     if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, p->computed.n, &p->session->model->embedding, err);
     return code;
 }
@@ -139,7 +137,7 @@ static int begin(pass *p, const int32_t *ids, int n_new, lazy_error *err)
 static bool needs_scores(const pass *p, const lazy_stage *stage)
 {
     const lazy_pruning *pruning = &p->session->rules.pruning;
-    return stage->by_mass || (p->session->trace.on && !pruning->policy.call) || pruning->memory > 0 ||
+    return stage->by_mass || (p->session->traces && !pruning->policy.call) || pruning->memory > 0 ||
            lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
 
@@ -313,9 +311,12 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     }
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
-        code = p->ops->remember(p->stream, *out, known->scores, known->n, p->length, (float)pruning->memory, p->in_play.positions,
-                                p->in_play.n, err);
-        known->n = p->length;
+        int n_known = p->is_prompt ? 0 : known->n;
+        if (n_known) code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
+        if (!code)
+            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory, p->in_play.positions,
+                                    p->in_play.n, err);
+        known->n_fresh = p->length;
     }
     return code ? lazy_fail_in(err, "remembered scores") : LAZY_OK;
 }
@@ -354,7 +355,7 @@ static int revive(pass *p, int l, const set *before, const int32_t *rows, bool f
     bool pruned = p->in_play.n < before->n, computed_all = p->computed.n == before->n;
     if (!pruned && (computed_all || !p->session->waiting[l])) return LAZY_OK;
     if (pruned && !for_good) p->session->waiting[l] = 1;
-    void *aux = p->session->waiting[l] ? cache->aux : NULL;
+    void *aux = p->session->waiting[l] ? cache->aux[l] : NULL;
 
     int n = p->computed.n, n_next = p->in_play.n;
     int code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
@@ -395,7 +396,8 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->trace, p->stream, p->trace_first, l, before.positions, before.n, rows, p->computed.n, scores, err);
+    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n, rows, p->computed.n, scores,
+                          err);
     p->trace_first = l + 1;
     if (code || last) return code;
     return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, &before, rows, stage && stage->permanent, err);
@@ -410,9 +412,12 @@ static int find_surprisal(pass *p, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_model *model = p->session->model;
     const lazy_outputs *out = &p->outputs;
-    int n = p->computed.n, vocab = p->config->vocab, first_known = p->first_new ? 0 : 1, code = LAZY_OK;
+    int n = p->computed.n, vocab = p->config->vocab, first_known = cache->has_logits ? 0 : 1, code = LAZY_OK;
     float *surprisal = cache->scores[0]; /* free: no pass that prunes gets here */
-    if (p->first_new) code = p->ops->surprisal(p->stream, surprisal, cache->logits, 1, vocab, cache->ids, err);
+    if (cache->has_logits) {
+        code = p->ops->copy(p->stream, cache->fresh_logits, cache->logits, (size_t)vocab * sizeof *cache->logits, err);
+        if (!code) code = p->ops->surprisal(p->stream, surprisal, cache->fresh_logits, 1, vocab, cache->ids, err);
+    }
     for (int first = 0; first < n - 1 && !code; first += out->head_rows) {
         int here = min_int(out->head_rows, n - 1 - first);
         const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
@@ -431,13 +436,22 @@ static int find_surprisal(pass *p, lazy_error *err)
     return code;
 }
 
-static int evict_gone(pass *p, lazy_error *err)
+/* Makes what the pass has found the session's state, all of it or, on failure, nothing. */
+static int commit(pass *p, lazy_error *err)
 {
+    lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    if (!p->n_gone) return LAZY_OK;
-    int code = p->ops->download(p->stream, cache->staging, cache->gone, (size_t)p->length * sizeof *cache->gone, err);
-    if (!code) lazy_tokens_evict(&p->session->tokens, cache->staging);
-    return code;
+    int32_t *gone = p->n_gone ? cache->staging : NULL;
+    size_t bytes = (size_t)p->length * sizeof *cache->depth;
+    int code = p->ops->download(p->stream, session->tokens.fresh_depths, cache->depth, bytes, err);
+    if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
+    if (code) return code;
+    lazy_tokens_commit(&session->tokens, gone);
+    lazy_cache_commit(cache);
+    lazy_report outdated = session->last;
+    session->last = session->under_way;
+    session->under_way = outdated;
+    return LAZY_OK;
 }
 
 static int refuse_logit(int id, lazy_error *err)
@@ -467,10 +481,9 @@ static int finish(pass *p, lazy_error *err)
     if (!code)
         code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, c->n_layers - 1,
                                        cache->notes, err);
-    if (!code) code = p->ops->logits(p->stream, cache->logits, cache->normed, 1, &model->head, err);
-    if (!code && logits) code = p->ops->download(p->stream, logits, cache->logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->logits, c->vocab, err);
-    if (!code) code = p->ops->download(p->stream, session->tokens.depths, cache->depth, (size_t)p->length * sizeof(int32_t), err);
+    if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
+    if (!code && logits) code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
+    if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, lazy_n_notes(c) * sizeof *notes, err);
     if (code) return code;
 
@@ -479,11 +492,11 @@ static int finish(pass *p, lazy_error *err)
                          "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
-    for (int l = 0; l < c->n_layers; l++) session->counts[l].revived = notes[1 + l];
-    return evict_gone(p, err);
+    for (int l = 0; l < c->n_layers; l++) session->under_way.counts[l].revived = notes[1 + l];
+    return commit(p, err);
 }
 
-int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err)
+int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outputs, lazy_error *err)
 {
     int length = session->tokens.length;
     pass p = {
@@ -498,12 +511,12 @@ int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generate
         .is_prompt = !generated,
         .n_free = -1,
     };
-    lazy_trace_begin(&session->trace);
-    for (int l = 0; l < p.config->n_layers && !generated; l++) p.cache->remembered[l].n = 0; /* prompts forget what earlier passes scored */
-    int code = begin(&p, ids, n, err);
+    lazy_trace_begin(&session->under_way.trace, session->traces);
+    lazy_cache_begin(p.cache, generated);
+    int code = begin(&p, n, err);
     if (code) return lazy_fail_in(err, "before the first layer");
     for (int l = 0; l < p.config->n_layers; l++) {
-        session->counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
+        session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
         p.stream->layers_done = l + 1;
         const lazy_watch *watch = p.stream->watch;

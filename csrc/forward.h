@@ -13,7 +13,8 @@ typedef struct lazy_outputs {
     int head_rows;    /* at most row_chunk */
 } lazy_outputs;
 
-/* Runs the newest n tokens, already appended and with room reserved, through the model. */
-int lazy_forward(lazy_session *session, const int32_t *ids, int n, bool generated, lazy_outputs outputs, lazy_error *err);
+/* Runs the newest n tokens, already appended and with room reserved, through the model. Only a pass that succeeds changes what the
+ * session knows of earlier tokens, at its end. */
+int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outputs, lazy_error *err);
 
 #endif

@@ -20,7 +20,7 @@ typedef enum lazy_code {
     LAZY_IO = -4,         /* a file could not be opened or mapped */
     LAZY_DEVICE = -5,     /* the device is missing or failed */
     LAZY_CANCELLED = -6,  /* the progress callback stopped the call */
-    LAZY_UNUSABLE = -7,   /* a call on the session is under way, or an earlier pass of it did not finish */
+    LAZY_UNUSABLE = -7,   /* a call on the session is under way */
 } lazy_code;
 
 typedef struct lazy_error {
@@ -109,8 +109,9 @@ void lazy_model_close(lazy_model *model); /* after its last session is closed; m
 const lazy_config *lazy_model_config(const lazy_model *model);
 uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights in use */
 int lazy_model_threads(const lazy_model *model);
-const char *lazy_model_isa(const lazy_model *model);    /* instruction set of the kernels, or device and dtype */
-const char *lazy_model_device(const lazy_model *model); /* "cpu", "cuda:0" */
+lazy_dtype lazy_model_activations(const lazy_model *model); /* the type of K, V and hidden states */
+const char *lazy_model_isa(const lazy_model *model);        /* instruction set of the kernels, or device and dtype */
+const char *lazy_model_device(const lazy_model *model);     /* "cpu", "cuda:0" */
 
 /* ---- pruning ---------------------------------------------------------------------------- */
 
@@ -211,11 +212,20 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
 
 /* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
- * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. */
+ * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. If that
+ * pass fails they are no longer left out. */
 int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
 
+/* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as they are. Positions
+ * from there on are no longer left out. */
+int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
+
+/* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one shows in the other.
+ * policy_context: for the policy's calls in it, if it has one. */
+int lazy_session_fork(lazy_session **out, lazy_session *session, void *policy_context, lazy_error *err);
+
 /* Appends n generated or prompt tokens and runs them through the model. logits: (vocab,) of the last one.
- * A pass that is stopped or fails after it began leaves the session unusable; invalid arguments and lack of memory change nothing. */
+ * A pass that is stopped or fails leaves the session as it was before. */
 int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err);
 
@@ -226,6 +236,30 @@ int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool g
 /* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN for the first
  * token of the context. For sessions without pruning. */
 int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);
+
+/* The logits that the last pass ended with: (vocab,). There are none in an empty or a truncated context. */
+int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
+
+/* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear, in the order of
+ * their positions; tokens that are gone have none. */
+typedef enum lazy_state_part {
+    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; activations */
+    LAZY_STATE_VALUES,     /* (G, n, D) */
+    LAZY_STATE_AUX,        /* (n, hidden) of the tokens that wait for the layer; activations */
+    LAZY_STATE_REMEMBERED, /* (n,) f32, scores of the stage after the layer, of the first n positions */
+    LAZY_STATE_LOGITS,     /* (n,) f32, of the last pass, where a pass may need them: n is vocab or 0. Of no layer */
+} lazy_state_part;
+
+/* The n of a part. -1: the session has no such part. */
+int lazy_session_state_length(const lazy_session *session, lazy_state_part part, int layer);
+/* Copies a part of n entries to or from `data` (host). */
+int lazy_session_read_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
+int lazy_session_write_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
+
+/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) true for tokens never in play
+ * again. */
+int lazy_session_write_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
+                              int n, lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
@@ -243,7 +277,9 @@ typedef struct lazy_trace_run {
 /* The functions below may be called between passes only. */
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
+const int32_t *lazy_session_ids(const lazy_session *session);                /* (length,) */
 const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that computed K,V of each token */
+const uint8_t *lazy_session_gone(const lazy_session *session);               /* (length,) true for tokens never in play again */
 const uint8_t *lazy_session_kinds(const lazy_session *session);              /* (length,) 0 prompt, 1 generated */
 double lazy_session_computed(const lazy_session *session);                   /* share of (prompt token, layer) pairs computed */
 double lazy_session_reached_top(const lazy_session *session);                /* share of prompt tokens computed in the last layer */

@@ -107,17 +107,19 @@ bool lazy_rules_prune(const lazy_rules *rules)
     return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
 }
 
-static bool has_stage(const lazy_pruning *p, bool permanent)
+/* True if a schedule has a stage that drops for good, or one that does not; after this layer or, with -1, after any. */
+static bool has_stage(const lazy_pruning *p, bool permanent, int layer)
 {
-    for (int i = 0; i < p->n_stages; i++)
-        if (p->stages[i].permanent == permanent) return true;
-    for (int i = 0; i < p->n_decode_stages && p->decode == LAZY_DECODE_OWN; i++)
-        if (p->decode_stages[i].permanent == permanent) return true;
+    const lazy_stage *stages[] = { p->stages, p->decode_stages };
+    const int n[] = { p->n_stages, p->decode == LAZY_DECODE_OWN ? p->n_decode_stages : 0 };
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < n[k]; i++)
+            if (stages[k][i].permanent == permanent && (layer < 0 || stages[k][i].layer == layer)) return true;
     return false;
 }
 
-bool lazy_rules_revive(const lazy_rules *rules) { return has_stage(&rules->pruning, false); }
-bool lazy_rules_drop_for_good(const lazy_rules *rules) { return has_stage(&rules->pruning, true); }
+bool lazy_rules_revive_at(const lazy_rules *rules, int layer) { return layer > 0 && has_stage(&rules->pruning, false, layer - 1); }
+bool lazy_rules_drop_for_good(const lazy_rules *rules) { return has_stage(&rules->pruning, true, -1); }
 
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
 {

@@ -14,8 +14,8 @@ void lazy_rules_close(lazy_rules *rules);
 /* True if some pass may drop tokens. */
 bool lazy_rules_prune(const lazy_rules *rules);
 
-/* True if dropped tokens may be revived, which takes an Aux cache. */
-bool lazy_rules_revive(const lazy_rules *rules);
+/* True if tokens may wait for this layer, dropped by a stage below it and not for good, which takes an Aux cache. */
+bool lazy_rules_revive_at(const lazy_rules *rules, int layer);
 
 /* True if some stage drops tokens for good. */
 bool lazy_rules_drop_for_good(const lazy_rules *rules);

@@ -1,10 +1,21 @@
 #include "session.h"
 
-#include <math.h>
+#include <string.h>
 
 #include "error.h"
 #include "forward.h"
 #include "memory.h"
+
+static int open_report(lazy_report *report, int n_layers, lazy_error *err)
+{
+    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts", err);
+}
+
+static void close_report(lazy_report *report)
+{
+    lazy_free(report->counts);
+    lazy_trace_close(&report->trace);
+}
 
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err)
 {
@@ -17,7 +28,8 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     atomic_init(&s->busy, false);
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
-    if (!code) code = lazy_alloc_zeroed((void **)&s->counts, (size_t)n_layers, sizeof *s->counts, "the pass counts", err);
+    if (!code) code = open_report(&s->last, n_layers, err);
+    if (!code) code = open_report(&s->under_way, n_layers, err);
     if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
@@ -28,21 +40,21 @@ void lazy_session_close(lazy_session *s)
 {
     if (!s) return;
     lazy_free(s->waiting);
-    lazy_free(s->counts);
-    lazy_trace_close(&s->trace);
+    close_report(&s->under_way);
+    close_report(&s->last);
     lazy_cache_close(&s->cache);
     lazy_tokens_close(&s->tokens);
     lazy_rules_close(&s->rules);
     lazy_free(s);
 }
 
-static int enter(lazy_session *s, lazy_error *err)
+int lazy_session_enter(lazy_session *s, lazy_error *err)
 {
     if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use: a call on it is under way");
-    if (!s->broken) return LAZY_OK;
-    atomic_store(&s->busy, false);
-    return lazy_fail(err, LAZY_UNUSABLE, "an earlier pass of this session did not finish; open a new session");
+    return LAZY_OK;
 }
+
+void lazy_session_leave(lazy_session *s) { atomic_store(&s->busy, false); }
 
 /* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
@@ -60,10 +72,10 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
 
 int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     code = reserve(s, n_tokens, n_tokens, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -74,16 +86,73 @@ uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
 
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
-    int code = enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     lazy_tokens *tokens = &s->tokens;
     if (n < 1) code = lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
     for (int i = 0; i < n && !code; i++)
-        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= tokens->capacity)
+        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= s->cache.capacity)
             code = lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                             positions[i], i, tokens->length, tokens->capacity);
+                             positions[i], i, tokens->length, s->cache.capacity);
     if (!code) lazy_tokens_leave_out(tokens, positions, n);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
+    return code;
+}
+
+int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
+{
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    if (length < 0 || length > s->tokens.length)
+        code = lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
+                         (long long)length, s->tokens.length);
+    if (!code && length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
+    if (!code) lazy_tokens_truncate(&s->tokens, (int)length);
+    lazy_session_leave(s);
+    return code;
+}
+
+/* The copy of s, which nothing else uses meanwhile. */
+static int copy_session(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
+{
+    lazy_pruning pruning = s->rules.pruning;
+    pruning.policy.context = policy_context;
+    int code = lazy_session_open(out, s->model, &pruning, err);
+    if (code || s->cache.capacity == 0) return code;
+    lazy_session *made = *out;
+    code = reserve(made, s->cache.capacity, s->cache.capacity, err);
+    if (!code) code = lazy_cache_copy(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
+    if (code) {
+        lazy_session_close(made);
+        *out = NULL;
+        return code;
+    }
+    lazy_tokens_copy(&made->tokens, &s->tokens);
+    memcpy(made->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
+    made->traces = s->traces;
+    return LAZY_OK;
+}
+
+int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
+{
+    *out = NULL;
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    code = copy_session(out, s, policy_context, err);
+    lazy_session_leave(s);
+    return code;
+}
+
+int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
+{
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    const lazy_cache *cache = &s->cache;
+    if (!cache->has_logits)
+        code = lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
+    else
+        code = s->model->backend->ops->download(cache->stream, logits, cache->logits, (size_t)s->model->config.vocab * sizeof *logits, err);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -97,7 +166,7 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
     return LAZY_OK;
 }
 
-/* Runs one pass; enter() has succeeded. */
+/* Runs one pass of an entered session. */
 static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
@@ -107,13 +176,15 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (code) return code;
-    s->broken = true; /* until the pass has finished */
-    lazy_tokens_append(&s->tokens, n, generated);
+    const lazy_tokens before = s->tokens;
+    lazy_tokens_append(&s->tokens, ids, n, generated);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
-    code = lazy_forward(s, ids, n, generated, outputs, err);
+    code = lazy_forward(s, n, generated, outputs, err);
     s->cache.stream->watch = NULL;
-    s->broken = code != LAZY_OK;
+    if (!code) return LAZY_OK;
+    s->tokens = before;
+    lazy_tokens_truncate(&s->tokens, before.length); /* tokens left out for this pass are not left out of another */
     return code;
 }
 
@@ -121,10 +192,10 @@ static int forward(lazy_session *s, const int32_t *ids, int n, bool generated, l
                    lazy_error *err)
 {
     int code = check_ids(s, ids, n, err);
-    if (!code) code = enter(s, err);
+    if (!code) code = lazy_session_enter(s, err);
     if (code) return code;
     code = run(s, ids, n, generated, outputs, watch, err);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
@@ -146,7 +217,7 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     int code = check_ids(s, ids, n, err);
     if (!code && lazy_rules_prune(&s->rules))
         code = lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
-    if (!code) code = enter(s, err);
+    if (!code) code = lazy_session_enter(s, err);
     if (code) return code;
     lazy_backend *backend = s->model->backend;
     int vocab = s->model->config.vocab, rows = LOGITS_AT_ONCE / vocab;
@@ -157,23 +228,25 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
     if (!code) code = run(s, ids, n, false, outputs, watch, err);
     backend->ops->free(backend, outputs.head);
-    atomic_store(&s->busy, false);
+    lazy_session_leave(s);
     return code;
 }
 
 int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
 int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
+const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
+const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.evicted; }
 const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
 double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
 double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }
-const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->counts; }
-bool lazy_session_traces(const lazy_session *s) { return s->trace.on; }
-void lazy_session_set_trace(lazy_session *s, bool on) { s->trace.on = on; }
-bool lazy_session_trace_lost(const lazy_session *s) { return s->trace.lost; }
+const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->last.counts; }
+bool lazy_session_traces(const lazy_session *s) { return s->traces; }
+void lazy_session_set_trace(lazy_session *s, bool on) { s->traces = on; }
+bool lazy_session_trace_lost(const lazy_session *s) { return s->last.trace.lost; }
 
 const lazy_trace_run *lazy_session_trace(const lazy_session *s, int *n_runs)
 {
-    *n_runs = s->trace.n_runs;
-    return s->trace.runs;
+    *n_runs = s->last.trace.n_runs;
+    return s->last.trace.runs;
 }

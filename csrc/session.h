@@ -9,16 +9,25 @@
 #include "tokens.h"
 #include "trace.h"
 
+/* What a pass reports of itself. */
+typedef struct lazy_report {
+    lazy_layer_count *counts; /* (n_layers,) */
+    lazy_trace trace;
+} lazy_report;
+
 struct lazy_session {
     lazy_model *model;
     lazy_rules rules;
     lazy_tokens tokens;
     lazy_cache cache;
-    lazy_trace trace;
-    lazy_layer_count *counts; /* (n_layers,) of the last pass */
-    uint8_t *waiting;         /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
-    atomic_bool busy;         /* a call is under way */
-    bool broken;              /* a pass was stopped or failed: the caches are inconsistent */
+    lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
+    bool traces;                 /* passes to come are traced */
+    uint8_t *waiting;            /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
+    atomic_bool busy;            /* a call is under way */
 };
+
+/* Around each call on a session; entering fails while another is under way. */
+int lazy_session_enter(lazy_session *session, lazy_error *err);
+void lazy_session_leave(lazy_session *session);
 
 #endif

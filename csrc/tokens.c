@@ -5,51 +5,77 @@
 #include "backend.h"
 #include "memory.h"
 
-int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
+static void free_arrays(lazy_tokens *tokens)
 {
-    uint8_t *kinds = NULL;
-    int32_t *depths = NULL;
-    uint8_t *evicted = NULL;
-    int code = lazy_alloc((void **)&kinds, (size_t)capacity, sizeof *kinds, "the tokens' kinds and depths", err);
-    if (!code) code = lazy_alloc((void **)&depths, (size_t)capacity, sizeof *depths, "the tokens' kinds and depths", err);
-    if (!code) code = lazy_alloc_zeroed((void **)&evicted, (size_t)capacity, sizeof *evicted, "the tokens' kinds and depths", err);
-    if (code) {
-        lazy_free(kinds);
-        lazy_free(depths);
-        return code;
-    }
-    if (tokens->length) {
-        memcpy(kinds, tokens->kinds, (size_t)tokens->length * sizeof *kinds);
-        memcpy(depths, tokens->depths, (size_t)tokens->length * sizeof *depths);
-        memcpy(evicted, tokens->evicted, (size_t)tokens->length * sizeof *evicted);
-    }
-    for (int i = tokens->length; i < tokens->left_out_end; i++) evicted[i] = tokens->evicted[i];
+    lazy_free(tokens->ids);
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
+    lazy_free(tokens->fresh_depths);
     lazy_free(tokens->evicted);
-    tokens->kinds = kinds;
-    tokens->depths = depths;
-    tokens->evicted = evicted;
-    tokens->capacity = capacity;
+}
+
+int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
+{
+    const char *what = "the tokens' ids, kinds and depths";
+    size_t n = (size_t)capacity;
+    lazy_tokens fresh = { .capacity = capacity };
+    int code = lazy_alloc((void **)&fresh.ids, n, sizeof *fresh.ids, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.kinds, n, sizeof *fresh.kinds, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.depths, n, sizeof *fresh.depths, what, err);
+    if (!code) code = lazy_alloc((void **)&fresh.fresh_depths, n, sizeof *fresh.fresh_depths, what, err);
+    if (!code) code = lazy_alloc_zeroed((void **)&fresh.evicted, n, sizeof *fresh.evicted, what, err);
+    if (code) {
+        free_arrays(&fresh);
+        return code;
+    }
+    lazy_tokens_copy(&fresh, tokens);
+    free_arrays(tokens);
+    *tokens = fresh;
     return LAZY_OK;
+}
+
+void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
+{
+    size_t n = (size_t)from->length, n_marked = (size_t)(from->left_out_end > from->length ? from->left_out_end : from->length);
+    if (n) {
+        memcpy(to->ids, from->ids, n * sizeof *to->ids);
+        memcpy(to->kinds, from->kinds, n * sizeof *to->kinds);
+        memcpy(to->depths, from->depths, n * sizeof *to->depths);
+    }
+    if (n_marked) memcpy(to->evicted, from->evicted, n_marked * sizeof *to->evicted);
+    to->length = from->length;
+    to->n_prompt = from->n_prompt;
+    to->n_evicted = from->n_evicted;
+    to->left_out_end = from->left_out_end;
 }
 
 void lazy_tokens_close(lazy_tokens *tokens)
 {
-    lazy_free(tokens->kinds);
-    lazy_free(tokens->depths);
-    lazy_free(tokens->evicted);
+    free_arrays(tokens);
     *tokens = (lazy_tokens){ 0 };
 }
 
-void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated)
+void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, bool generated)
 {
     for (int i = 0; i < n; i++, tokens->length++) {
+        tokens->ids[tokens->length] = ids[i];
         tokens->kinds[tokens->length] = generated ? LAZY_GENERATED : LAZY_PROMPT;
         tokens->depths[tokens->length] = 0;
         tokens->n_evicted += tokens->evicted[tokens->length];
     }
     if (!generated) tokens->n_prompt += n;
+}
+
+void lazy_tokens_truncate(lazy_tokens *tokens, int length)
+{
+    for (int i = length; i < tokens->length; i++) {
+        tokens->n_prompt -= tokens->kinds[i] == LAZY_PROMPT;
+        tokens->n_evicted -= tokens->evicted[i];
+    }
+    int marked = tokens->left_out_end > tokens->length ? tokens->left_out_end : tokens->length;
+    for (int i = length; i < marked; i++) tokens->evicted[i] = false;
+    if (tokens->left_out_end > length) tokens->left_out_end = length;
+    tokens->length = length;
 }
 
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
@@ -58,9 +84,12 @@ void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
     if (tokens->left_out_end <= positions[n - 1]) tokens->left_out_end = positions[n - 1] + 1;
 }
 
-void lazy_tokens_evict(lazy_tokens *tokens, const int32_t *gone)
+void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
 {
-    for (int i = 0; i < tokens->length; i++) {
+    int32_t *outdated = tokens->depths;
+    tokens->depths = tokens->fresh_depths;
+    tokens->fresh_depths = outdated;
+    for (int i = 0; i < tokens->length && gone; i++) {
         tokens->evicted[i] |= (uint8_t)gone[i];
         tokens->n_evicted += gone[i];
     }

@@ -1,4 +1,4 @@
-/* tokens.h — the context on the host: kind, depth and eviction of the token at each position. */
+/* tokens.h — the context on the host: id, kind, depth and eviction of the token at each position. */
 #ifndef LAZY_TOKENS_H
 #define LAZY_TOKENS_H
 
@@ -11,24 +11,35 @@ typedef struct lazy_tokens {
     int n_evicted;    /* of the tokens in the context */
     int left_out_end; /* one past the last position named to lazy_tokens_leave_out; 0 for none */
     int capacity;
-    uint8_t *kinds;   /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
-    int32_t *depths;  /* (capacity,) layers that hold K,V of the token after the last pass */
-    uint8_t *evicted; /* (capacity,) never in play again: dropped for good, or left out in advance */
+    int32_t *ids;          /* (capacity,) */
+    uint8_t *kinds;        /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
+    int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
+    int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
+    uint8_t *evicted;      /* (capacity,) never in play again: dropped for good, or left out in advance */
 } lazy_tokens;
 
 /* Bytes of each token. */
-enum { LAZY_TOKEN_BYTES = sizeof(uint8_t) + sizeof(int32_t) + sizeof(uint8_t) };
+enum { LAZY_TOKEN_BYTES = 3 * sizeof(int32_t) + 2 * sizeof(uint8_t) };
 
 /* Makes room for `capacity` tokens. On failure nothing has changed. */
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err);
 void lazy_tokens_close(lazy_tokens *tokens);
-void lazy_tokens_append(lazy_tokens *tokens, int n, bool generated);
+
+/* Copies the context to tokens that have room for it. */
+void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from);
+
+/* Adds n tokens at the end. All that a pass changes before its end is in the struct itself: a copy taken before undoes it. */
+void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, bool generated);
+
+/* Removes the tokens from position `length` on, and the marks of those left out there. */
+void lazy_tokens_truncate(lazy_tokens *tokens, int length);
 
 /* Evicts tokens in advance. positions: ascending, not yet in the context, below the capacity. */
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
-/* gone: (length,) 1 for each token to be evicted, which was not before; else 0 */
-void lazy_tokens_evict(lazy_tokens *tokens, const int32_t *gone);
+/* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token to be evicted, which was not before, else 0; NULL:
+ * none is. */
+void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
  * tokens; *n_forced: those of them that always stay and are not evicted. */

@@ -17,9 +17,10 @@ static void drop_runs(lazy_trace *trace)
     trace->n_runs = 0;
 }
 
-void lazy_trace_begin(lazy_trace *trace)
+void lazy_trace_begin(lazy_trace *trace, bool on)
 {
     drop_runs(trace);
+    trace->on = on;
     trace->lost = false;
 }
 

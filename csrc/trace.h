@@ -5,14 +5,14 @@
 #include "backend.h"
 
 typedef struct lazy_trace {
-    bool on;
+    bool on;              /* of this pass */
     bool lost;            /* memory ran out: the last pass went on without a trace */
     lazy_trace_run *runs; /* (capacity,) */
     int n_runs, capacity;
 } lazy_trace;
 
-/* Drops the trace of the pass before. */
-void lazy_trace_begin(lazy_trace *trace);
+/* Drops what the trace holds; `on` starts another. */
+void lazy_trace_begin(lazy_trace *trace, bool on);
 void lazy_trace_close(lazy_trace *trace);
 
 /* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing while off or once the trace is lost. Running

@@ -14,7 +14,7 @@ from lazyllm.method import Method
 from lazyllm.sampling import SamplingParams
 from lazyllm.trace import Trace
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -27,7 +27,8 @@ class Generation:
     PromptCompression shorten it. `computed` is the share of (prompt token, layer) pairs computed by the end,
     `reached_top` the share of prompt tokens computed in the last layer, both among all `n_given`; the series
     have one value per new token. `token_ids` holds every id drawn, end token and stop strings included;
-    `text` excludes those. `finish_reason` is "stop" (an end token or a stop string) or "length".
+    `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length",
+    or "interrupted" in the part of an answer that an exception carries.
     """
 
     text: str

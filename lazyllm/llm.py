@@ -97,6 +97,7 @@ class Options(TypedDict, total=False):
     chat: bool
     trace: bool
     progress: bool
+    prefix: Session | None
 
 
 class LLM(Model):
@@ -105,6 +106,15 @@ class LLM(Model):
     def session(self, pruning: PruningInput = None) -> Session:
         """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens."""
         return Session(self, self.resolved(pruning, ASSUMED_NEW))
+
+    def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
+        """The session that `Session.save` wrote to this file, ready to go on.
+
+        ValueError for a file of another model, compute, weights or setting, and for a damaged one. `pruning`
+        is needed where the setting is code: a policy, or a method of your own.
+        """
+        method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
+        return Session.restored(self, Path(file), method, progress)
 
     @cached_property
     def forecast(self) -> Forecast:
@@ -145,6 +155,7 @@ class LLM(Model):
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
+        prefix: Session | None = None,
     ) -> Generation | list[Generation]:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -152,23 +163,25 @@ class LLM(Model):
         `[{"role": "system", "content": …}, {"role": "user", "content": …}]`; `chat=True` makes plain text
         the user's turn of the chat template. An answer ends at the checkpoint's end token, before the first
         of the `stop` strings, or after `max_new_tokens`. The default `sampling` is greedy. `trace` records
-        tokens in play and their scores. `progress` shows bars for lists and long prompts.
+        tokens in play and their scores. `progress` shows bars for lists and long prompts. `prefix` is a
+        session that has read what all prompts begin with; each continues a fork of it, with its setting.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
-        run, the answers made so far are the exception's attribute `finished`.
+        run, the answers made so far are the exception's attribute `finished`. What there is of the answer
+        under way is its `generation`, and the `resume()` of its `session` goes on.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = self.resolved(pruning, request.max_new_tokens, request.progress)
+        method = self._method(pruning, prefix, request)
         if not is_batch(prompt):
-            return self.session(method).answer(prompt, request, chat).finished()
+            return self._opened(method, prefix).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
         answers: list[Generation] = []
         try:
             for i, one in enumerate(prompt):
-                self._check_prompt(i, one, method, request, chat)
+                self._check_prompt(i, one, prefix or self.session(method), request, chat)
             with bar(len(prompt), "prompts", "prompt", progress) as line:
                 for one in prompt:
-                    answers.append(self.session(method).answer(one, quiet, chat).finished())
+                    answers.append(self._opened(method, prefix).answer(one, quiet, chat).finished())
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -176,9 +189,25 @@ class LLM(Model):
             raise
         return answers
 
-    def _check_prompt(self, i: int, prompt: Any, method: Method, request: Request, chat: bool) -> None:
+    def _method(self, pruning: PruningInput, prefix: Session | None, request: Request) -> Method:
+        """The setting of an answer; that of the prefix, if there is one."""
+        if prefix is None:
+            return self.resolved(pruning, request.max_new_tokens, request.progress)
+        if not isinstance(prefix, Session):
+            raise TypeError(f"prefix must be a session of this model, not {prefix!r}")
+        if prefix.llm is not self:
+            raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
+        if pruning is not None and as_method(pruning) != prefix.pruning:
+            raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
+        return prefix.pruning
+
+    def _opened(self, method: Method, prefix: Session | None) -> Session:
+        return prefix.fork() if prefix else self.session(method)
+
+    @staticmethod
+    def _check_prompt(i: int, prompt: Any, session: Session, request: Request, chat: bool) -> None:
         try:
-            self.session(method).check_prompt(prompt, request, chat)
+            session.check_prompt(prompt, request, chat)
         except (TypeError, ValueError) as error:
             raise type(error)(f"prompt {i}: {error}") from None
 
@@ -192,10 +221,10 @@ class LLM(Model):
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
+        prefix: Session | None = None,
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = self.resolved(pruning, request.max_new_tokens, request.progress)
-        return self.session(method).answer(prompt, request, chat)
+        return self._opened(self._method(pruning, prefix, request), prefix).answer(prompt, request, chat)

@@ -76,51 +76,76 @@ def checked_messages(messages: Messages) -> list[dict[str, Any]]:
     return [dict(message) for message in messages]
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Messages and the answer to them, with the positions of their first token and of the answer's."""
+
+    begins: int
+    answer_begins: int
+    messages: list[dict[str, Any]]
+    text: str
+
+
 class Conversation:
     """The chat messages of one context so far; encodes the prompts that continue it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, turns: Sequence[Turn] = ()) -> None:
         self._model = model
-        self._messages: list[dict[str, Any]] = []
+        self.turns = tuple(turns)
 
-    def encode(self, prompt: Prompt, chat: bool, first: bool, ended_by: int | None) -> list[int]:
-        """The ids to append to the context for a prompt.
+    def encode(self, prompt: Prompt, chat: bool, length: int, ended_by: int | None) -> list[int]:
+        """The ids to append to a context of this length for a prompt.
 
-        `first`: the context is empty. `ended_by`: the end token of the last answer, which is in the context.
+        `ended_by`: the end token of the last answer, which is in the context.
         """
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
         if chat:
-            text, special = self._rendered(self._turn(prompt), ended_by), False
+            text, special = self._rendered(self._messages(prompt), length, ended_by), False
         elif isinstance(prompt, str):
-            text, special = prompt, first
+            text, special = prompt, length == 0
         elif is_messages(prompt):
             raise TypeError("a list of messages needs chat=True")
         else:
             return checked_ids(prompt, self._model.config.vocab)
         return checked_ids(self._model.tokenizer.encode(text, add_special=special), self._model.config.vocab)
 
-    def answered(self, prompt: Prompt, text: str) -> None:
-        """Adds a turn and its answer to the chat."""
-        self._messages += [*self._turn(prompt), {"role": "assistant", "content": text}]
+    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str) -> None:
+        """Adds a turn to the chat, or replaces the last one if it began there: its answer has gone on."""
+        self.truncate(begins)
+        self.turns += (Turn(begins, answer_begins, self._messages(prompt), text),)
+
+    def truncate(self, length: int) -> None:
+        """Drops the turns that begin at this position or behind it."""
+        self.turns = tuple(turn for turn in self.turns if turn.begins < length)
 
     @staticmethod
-    def _turn(prompt: Prompt) -> list[dict[str, Any]]:
+    def _messages(prompt: Prompt) -> list[dict[str, Any]]:
         if isinstance(prompt, str):
             return [{"role": "user", "content": prompt}]
         if is_messages(prompt):
             return checked_messages(prompt)  # type: ignore[arg-type]
         raise TypeError("chat=True needs text or a list of messages, not token ids")
 
-    def _rendered(self, turn: list[dict[str, Any]], ended_by: int | None) -> str:
-        """The text that the template renders for a turn after the chat so far.
+    def _rendered(self, new: list[dict[str, Any]], length: int, ended_by: int | None) -> str:
+        """The text that the template renders for new messages after the chat so far.
 
         The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
         """
         tokenizer = self._model.tokenizer
-        if not self._messages:
-            return tokenizer.apply_chat_template(turn, tokenize=False)
-        chat = [*self._messages[:-1], {"role": "assistant", "content": ANSWER_MARK}, *turn]
+        if not self.turns:
+            return tokenizer.apply_chat_template(new, tokenize=False)
+        last = self.turns[-1]
+        if length < last.answer_begins:
+            raise ValueError(
+                f"the context was truncated to {length} tokens, within the messages of the chat's last turn; "
+                f"truncate it to {last.begins}, where that turn begins, to go on with the chat"
+            )
+        chat: list[dict[str, Any]] = []
+        for turn in self.turns:
+            chat += [*turn.messages, {"role": "assistant", "content": turn.text}]
+        chat[-1] = {"role": "assistant", "content": ANSWER_MARK}
+        chat += new
         _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False).rpartition(ANSWER_MARK)
         if not found:
             raise ValueError(

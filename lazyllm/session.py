@@ -7,20 +7,24 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from lazyllm import _core
-from lazyllm.generation import FinishReason, Generation, Request, Stream
+from lazyllm import __version__, _core, session_file
+from lazyllm.answer import Answer, Drawn
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory
-from lazyllm.method import Method
+from lazyllm.method import Method, source_digest
+from lazyllm.methods import parse_method
 from lazyllm.model import Model
-from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, checked_ids, is_messages
+from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, Turn, checked_ids, is_messages
 from lazyllm.sampling import SamplingParams
-from lazyllm.stop_finder import StopFinder
+from lazyllm.support import checked
 from lazyllm.support.progress import prefill_watch
-from lazyllm.trace import Recorder
 
 T = TypeVar("T")
 MIN_SPARE = 64  # tokens reserved ahead; a context longer than this doubles its buffers instead
@@ -32,32 +36,70 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
     return work(), time.perf_counter() - begun
 
 
+IDENTITY = {
+    "sha256": "a model of SHA-256",
+    "compute": "compute",
+    "weights": "weights",
+    "activations": "keys and values in",
+    "pruning": "the pruning",
+    "source": "a pruning whose source has the SHA-256",
+}
+"""What a saved session must have in common with the model and the setting that it is restored for."""
+
+
+def _identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
+    return {
+        "sha256": weights_digest(model.checkpoint, progress),
+        "compute": model.compute,
+        "weights": model.weights,
+        "activations": model.core.activations,
+        "pruning": method.to_json(),
+        "source": source_digest(type(method)) or "",
+    }
+
+
+class PromptPlace(NamedTuple):
+    """A prompt in the context: its first position, its tokens there, and those given with removed ones."""
+
+    begins: int
+    n_run: int
+    n_given: int
+
+    def cut(self, length: int) -> PromptPlace:
+        """What a context of this length holds of it; of the removed tokens the same share counts."""
+        n_run = min(self.n_run, max(0, length - self.begins))
+        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+
+
 class Session:
     """A context that grows by `forward` and `ask`; made by `LLM.session`. It serves one thread at a time.
 
-    A pass that was interrupted (Ctrl-C) or failed leaves the session unusable and the model as it was.
+    A pass that is interrupted (Ctrl-C) or fails leaves the session as it was before it. An answer is many
+    passes: the exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
-    def __init__(self, model: Model, method: Method) -> None:
-        method.check(model.config)
-        if told := method.mismatch(model.checkpoint):
-            warnings.warn(told, stacklevel=3)
+    def __init__(self, model: Model, method: Method, core: _core.Session | None = None) -> None:
+        if core is None:
+            method.check(model.config)
+            if told := method.mismatch(model.checkpoint):
+                warnings.warn(told, stacklevel=3)
+            core = model.core.session(method.core())
         self.llm = model
         self.pruning = method
-        self.core = model.core.session(method.core())
+        self.core = core
         self._room = 0  # capacity of the buffers, in tokens
-        self._n_prompts = 0
-        self._n_given = 0  # prompt tokens, including those that the method removed
-        self._token_ids: list[int] = []
-        self._pending: list[int] = []  # the token generated last, which the model has not run yet
+        self._prompts: list[PromptPlace] = []
         self._conversation = Conversation(model)
+        self._unfinished: Answer | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.pruning}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a session cannot be copied or pickled; open another one with llm.session()")
+        raise TypeError(
+            "a session cannot be copied or pickled; use fork(), or llm.session() for an empty one"
+        )
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -88,7 +130,8 @@ class Session:
 
     def _share_run(self) -> float:
         """Prompt tokens run through the model, as a share of those given."""
-        return int(self.core.n_prompt) / self._n_given if self._n_given else 1.0
+        n_given = sum(prompt.n_given for prompt in self._prompts)
+        return int(self.core.n_prompt) / n_given if n_given else 1.0
 
     @property
     def last_pass(self) -> np.ndarray:
@@ -100,6 +143,76 @@ class Session:
         """The time that the last pass spent in a `Policy`."""
         return float(self.core.policy_seconds)
 
+    # ---- the timeline ----------------------------------------------------------------------------
+
+    def fork(self) -> Session:
+        """A second session in the same state. Nothing that is done to one of them shows in the other."""
+        with self._exclusive_use():
+            if self.llm.device == "cpu":
+                check_memory(self.core.bytes_for(self._room), self._room)
+            made = Session(self.llm, self.pruning, self.core.fork())
+            made._room = self._room
+            made._prompts = list(self._prompts)
+            made._conversation = Conversation(self.llm, self._conversation.turns)
+        return made
+
+    def truncate(self, n: int) -> None:
+        """Back to the first `n` tokens of the context; what has been computed of them stays.
+
+        A token that was drawn and not run yet is forgotten too, if `n` is the length.
+        """
+        n = checked.whole(n, "n", 0)
+        with self._exclusive_use():
+            if n > self.length:
+                raise ValueError(f"n is {n}; the session has {self.length} tokens")
+            self.core.truncate(n)
+            self._unfinished = None
+
+    def save(self, file: str | Path, progress: bool = True) -> None:
+        """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
+        path = Path(file)
+        if path.is_dir() or not path.parent.is_dir():
+            raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
+        with self._exclusive_use():
+            if not self.length:
+                raise ValueError("the session is empty; there is nothing to save")
+            session_file.write(path, self.core, self.llm.config, self._description(progress), progress)
+
+    def _description(self, progress: bool) -> session_file.Description:
+        return session_file.Description(
+            lazyllm=__version__,
+            model=self.llm.config.name,
+            drawn=self.core.drawn,
+            prompts=[list(prompt) for prompt in self._prompts],
+            turns=[asdict(turn) for turn in self._conversation.turns],
+            **_identity(self.llm, self.pruning, progress),
+        )
+
+    @classmethod
+    def restored(cls, model: Model, path: Path, pruning: Method | None, progress: bool) -> Session:
+        """The session of a file; ValueError for one of another model or setting, and for a damaged file."""
+        saved = session_file.SessionFile(path, progress)
+        told = saved.description
+        try:
+            method = parse_method(told.pruning) if pruning is None else pruning
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is a session with {told.pruning}; give it as pruning=: {error}"
+            ) from None
+        identity = _identity(model, method, progress)
+        for name, words in IDENTITY.items():
+            there, here = getattr(told, name), identity[name]
+            if there != here:
+                models = f" ({told.model} and {model.config.name})" if name == "sha256" else ""
+                raise ValueError(f"{path} is a session with {words} {there}; here it is {here}{models}")
+        made = cls(model, method)
+        with made._exclusive_use():
+            made._reserve(saved.length)
+            saved.fill(made.core, model.config)
+            made._prompts = [PromptPlace(*prompt) for prompt in told.prompts]
+            made._conversation = Conversation(model, [Turn(**turn) for turn in told.turns])
+        return made
+
     # ---- growing the context ---------------------------------------------------------------------
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
@@ -109,14 +222,13 @@ class Session:
         with self._exclusive_use():
             if not generated:
                 self._refuse_ids()
-                new = self.pruning.ids(self.llm, new, self._n_prompts)
+                new = self.pruning.ids(self.llm, new, len(self._prompts))
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()
             if not generated:
                 self._begin_prompt(n_given, len(new))
             with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
                 logits = self.core.forward(new, generated=generated, watch=watch)
-            self._token_ids += new
         return np.asarray(logits)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
@@ -133,7 +245,6 @@ class Session:
             self._begin_prompt(len(new), len(new))
             with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
                 surprisal = self.core.surprisal(new, watch=watch)
-            self._token_ids += new
         return np.asarray(surprisal)
 
     def ask(
@@ -152,7 +263,17 @@ class Session:
 
     def answer(self, prompt: Prompt, request: Request, chat: bool = False) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
-        return Stream(self._answer(prompt, self._encoded(prompt, chat), request, chat))
+        encoded = self._encoded(prompt, chat)
+        return Stream(self._answer(Answer(self.llm, self.core, self.pruning, prompt, encoded, request, chat)))
+
+    def resume(self) -> Generation:
+        """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
+
+        Only while nothing else has been done to the session since: no other prompt, `forward` or `truncate`.
+        """
+        if self._unfinished is None:
+            raise RuntimeError("no answer of this session waits to go on; ask, or generate")
+        return Stream(self._answer(self._unfinished)).finished()
 
     def check_prompt(self, prompt: Prompt, request: Request, chat: bool = False) -> None:
         """Raises the error that `answer` would raise for this prompt, without running the model.
@@ -169,8 +290,9 @@ class Session:
     def _tokenized(self, prompt: Prompt, chat: bool) -> list[int]:
         if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
-        ended_by = next((token for token in self._pending if token in self.llm.eos_token_ids), None)
-        return self._conversation.encode(prompt, chat, self.length == 0, ended_by)
+        drawn = self.core.drawn
+        ended_by = drawn if drawn in self.llm.eos_token_ids else None
+        return self._conversation.encode(prompt, chat, self.length, ended_by)
 
     def _encoded(self, prompt: Prompt, chat: bool) -> EncodedPrompt:
         ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat))
@@ -199,69 +321,88 @@ class Session:
 
     # ---- answering -------------------------------------------------------------------------------
 
-    def _answer(
-        self, prompt: Prompt, encoded: EncodedPrompt, request: Request, chat: bool
-    ) -> Generator[str, None, Generation]:
-        """Runs the prompt, yields pieces of the answer's text and returns the Generation.
+    def _answer(self, answer: Answer) -> Generator[str, None, Generation]:
+        """Generates what an answer lacks, yields pieces of its text and returns the Generation.
 
         The last new id is not run through the model: the next call on this session runs it first.
         """
         with self._exclusive_use():
-            started = time.perf_counter() - encoded.compress_seconds
-            prompt_ids = self.pruning.ids(self.llm, encoded.ids, self._n_prompts)
-            self._reserve(len(prompt_ids), request.max_new_tokens, spare=self.length)
-            sampling = request.sampling
-            sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
-            tokenizer, finder = self.llm.tokenizer_if_any, StopFinder(request.stop)
-            stream = tokenizer.stream() if tokenizer else None
-            recorder = Recorder(self.core, request.trace)
-            eos = self.llm.eos_token_ids
-            token_ids: list[int] = []
-            pieces: list[str] = []
-            computed: list[float] = []
-            reached_top: list[float] = []
-            ttft = seconds = 0.0
-            finish_reason: FinishReason = "length"
+            started = time.perf_counter() - answer.seconds
+            try:
+                if not answer.started:
+                    answer.start(self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts)))
+                if not self._holds_prompt(answer):
+                    self._reserve(len(answer.prompt_ids), answer.request.max_new_tokens, spare=self.length)
+                while not answer.complete:
+                    self._advance(answer, started)
+                    if piece := answer.read():
+                        yield piece
+                return answer.generation()
+            except BaseException as error:
+                self._interrupted(answer, started, error)
+                raise
+            finally:
+                answer.seconds = time.perf_counter() - started
+                if answer.chat and self._holds_prompt(answer):
+                    assert answer.begins is not None
+                    self._conversation.answered(answer.begins, answer.prompt_end, answer.prompt, answer.text)
 
-            while len(token_ids) < request.max_new_tokens:
-                if token_ids:
-                    token = self._step(sampler, recorder)
-                else:
-                    token = self._prefill(prompt_ids, encoded.n_given, sampler, recorder, request)
-                seconds = time.perf_counter() - started
-                ttft = ttft or seconds
-                token_ids.append(token)
-                computed.append(self.computed)
-                reached_top.append(self.reached_top)
-                if token in eos or token in request.stop_ids:
-                    finish_reason = "stop"
-                    break
-                if stream and (piece := finder.push(stream.push(token))):
-                    pieces.append(piece)
-                    yield piece
-                if finder.stopped:
-                    break
-            if stream and (piece := finder.push(stream.finish()) + finder.finish()):
-                pieces.append(piece)
-                yield piece
-            text = "".join(pieces)
-            if chat:
-                self._conversation.answered(prompt, text)
-            return Generation(
-                text=text,
-                token_ids=token_ids,
-                prompt_ids=prompt_ids,
-                n_given=encoded.n_given,
-                ttft=ttft,
-                seconds=seconds,
-                tokenize_seconds=encoded.tokenize_seconds,
-                policy_seconds=recorder.policy_seconds,
-                computed_series=np.array(computed),
-                reached_top_series=np.array(reached_top),
-                passes=recorder.counts(),
-                recorded=recorder.trace(self._token_ids, self.llm.config.n_layers, self.pruning, tokenizer),
-                pruning=self.pruning,
-                finish_reason="stop" if finder.stopped else finish_reason,
+    def _holds_prompt(self, answer: Answer) -> bool:
+        return answer.begins is not None and self.length >= answer.prompt_end
+
+    def _advance(self, answer: Answer, started: float) -> None:
+        """Draws the next token. What an interrupted call has done already is not done again."""
+        if answer.begins is None:
+            self._run_pending()
+            answer.recorder.passed()
+            answer.begins = self.length
+        if self.length < self._due(answer):
+            if answer.drawn:
+                self.core.advance([answer.drawn[-1].token], answer.sampler, generated=True)
+            else:
+                self._run_prompt(answer)
+        self._take(answer, started)
+
+    def _due(self, answer: Answer) -> int:
+        """The length of the context after the pass that draws the answer's next token."""
+        return answer.prompt_end + len(answer.drawn)
+
+    def _run_prompt(self, answer: Answer) -> None:
+        ids, n_layers = answer.prompt_ids, self.llm.config.n_layers
+        with prefill_watch(len(ids), n_layers, answer.request.progress) as watch:
+            self._begin_prompt(answer.encoded.n_given, len(ids))
+            if answer.request.never_first:
+                self.core.forward(ids, watch=watch)
+            else:
+                self.core.advance(ids, answer.sampler, watch=watch)
+
+    def _take(self, answer: Answer, started: float) -> None:
+        """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
+        answer.recorder.passed()
+        if self.core.drawn is None:
+            logits = self.core.logits
+            if not answer.drawn:
+                logits[list(answer.request.never_first)] = -np.inf
+            self.core.drawn = answer.sampler.sample(logits)
+        assert self.core.drawn is not None
+        seconds = time.perf_counter() - started
+        answer.drawn.append(Drawn(self.core.drawn, self.computed, self.reached_top, seconds))
+
+    def _interrupted(self, answer: Answer, started: float, error: BaseException) -> None:
+        """Keeps an answer that can go on; the exception carries what there is of it."""
+        if not self._holds_prompt(answer):
+            return
+        if self.length == self._due(answer) and self.core.drawn is not None:
+            self._take(answer, started)
+        answer.read_anew()
+        answer.read()
+        self._unfinished = answer
+        if answer.drawn and not isinstance(error, GeneratorExit):
+            error.generation = answer.generation()  # type: ignore[attr-defined]
+            error.session = self  # type: ignore[attr-defined]
+            error.add_note(
+                f"The answer's first {len(answer.drawn)} tokens are this exception's `generation`; "
+                "the `resume()` of its `session` goes on."
             )
 
     @contextmanager
@@ -272,13 +413,21 @@ class Session:
                 "open one session for each"
             )
         try:
+            self._settle()
             yield
         finally:
+            self._settle()
             self._lock.release()
+
+    def _settle(self) -> None:
+        """Brings what is known of prompts and turns in line with the context, which may have been truncated,
+        or not have grown by a prompt whose pass failed."""
+        self._prompts = [one.cut(self.length) for one in self._prompts if one.begins < self.length]
+        self._conversation.truncate(self.length)
 
     def _check_room(self, n_given: int, n_new: int) -> int:
         """The length with `n_given` and `n_new` more tokens; ValueError if it exceeds the model's context."""
-        length = self.length + len(self._pending)
+        length = self.length + (self.core.drawn is not None)
         total, config = length + n_given + n_new, self.llm.config
         if total > config.context:
             raise ValueError(
@@ -289,8 +438,7 @@ class Session:
 
     def _reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
         """Reserves buffers; ValueError beyond the model's context, MemoryError beyond the free memory."""
-        if self.length != len(self._token_ids):
-            raise RuntimeError("an earlier pass of this session did not finish; open a new session")
+        self._unfinished = None
         total = self._check_room(n_given, n_new)
         if total > self._room:
             room = min(self.llm.config.context, total + spare)
@@ -301,44 +449,11 @@ class Session:
 
     def _begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
-        gaps = self.pruning.gaps(n_new, self._n_prompts)
-        self._n_prompts += 1
-        self._n_given += n_given
+        gaps = self.pruning.gaps(n_new, len(self._prompts))
+        self._prompts.append(PromptPlace(self.length, n_new, n_given))
         if gaps.size:
             self.core.leave_out(self.length + gaps)
 
-    def _prefill(
-        self, ids: list[int], n_given: int, sampler: _core.Sampler, recorder: Recorder, request: Request
-    ) -> int:
-        """Runs a prompt and draws the first id of its answer."""
-        with prefill_watch(len(ids), self.llm.config.n_layers, request.progress) as watch:
-            self._run_pending(recorder)
-            self._begin_prompt(n_given, len(ids))
-            if request.never_first:
-                logits = self.core.forward(ids, watch=watch)
-                logits[list(request.never_first)] = -np.inf
-                token = int(sampler.sample(logits))
-            else:
-                token = int(self.core.advance(ids, sampler, watch=watch))
-        recorder.passed(generated=False)
-        self._token_ids += ids
-        self._pending = [token]
-        return token
-
-    def _step(self, sampler: _core.Sampler, recorder: Recorder) -> int:
-        """Runs the id generated last and draws the next one."""
-        new, self._pending = self._pending, []  # cleared first: an interrupted pass must not run it twice
-        token = int(self.core.advance(new, sampler, generated=True))
-        recorder.passed(generated=True)
-        self._token_ids += new
-        self._pending = [token]
-        return token
-
-    def _run_pending(self, recorder: Recorder | None = None) -> None:
-        if not self._pending:
-            return
-        new, self._pending = self._pending, []
-        self.core.forward(new, generated=True)
-        if recorder:
-            recorder.passed(generated=True)
-        self._token_ids += new
+    def _run_pending(self) -> None:
+        if self.core.drawn is not None:
+            self.core.forward([self.core.drawn], generated=True)

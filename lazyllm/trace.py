@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -117,30 +117,44 @@ class Trace:
         return self.tokenizer.offsets(self.token_ids[:n])
 
 
+class StoredPass(NamedTuple):
+    """A pass that has run: the context's length after it, its counts and, if it was traced, its sets."""
+
+    length: int
+    counts: np.ndarray
+    policy_seconds: float
+    traced: TracedPass | None
+    depths: np.ndarray | None
+
+
 class Recorder:
     """Collects the counts and traces of a session's passes while one answer is made."""
 
     def __init__(self, core: Any, traced: bool) -> None:
         self._core = core
         self._traced = traced
-        self._counts: list[np.ndarray] = []
-        self._passes: list[TracedPass] = []
-        self._prefill_depths: np.ndarray | None = None
-        self.policy_seconds = 0.0
+        self._begins = core.length
+        self._stored: list[StoredPass] = []
         core.trace = traced
 
-    def passed(self, generated: bool) -> None:
-        """Stores the counts and the trace of the pass that has just run."""
+    def passed(self) -> None:
+        """Stores the pass that has just run, unless it has been stored."""
+        core = self._core
+        if core.length == (self._stored[-1].length if self._stored else self._begins):
+            return
+        traced = depths = None
         if self._traced:
-            self._passes.append(TracedPass(len(self._counts), generated, self._core.last_trace))
-            if not generated:
-                self._prefill_depths = self._core.depths
-        self._counts.append(self._core.last_pass)
-        self.policy_seconds += self._core.policy_seconds
+            traced = TracedPass(len(self._stored), bool(core.kinds[-1]), core.last_trace)
+            depths = core.depths
+        self._stored.append(StoredPass(core.length, core.last_pass, core.policy_seconds, traced, depths))
+
+    @property
+    def policy_seconds(self) -> float:
+        return float(sum(one.policy_seconds for one in self._stored))
 
     def counts(self) -> np.ndarray:
         """One row per pass and layer."""
-        counts = np.stack(self._counts)
+        counts = np.stack([one.counts for one in self._stored])
         n_passes, n_layers, _ = counts.shape
         table = np.empty(n_passes * n_layers, PASSES)
         table["pass_"] = np.repeat(np.arange(n_passes), n_layers)
@@ -152,14 +166,16 @@ class Recorder:
     def trace(
         self, token_ids: list[int], n_layers: int, pruning: Method, tokenizer: Tokenizer | None
     ) -> Trace | None:
-        if self._prefill_depths is None:
-            return None
         core = self._core
+        passes = [one.traced for one in self._stored if one.traced]
+        prefill = [one.depths for one in self._stored if one.traced and not one.traced.generated]
+        if not prefill or prefill[-1] is None:
+            return None
         return Trace(
-            self._passes,
+            passes,
             list(token_ids),
             core.kinds,
-            self._prefill_depths,
+            prefill[-1],
             core.depths,
             n_layers,
             pruning,

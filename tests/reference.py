@@ -6,6 +6,7 @@ method's invariants (at most one Aux row per token, nothing computed twice) whil
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -131,6 +132,7 @@ class Reference:
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self.pruning = pruning
         self.n_layers: int = config["n_layers"]
+        self.ids: list[int] = []
         self.depths: list[int] = []
         self.kinds: list[int] = []
         self.K: list[dict[int, np.ndarray]] = [{} for _ in range(self.n_layers)]
@@ -163,6 +165,7 @@ class Reference:
         """Runs one pass; returns the outputs of the last layer by position."""
         first = len(self.depths)
         new = range(first, first + len(ids))
+        self.ids += ids
         self.depths += [0] * len(ids)
         self.kinds += [int(generated)] * len(ids)
         stages = self.schedule(generated)
@@ -235,6 +238,27 @@ class Reference:
             return {}
         stages = self.pruning["stages"] if decode in ("same", "frozen") or not generated else decode
         return {layer: (rule, True in for_good) for layer, rule, *for_good in stages}
+
+    # ---- the timeline --------------------------------------------------------------------------------------
+
+    def fork(self) -> Reference:
+        """A second session in the same state; only what never changes is shared."""
+        fixed = (self.weights, self.config, self.pruning, self.policy)
+        return copy.deepcopy(self, {id(one): one for one in fixed})
+
+    def truncate(self, n: int) -> None:
+        """Removes everything that belongs to positions from `n` on."""
+
+        def first(by_position: dict[int, Any]) -> dict[int, Any]:
+            return {i: one for i, one in by_position.items() if i < n}
+
+        if n < len(self.ids):
+            self.last_logits = None
+        self.ids, self.depths, self.kinds = self.ids[:n], self.depths[:n], self.kinds[:n]
+        self.K, self.V = [first(layer) for layer in self.K], [first(layer) for layer in self.V]
+        self.aux = first(self.aux)
+        self.remembered = {layer: first(scores) for layer, scores in self.remembered.items()}
+        self.gone = {i for i in self.gone if i < n}
 
     # ---- the transformer layer -----------------------------------------------------------------------------
 
@@ -457,9 +481,9 @@ class Reference:
     @property
     def computed(self) -> float:
         depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
-        return sum(depths) / (self.n_prompt * self.n_layers)
+        return sum(depths) / (self.n_prompt * self.n_layers) if depths else 0.0
 
     @property
     def reached_top(self) -> float:
         depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
-        return depths.count(self.n_layers) / self.n_prompt
+        return depths.count(self.n_layers) / self.n_prompt if depths else 0.0

@@ -90,6 +90,10 @@ def check(pruning, before, call):
 for opening in (lambda _: made.load(threads=2), lambda _: model.session(stages)):
     results = [result for _, result in each_failure(lambda: None, opening)]
     assert len(results) > 5 and results[-1] is not None and set(results[:-1]) == {None}
+whole = session_of(stages, first)
+forks = [fork for _, fork in each_failure(lambda: None, lambda _: whole.fork())]
+assert len(forks) > 30 and set(forks[:-1]) == {None}
+np.testing.assert_array_equal(forks[-1].forward(second), whole.forward(second))
 check(stages, [], lambda session: session.forward(second))
 check(stages, [first], lambda session: session.forward(second))
 check(stages, [first], lambda session: session.advance(second, _core.Sampler(0.8, 1.0, 0, 1)))

@@ -59,6 +59,5 @@ def test_a_model_computes_on_after_a_pass_was_stopped_within_an_op(
     alarm(stop, 0.1)
     with pytest.raises(LookupError, match="enough"):
         stopped.forward(made.ids(16_384))
-    with pytest.raises(RuntimeError, match="an earlier pass of this session did not finish"):
-        stopped.forward([1])
+    np.testing.assert_array_equal(stopped.forward(made.ids(400)), want)
     np.testing.assert_array_equal(model.session(None).forward(made.ids(400)), want)

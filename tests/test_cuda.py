@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import os
 import subprocess
 import sys
@@ -327,31 +328,51 @@ def test_launches_of_a_decode_step(runtime: Runtime, seven_layers: Tiny) -> None
     for step in range(3):
         before = runtime.launches()
         session.forward([step], True)
-        # mark, embedding; ranges; mark, norm, LM head
-        assert runtime.launches() - before == 2 + 1 + PER_LAYER * seven_layers.shape.n_layers + 3
+        # embedding; ranges; mark, norm, LM head
+        assert runtime.launches() - before == 1 + 1 + PER_LAYER * seven_layers.shape.n_layers + 3
 
 
 @fakes_only
 @pytest.mark.parametrize("nth_launch", [1, 30])
 def test_a_launch_that_fails_in_a_decode_step(runtime: Runtime, seven_layers: Tiny, nth_launch: int) -> None:
-    """Only the session becomes unusable."""
     model = on(seven_layers, DEVICE)
     want = conversation(model.session(None), seven_layers, PASSES[:2])
     session = model.session(None)
-    session.forward(seven_layers.ids(9))
+    conversation(session, seven_layers, PASSES[:1])
     runtime.refuse(nth_launch)
     with pytest.raises(lazyllm.DeviceError, match="too many resources"):
-        session.forward([1], True)
-    with pytest.raises(RuntimeError, match="did not finish"):
-        session.forward([1], True)
+        session.forward(seven_layers.ids(1, 1), True)
+    assert session.length == 40
     assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
+
+
+@fakes_only
+def test_any_launch_of_a_pruned_pass_may_fail(runtime: Runtime, seven_layers: Tiny) -> None:
+    """The session is then as it was before: the same pass, once it succeeds, gives the same bits."""
+    model, rules = on(seven_layers, DEVICE), pruning(STAGES, memory=0.8)
+    want = conversation(model.session(rules), seven_layers, PASSES[:4])
+    session, failed = model.session(rules), 0
+    assert conversation(session, seven_layers, PASSES[:2]) == want[:2]
+    for number, (count, generated) in list(enumerate(PASSES))[2:4]:
+        for nth_launch in itertools.count(1):
+            runtime.refuse(nth_launch)
+            try:
+                logits = session.forward(seven_layers.ids(count, number), generated)
+                break
+            except lazyllm.DeviceError:
+                failed += 1
+        runtime.refuse(0)
+        sets = per_layer(session.last_trace, seven_layers.shape.n_layers)
+        got = (logits.tobytes(), sets, session.depths.tolist(), session.last_pass.tolist())
+        assert got == want[number]
+    assert failed > 2 * 60
 
 
 @fakes_only
 def test_the_launch_that_failed_is_named_with_its_place(runtime: Runtime, seven_layers: Tiny) -> None:
     session = on(seven_layers, DEVICE).session(None)
     session.forward(seven_layers.ids(40))
-    runtime.refuse(2 + 1 + PER_LAYER * 3 + 1)
+    runtime.refuse(1 + 1 + PER_LAYER * 3 + 1)
     with pytest.raises(lazyllm.DeviceError, match=r"^layer 3: attention norm: norm: too many resources"):
         session.forward([1], True)
 
@@ -370,8 +391,7 @@ def test_a_step_that_is_stopped(seven_layers: Tiny) -> None:
     session_made_meanwhile[0].forward([1, 2, 3])
     with pytest.raises(KeyboardInterrupt):
         session.forward([1], True, stop)
-    with pytest.raises(RuntimeError, match="did not finish"):
-        session.forward([1], True)
+    assert session.length == 41
     assert conversation(model.session(None), seven_layers, PASSES[:2]) == want
 
 
@@ -413,3 +433,18 @@ def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:
     ):
         lazyllm.load(folder, device="cuda", weights="q8")
     assert lazyllm.load(folder, weights="q8").device == "cpu"
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str) -> None:
+    folder = model_folder(tmp_path, Shape(vocab=300, n_layers=5, dtype=dtype))
+    llm = lazyllm.load(folder, device="cuda")
+    session = llm.session(lazyllm.Pruning({0: 0.7, 2: 0.4}, memory=0.8))
+    session.ask(list(range(40, 90)), max_new_tokens=5)
+    session.save(tmp_path / "kept")
+    others = [session.fork(), llm.restore(tmp_path / "kept")]
+    want = session.ask([5, 6, 7], max_new_tokens=6)
+    for other in others:
+        got = other.ask([5, 6, 7], max_new_tokens=6)
+        assert (got.token_ids, got.passes.tolist()) == (want.token_ids, want.passes.tolist())
+        assert other.core.logits.tobytes() == session.core.logits.tobytes()

@@ -27,8 +27,7 @@ def test_a_damaged_layer_is_named(
     session = made.load().session(tiny.pruning(stages))
     with pytest.raises(CheckpointError, match=f"layer {layer} gave a value that is no finite number"):
         session.forward(made.ids(20))
-    with pytest.raises(RuntimeError, match="did not finish"):
-        session.forward([1])
+    assert session.length == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -62,8 +61,7 @@ def test_a_damaged_head_is_named_by_its_first_row(tmp_path: Path, value: float) 
         run = partial(session.advance, sampler=sampler) if sampler else session.forward
         with pytest.raises(CheckpointError, match=words):
             run(made.ids(20))
-        with pytest.raises(RuntimeError, match="did not finish"):
-            session.forward([1])
+        assert session.length == 0
 
 
 def test_greedy_takes_the_first_of_equals(tmp_path: Path) -> None:

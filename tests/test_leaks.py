@@ -80,6 +80,39 @@ def interrupted():
     except Stop:
         pass
 
+def forked():
+    session = llm.session(stages)
+    session.ask(ids, max_new_tokens=2)
+    fork = session.fork()
+    fork.ask(ids[:5], max_new_tokens=2)
+    fork.truncate(20)
+
+def restored():
+    session = llm.session(stages)
+    session.ask(ids, max_new_tokens=2)
+    core, made = session.core, llm.core.session(stages.core())
+    made.set_tokens(core.ids, core.kinds, core.depths, core.gone)
+    for layer in range(llm.config.n_layers):
+        for part in ("keys", "values", "aux"):
+            if core.state_length(part, layer):
+                made.set_state(part, layer, core.state(part, layer))
+    made.forward([5])
+    try:
+        made.set_state("keys", 0, b"four")
+    except ValueError:
+        return
+    raise AssertionError
+
+def resumed():
+    session = llm.session(stages)
+    stream = session.answer(ids, lazyllm.generation.Request.checked(4, None, (), False, False))
+    try:
+        next(stream)
+        stream._pieces.throw(Stop)
+    except Stop as error:
+        error.generation.text
+    session.resume()
+
 class Mine(lazyllm.Policy):
     layers = 2
 
@@ -120,7 +153,7 @@ def held():
 
 grown = {}
 tracemalloc.start()
-answered = (dense, pruned, traced, left_early, conversation, refused, interrupted)
+answered = (dense, pruned, traced, left_early, conversation, refused, interrupted, forked, restored, resumed)
 for scenario in (*answered, by_policy, failed_policy):
     for _ in range(300):
         scenario()

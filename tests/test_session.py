@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import pickle
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,7 +87,7 @@ def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
 def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
     session = llm.session()
     session.ask("Hello", chat=True, max_new_tokens=1)
-    session._pending = [llm.tokenizer.eos_token_id]  # as if it had been sampled
+    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled
     second = session.ask("And you?", chat=True, max_new_tokens=1)
     shown = llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
     assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
@@ -100,16 +105,6 @@ def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
     assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
 
 
-def test_a_session_interrupted_after_its_pass_refuses_to_go_on(llm: LLM) -> None:
-    """Ctrl-C may arrive after the core has run the tokens and before Python has recorded them."""
-    session = llm.session()
-    session.forward([5, 6])
-    session.core.forward([7])
-    for use in (lambda: session.forward([8]), lambda: session.ask("8", max_new_tokens=1)):
-        with pytest.raises(RuntimeError, match="did not finish; open a new session"):
-            use()
-
-
 def test_messages_are_a_chat(llm: LLM) -> None:
     system, hello = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
     session = llm.session(STAGES)
@@ -122,9 +117,290 @@ def test_messages_are_a_chat(llm: LLM) -> None:
     )
 
 
+# ---- fork and truncate -----------------------------------------------------------------------------------
+
+
+def state(session: lazyllm.Session) -> tuple[Any, ...]:
+    core = session.core
+    return core.ids.tolist(), core.depths.tolist(), core.kinds.tolist(), core.drawn, session.computed
+
+
+def test_forks_answer_alone(llm: LLM) -> None:
+    """Several questions on one document: each fork answers as the session would, and changes no other."""
+    base = llm.session(STAGES)
+    base.ask(IDS, max_new_tokens=3)
+    before = state(base)
+    questions = [IDS[:5], IDS[20:30], [7]]
+    forks = [base.fork() for _ in questions]
+    answers = [one.ask(ids, max_new_tokens=6) for one, ids in zip(forks, questions, strict=True)]
+    assert state(base) == before
+    for ids, got in zip(questions, answers, strict=True):
+        alone = llm.session(STAGES)
+        alone.ask(IDS, max_new_tokens=3)
+        want = alone.ask(ids, max_new_tokens=6)
+        assert got.token_ids == want.token_ids
+        assert got.passes.tolist() == want.passes.tolist()
+        assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
+
+
+def test_prompts_continue_a_prefix(llm: LLM) -> None:
+    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
+    base.forward(IDS)
+    before = state(base)
+    want = [base.fork().ask(ids, max_new_tokens=4).token_ids for ids in questions]
+    answers = llm.generate(questions, max_new_tokens=4, prefix=base, progress=False)
+    assert [one.token_ids for one in answers] == want
+    assert llm.generate([7], STAGES, max_new_tokens=4, prefix=base).token_ids == want[2]
+    stream = llm.stream([7], max_new_tokens=4, prefix=base)
+    assert stream.finished().token_ids == want[2]
+    assert answers[0].pruning == STAGES
+    assert state(base) == before
+
+
+def test_a_chat_continues_a_prefix(llm: LLM) -> None:
+    base = llm.session()
+    base.ask([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], chat=True)
+    want = base.fork().ask("And you?", chat=True, max_new_tokens=3)
+    (got,) = llm.generate(["And you?"], chat=True, max_new_tokens=3, prefix=base, progress=False)
+    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
+    base = llm.session(STAGES)
+    base.forward(IDS)
+    with pytest.raises(TypeError, match="prefix must be a session of this model, not 'text'"):
+        llm.generate([5], prefix="text")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="prefix must be a session of this model"):
+        lazyllm.load(folder, device="cpu").generate([5], prefix=base)
+    with pytest.raises(ValueError, match="but the prefix was read with"):
+        llm.generate([5], {1: 0.5}, prefix=base)
+    with pytest.raises(ValueError, match=r"prompt 1: .* make 651; the model's context is 600"):
+        llm.generate([[5], [5] * 597], prefix=base, max_new_tokens=4)
+
+
+def test_a_fork_goes_on_with_the_chat(llm: LLM) -> None:
+    base = llm.session()
+    base.ask("Hello", chat=True, max_new_tokens=3)
+    fork = base.fork()
+    want = base.ask("And you?", chat=True, max_new_tokens=3)
+    got = fork.ask("And you?", chat=True, max_new_tokens=3)
+    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def test_forks_run_on_several_threads(llm: LLM) -> None:
+    base = llm.session(STAGES)
+    base.forward(IDS)
+    alone = [base.fork().ask([k + 5], max_new_tokens=8).token_ids for k in range(4)]
+    forks = [base.fork() for _ in alone]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda k: forks[k].ask([k + 5], max_new_tokens=8).token_ids, range(4)))
+    assert answers == alone
+
+
+def test_truncate_asks_again(llm: LLM) -> None:
+    session = llm.session(STAGES)
+    session.forward(IDS)
+    before = state(session)
+    first = session.ask([5, 6], max_new_tokens=4)
+    session.truncate(len(IDS))
+    assert session.length == len(IDS)
+    assert state(session)[0] == before[0]
+    assert session.core.drawn is None
+    again = session.ask([5, 6], max_new_tokens=4)
+    assert again.prompt_ids == first.prompt_ids
+    session.truncate(0)
+    assert (session.length, session.computed) == (0, 0.0)
+    assert (
+        session.ask(IDS, max_new_tokens=4).token_ids == llm.generate(IDS, STAGES, max_new_tokens=4).token_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "kind", "message"),
+    [
+        (51, ValueError, "n is 51; the session has 50 tokens"),
+        (-1, ValueError, "n must be from 0"),
+        (1.5, TypeError, "n must be a whole number"),
+    ],
+)
+def test_truncate_refuses(llm: LLM, n: Any, kind: type[Exception], message: str) -> None:
+    session = llm.session()
+    session.forward(IDS)
+    with pytest.raises(kind, match=message):
+        session.truncate(n)
+    assert session.length == 50
+
+
+def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
+    session = llm.session()
+    first = session.ask("Hello", chat=True, max_new_tokens=3)
+    end = session.length
+    want = session.ask("And you?", chat=True, max_new_tokens=3)
+    session.truncate(end + 3)
+    with pytest.raises(ValueError, match=f"truncate it to {end + 1}, where that turn begins"):
+        session.ask("And you?", chat=True, max_new_tokens=3)
+    session.truncate(end + 1)  # the first answer's last token included
+    again = session.ask("And you?", chat=True, max_new_tokens=3)
+    assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
+    session.truncate(len(first.prompt_ids) + 1)  # within the first answer
+    cut = session.ask("And you?", chat=True, max_new_tokens=3)
+    assert cut.prompt_ids == want.prompt_ids
+    session.truncate(0)
+    assert session.ask("Hello", chat=True, max_new_tokens=3).token_ids == first.token_ids
+
+
+def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
+    """Of a prompt that a method has shortened, the removed tokens count in proportion to what is left."""
+    session = llm.session(lazyllm.RandomDrop(0.5, 0))
+    session.forward(IDS)
+    assert session.computed == pytest.approx(0.5)
+    session.truncate(10)
+    assert session.computed == pytest.approx(0.5)
+    session.truncate(0)
+    session.forward(IDS)
+    assert session.computed == pytest.approx(0.5)
+
+
+# ---- answers that are interrupted ------------------------------------------------------------------------
+
+STEPS = {"_advance", "_run_pending", "_run_prompt", "_begin_prompt", "_take", "passed", "read", "forward"}
+SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
+
+
+def interrupt_at(n: int, call: Any) -> BaseException | None:
+    """Calls, and raises KeyboardInterrupt when the n-th line of an answer's steps begins; what it raised."""
+    seen = 0
+
+    def line(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal seen
+        if event == "line":
+            seen += 1
+            if seen == n:
+                raise KeyboardInterrupt
+        return line
+
+    def entered(frame: Any, event: str, argument: Any) -> Any:
+        ours = frame.f_code.co_name in STEPS and "lazyllm" in frame.f_code.co_filename
+        return line if ours else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.settrace(before)
+    return None
+
+
+@pytest.mark.parametrize(
+    "pruning", [STAGES, lazyllm.RandomDrop(0.5, 0, original_positions=True)], ids=["stages", "gaps"]
+)
+@pytest.mark.parametrize("chat", [False, True])
+def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: bool) -> None:
+    """It goes on by `resume`, or can be asked for anew, and is then what it would have been."""
+    base = llm.session(pruning)
+    if not chat:  # else the first turn is interrupted
+        base.ask(IDS, max_new_tokens=2)
+
+    def ask(session: lazyllm.Session) -> Any:
+        prompt = "And the wind?" if chat else IDS[:9]
+        return session.ask(prompt, chat=chat, max_new_tokens=3, sampling=SAMPLED, trace=True)
+
+    def seen(session: lazyllm.Session, answer: Any) -> tuple[Any, ...]:
+        follow_up = session.ask("Why?" if chat else [5], chat=chat, max_new_tokens=2)
+        counts = answer.passes.tolist(), len(answer.trace.passes), answer.computed_series.tolist()
+        return (
+            answer.text,
+            answer.token_ids,
+            counts,
+            follow_up.prompt_ids,
+            follow_up.token_ids,
+            state(session),
+        )
+
+    session = base.fork()
+    want = seen(session, ask(session))
+    resumed = anew = 0
+    for n in itertools.count(1):
+        session = base.fork()
+        error = interrupt_at(n, functools.partial(ask, session))
+        if error is None:
+            break
+        partial = getattr(error, "generation", None)
+        if partial:
+            whole = len(partial.token_ids) == len(want[1])
+            assert partial.token_ids == want[1][: len(partial.token_ids)]
+            assert partial.finish_reason == ("length" if whole else "interrupted")
+            assert error.session is session
+            assert partial.token_ids[-1] == session.core.drawn
+        if session._unfinished:
+            resumed += 1
+            assert partial
+            if chat:  # which goes on from the part of the answer, too
+                follow_up = session.fork().ask("Why?", chat=True, max_new_tokens=1)
+                assert follow_up.prompt_ids == want[3]
+            assert seen(session, session.resume()) == want
+        else:
+            anew += 1
+            assert partial is None
+            got = seen(session, ask(session))
+            assert got[:2] + got[3:] == want[:2] + want[3:]  # the token before may have been run already
+    assert resumed > 30
+    assert anew > 5
+
+
+def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
+    """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
+    plain = llm.generate(IDS, max_new_tokens=1).token_ids
+    request = lazyllm.generation.Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
+
+    def ask(session: lazyllm.Session) -> Any:
+        return session.answer(IDS, request).finished()
+
+    want = ask(llm.session()).token_ids
+    assert want[0] != plain[0]
+    undrawn = 0
+    for n in itertools.count(1):
+        session = llm.session()
+        error = interrupt_at(n, functools.partial(ask, session))
+        if error is None:
+            break
+        undrawn += session.length > 0 and session.core.drawn is None
+        answer = session.resume() if session._unfinished else ask(session)
+        assert (answer.token_ids, session.length) == (want, len(IDS) + 2)
+    assert undrawn > 0
+
+
+def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
+    session = llm.session()
+    session.ask(IDS, max_new_tokens=2)
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
+    stream = session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False))
+    next(stream)
+    stream.close()  # left early: it may go on as well
+    assert len(session.resume().token_ids) == 4
+    next(session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False)))
+    session.truncate(50)
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
+
+
+def test_generate_hands_over_its_session_when_interrupted(llm: LLM) -> None:
+    want = llm.generate(IDS, STAGES, max_new_tokens=4)
+    for n in itertools.count(40):
+        error = interrupt_at(n, lambda: llm.generate(IDS, STAGES, max_new_tokens=4))
+        assert error is not None
+        if hasattr(error, "generation"):
+            break
+    assert error.session.resume().token_ids == want.token_ids  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("use", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
-    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; open another one"):
+    with pytest.raises(TypeError, match=r"a session cannot be copied or pickled; use fork\(\)"):
         use(llm.session())
 
 
@@ -157,22 +433,30 @@ def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
-    """`forward` in a second thread is refused during a whole answer, also between its passes."""
+    """Every call in a second thread is refused during a whole answer, also between its passes."""
     session = llm.session()
     stream = session.answer(IDS, lazyllm.generation.Request.checked(4, None, (), False, False))
     next(stream)
     refused: list[str] = []
 
-    def forward() -> None:
-        try:
-            session.forward([5])
-        except RuntimeError as error:
-            refused.append(str(error))
+    def use_it() -> None:
+        calls = (
+            lambda: session.forward([5]),
+            lambda: session.ask([5]),
+            lambda: session.truncate(0),
+            session.fork,
+            lambda: session.save("kept"),
+        )
+        for call in calls:
+            try:
+                call()
+            except RuntimeError as error:
+                refused.append(str(error))
 
-    thread = threading.Thread(target=forward)
+    thread = threading.Thread(target=use_it)
     thread.start()
     thread.join()
-    assert len(refused) == 1
-    assert "this session is in use" in refused[0]
+    assert len(refused) == 5
+    assert all("this session is in use" in told for told in refused)
     assert stream.finished().token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
     session.forward([5])

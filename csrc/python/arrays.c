@@ -36,11 +36,12 @@ PyObject *array_new_float(Py_ssize_t n, float **data)
     return array;
 }
 
+static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 }; /* of activations */
+
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data)
 {
-    static const int types[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 };
     const lazy_config *c = view->config;
-    int type = types[view->activations], rank = 3;
+    int type = TYPES[view->activations], rank = 3;
     npy_intp shape[3] = { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim };
     switch (part) {
     case LAZY_VIEW_IN_PLAY:
@@ -64,6 +65,18 @@ PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void
         break;
     }
     PyObject *array = PyArray_SimpleNew(rank, shape, type);
+    if (array) *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}
+
+PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data)
+{
+    const lazy_config *c = lazy_model_config(model);
+    npy_intp heads[3] = { c->n_kv_heads, n, c->head_dim }, rows[2] = { n, c->hidden };
+    int type = TYPES[lazy_model_activations(model)];
+    PyObject *array = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? PyArray_SimpleNew(3, heads, type)
+                      : part == LAZY_STATE_AUX                             ? PyArray_SimpleNew(2, rows, type)
+                                                                           : PyArray_SimpleNew(1, rows, NPY_FLOAT32);
     if (array) *data = PyArray_DATA((PyArrayObject *)array);
     return array;
 }

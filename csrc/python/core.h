@@ -23,7 +23,8 @@ typedef struct {
     PyObject_HEAD
     ModelObject *model; /* kept alive */
     lazy_session *session;
-    bool in_use; /* by a call that may have released the GIL; read and written with the GIL held */
+    bool in_use;   /* by a call that may have released the GIL; read and written with the GIL held */
+    int32_t drawn; /* the token drawn after the last pass, which no pass has run yet; -1: none */
 
     PyObject *policy; /* policy(session, view, memo), or NULL; see policy.c */
     /* of the pass under way, else NULL */
@@ -44,6 +45,9 @@ typedef struct {
 } BenchObject;
 
 core_state *core_state_of(PyTypeObject *type);
+
+/* session_type.c: the session, or NULL with an exception while a call on it is under way. */
+lazy_session *session_at_rest(const SessionObject *self);
 
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
@@ -87,6 +91,12 @@ void watcher_release(watcher *w);
 lazy_policy policy_of(SessionObject *self);
 PyObject *policy_read(SessionObject *self, PyObject *args);
 
+/* state.c: the parts of a session's state. */
+PyObject *state_length(SessionObject *self, PyObject *args);
+PyObject *state_get(SessionObject *self, PyObject *args);
+PyObject *state_set(SessionObject *self, PyObject *args);
+PyObject *state_set_tokens(SessionObject *self, PyObject *args);
+
 /* formats.c */
 PyObject *core_widen(PyObject *module, PyObject *args);
 PyObject *core_quantize(PyObject *module, PyObject *args);
@@ -98,6 +108,8 @@ PyObject *array_of_uint8(const uint8_t *from, Py_ssize_t n);
 PyObject *array_of_float(const float *from, Py_ssize_t n);
 PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n); /* (n, 3) int32 */
 PyObject *array_new_float(Py_ssize_t n, float **data);
+/* An array for a part of n entries of a session's state; bfloat16 as below. */
+PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data);
 /* An array for n entries of a part; bfloat16, which NumPy lacks, as uint16. */
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside int32 become -1,

@@ -207,7 +207,15 @@ static PyObject *model_bytes(ModelObject *self, void *closure)
     return PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model));
 }
 
+static PyObject *model_activations(ModelObject *self, void *closure)
+{
+    (void)closure;
+    static const char *const names[] = { [LAZY_F32] = "F32", [LAZY_F16] = "F16", [LAZY_BF16] = "BF16" };
+    return PyUnicode_FromString(names[lazy_model_activations(self->model)]);
+}
+
 static PyGetSetDef model_members[] = {
+    { "activations", (getter)model_activations, NULL, "the type of keys, values and hidden states", NULL },
     { "threads", (getter)model_threads, NULL, "threads that compute", NULL },
     { "isa", (getter)model_isa, NULL, "kernels in use: an instruction set, or a device and its type", NULL },
     { "device", (getter)model_device, NULL, "device the weights are on", NULL },

@@ -11,6 +11,7 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
     if (self) {
         Py_INCREF(model);
         self->model = model;
+        self->drawn = -1;
         self->policy = Py_XNewRef(policy);
         if (policy) pruning.policy = policy_of(self);
         if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
@@ -44,8 +45,7 @@ static void session_dealloc(SessionObject *self)
     Py_DECREF(type);
 }
 
-/* The session, or NULL with an exception while a call on it is under way. */
-static lazy_session *at_rest(const SessionObject *self)
+lazy_session *session_at_rest(const SessionObject *self)
 {
     if (!self->in_use) return self->session;
     PyErr_SetString(PyExc_RuntimeError, "the session is in use: a call on it is under way");
@@ -69,7 +69,7 @@ static int read_given(const SessionObject *self, PyObject *ids, given *g)
         return -1;
     }
     if (array_read_ids(ids, &g->ids, &g->n)) return -1;
-    if (at_rest(self)) return 0;
+    if (session_at_rest(self)) return 0;
     PyMem_Free(g->ids);
     return -1;
 }
@@ -97,6 +97,7 @@ static int run_given(SessionObject *self, given g, wanted out)
     self->in_use = false;
     PyMem_Free(g.ids);
     if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    else self->drawn = -1;
     PyObject *memo = self->memo;
     self->memo = NULL;
     Py_XDECREF(memo); /* last, because it may run Python code */
@@ -132,8 +133,11 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     core_state *state = core_state_of(Py_TYPE(self));
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
     int32_t token;
-    if (lazy_sampler_is_greedy(sampler->sampler)) /* saves the download of the logits */
-        return run_pass(self, ids, generated, watch, (wanted){ .token = &token }) ? NULL : PyLong_FromLong(token);
+    if (lazy_sampler_is_greedy(sampler->sampler)) { /* saves the download of the logits */
+        if (run_pass(self, ids, generated, watch, (wanted){ .token = &token })) return NULL;
+        self->drawn = token;
+        return PyLong_FromLong(token);
+    }
     float *logits = PyMem_Malloc((size_t)vocab * sizeof *logits);
     if (!logits) return PyErr_NoMemory();
     lazy_error err = { 0 };
@@ -146,7 +150,9 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     }
     PyMem_Free(logits);
     if (err.code) core_raise(state, &err);
-    return code ? NULL : PyLong_FromLong(token);
+    if (code) return NULL;
+    self->drawn = token;
+    return PyLong_FromLong(token);
 }
 
 static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -169,7 +175,7 @@ static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
     int n;
     lazy_error err = { 0 };
     if (array_read_ids(argument, &positions, &n)) return NULL;
-    int code = at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
+    int code = session_at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
     PyMem_Free(positions);
     if (err.code) core_raise(core_state_of(Py_TYPE(self)), &err);
     if (code) return NULL;
@@ -181,7 +187,7 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     lazy_error err = { 0 };
     long long n = PyLong_AsLongLong(argument);
     if (n == -1 && PyErr_Occurred()) return NULL;
-    if (!at_rest(self)) return NULL;
+    if (!session_at_rest(self)) return NULL;
     int code;
     self->in_use = true;
     Py_BEGIN_ALLOW_THREADS
@@ -190,6 +196,38 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     self->in_use = false;
     if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
     Py_RETURN_NONE;
+}
+
+static PyObject *session_truncate(SessionObject *self, PyObject *argument)
+{
+    lazy_error err = { 0 };
+    long long length = PyLong_AsLongLong(argument);
+    if (length == -1 && PyErr_Occurred()) return NULL;
+    if (!session_at_rest(self)) return NULL;
+    if (lazy_session_truncate(self->session, length, &err)) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    self->drawn = -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *session_fork(SessionObject *self, PyObject *none)
+{
+    (void)none;
+    if (!session_at_rest(self)) return NULL;
+    SessionObject *made = (SessionObject *)Py_TYPE(self)->tp_alloc(Py_TYPE(self), 0);
+    if (!made) return NULL;
+    lazy_error err = { 0 };
+    int code;
+    made->model = (ModelObject *)Py_NewRef(self->model);
+    made->policy = Py_XNewRef(self->policy);
+    made->drawn = self->drawn;
+    self->in_use = true;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_session_fork(&made->session, self->session, made, &err);
+    Py_END_ALLOW_THREADS
+    self->in_use = false;
+    if (!code) return (PyObject *)made;
+    Py_DECREF(made);
+    return core_raise(core_state_of(Py_TYPE(self)), &err);
 }
 
 static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
@@ -207,12 +245,15 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
     static PyObject *session_##name(SessionObject *self, void *closure)                                                                    \
     {                                                                                                                                      \
         (void)closure;                                                                                                                     \
-        const lazy_session *s = at_rest(self);                                                                                             \
+        const lazy_session *s = session_at_rest(self);                                                                                     \
         return s ? (expression) : NULL;                                                                                                    \
     }
 
 READ(length, PyLong_FromLong(lazy_session_length(s)))
 READ(n_prompt, PyLong_FromLong(lazy_session_n_prompt(s)))
+READ(ids, array_of_int32(lazy_session_ids(s), lazy_session_length(s)))
+READ(drawn, self->drawn >= 0 ? PyLong_FromLong(self->drawn) : Py_NewRef(Py_None))
+READ(gone, array_of_uint8(lazy_session_gone(s), lazy_session_length(s)))
 READ(depths, array_of_int32(lazy_session_depths(s), lazy_session_length(s)))
 READ(kinds, array_of_uint8(lazy_session_kinds(s), lazy_session_length(s)))
 READ(computed, PyFloat_FromDouble(lazy_session_computed(s)))
@@ -221,6 +262,34 @@ READ(last_pass, array_of_counts(lazy_session_last_pass(s), lazy_model_config(sel
 READ(trace, PyBool_FromLong(lazy_session_traces(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
+static PyObject *session_logits(SessionObject *self, void *closure)
+{
+    (void)closure;
+    if (!session_at_rest(self)) return NULL;
+    float *data;
+    lazy_error err = { 0 };
+    PyObject *logits = array_new_float(vocab_of(self), &data);
+    if (logits && lazy_session_logits(self->session, data, &err)) {
+        core_raise(core_state_of(Py_TYPE(self)), &err);
+        Py_CLEAR(logits);
+    }
+    return logits;
+}
+
+static int session_set_drawn(SessionObject *self, PyObject *value, void *closure)
+{
+    (void)closure;
+    long long token = value ? PyLong_AsLongLong(value) : -1;
+    if (PyErr_Occurred()) return -1;
+    if (token < 0 || token >= vocab_of(self)) {
+        PyErr_Format(PyExc_ValueError, "drawn is %lld; it must be 0 to %d", token, vocab_of(self) - 1);
+        return -1;
+    }
+    if (!session_at_rest(self)) return -1;
+    self->drawn = (int32_t)token;
+    return 0;
+}
+
 static int session_set_trace(SessionObject *self, PyObject *value, void *closure)
 {
     (void)closure;
@@ -228,7 +297,7 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
         PyErr_SetString(PyExc_TypeError, "trace must be True or False");
         return -1;
     }
-    if (!at_rest(self)) return -1;
+    if (!session_at_rest(self)) return -1;
     lazy_session_set_trace(self->session, value == Py_True);
     return 0;
 }
@@ -250,7 +319,7 @@ static PyObject *run_as_dict(const lazy_trace_run *run)
 static PyObject *session_last_trace(SessionObject *self, void *closure)
 {
     (void)closure;
-    const lazy_session *s = at_rest(self);
+    const lazy_session *s = session_at_rest(self);
     if (!s) return NULL;
     if (lazy_session_trace_lost(s)) {
         PyErr_SetString(PyExc_MemoryError, "there was no memory for the trace of the last pass");
@@ -270,7 +339,11 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
 static PyGetSetDef session_members[] = {
     { "length", (getter)session_length, NULL, "tokens in the context", NULL },
     { "n_prompt", (getter)session_n_prompt, NULL, "prompt tokens in the context", NULL },
+    { "logits", (getter)session_logits, NULL, "of the last pass", NULL },
+    { "ids", (getter)session_ids, NULL, "the token at each position", NULL },
+    { "drawn", (getter)session_drawn, (setter)session_set_drawn, "the token drawn after the last pass and not run yet, or None", NULL },
     { "depths", (getter)session_depths, NULL, "layers that computed K,V of each token", NULL },
+    { "gone", (getter)session_gone, NULL, "1 for tokens that are never in play again", NULL },
     { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated", NULL },
     { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
     { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
@@ -289,6 +362,12 @@ static PyMethodDef session_methods[] = {
     { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
       "surprisal(ids, watch=None) -> -ln p of each new token" },
     { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
+    { "truncate", (PyCFunction)session_truncate, METH_O, "truncate(length): back to the first tokens" },
+    { "fork", (PyCFunction)session_fork, METH_NOARGS, "fork() -> a second session in the same state" },
+    { "state_length", (PyCFunction)state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token" },
+    { "state", (PyCFunction)state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None" },
+    { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
+    { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
     { "read", (PyCFunction)policy_read, METH_VARARGS, "read(part, first, n) -> entries of a part of what the policy under way may see" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },

@@ -89,7 +89,7 @@ def encoded(llm: LLM, prompts: Sequence[Given], new_tokens: int) -> dict[str, li
             if isinstance(prompt, str) and prompt:
                 ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
             else:
-                ids = Conversation(llm).encode(prompt, is_messages(prompt), first=True, ended_by=None)
+                ids = Conversation(llm).encode(prompt, is_messages(prompt), length=0, ended_by=None)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         if len(ids) + new_tokens > llm.config.context:

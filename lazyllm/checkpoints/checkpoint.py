@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from lazyllm.checkpoints.config import MULTIMODAL, ModelConfig
 from lazyllm.checkpoints.fields import Fields, json_object, read_json
@@ -193,6 +196,19 @@ def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
             raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
         found[text_name] = (text_name, *tensor[1:])
     return list(found.values())
+
+
+def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a safetensors file whose tensors, as (dtype, shape, bytes), follow in this order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, (dtype, shape, n_bytes) in tensors.items():
+        end = begin + n_bytes
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_header(path: Path, size: int) -> tuple[dict[str, tuple[int, int]], int]:

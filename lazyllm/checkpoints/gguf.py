@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm.checkpoints.checkpoint import header_bytes
 from lazyllm.checkpoints.config import (
     GEMMA3_DEFAULTS,
     MAX_HEAD_DIM,
@@ -246,17 +247,12 @@ class GgufModel:
 
     def write_weights(self, path: Path, dtype: str, progress: bool) -> None:
         stored, width, _ = DTYPES[dtype]
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
+        entries: dict[str, tuple[str, list[int], int]] = {}
         for name, hf_name in self.names.items():
             shape = [int(size) for size in reversed(self.tensors[name].shape)]
-            end = offset + math.prod(shape) * width
-            header[hf_name] = {"dtype": stored, "shape": shape, "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+            entries[hf_name] = stored, shape, math.prod(shape) * width
         with path.open("wb") as file, bar(len(self.names), "converting", "tensor", progress) as line:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(header_bytes(entries, {"format": "pt"}))
             for name in self.names:
                 for values in self.values(name, self.row_order(name)):
                     file.write(encode_floats(values, dtype))

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written to disk under another name, then renamed: a crash leaves the old file at `path`
+    or the new one."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes `text` to disk under another name, then renames: a crash leaves the old file or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    """Writes text as a `whole_file`."""
+    with whole_file(path) as file:
+        file.write(text.encode())
 
 
 def locked(path: Path, wait: bool = True) -> IO[str]:

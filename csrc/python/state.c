@@ -1,0 +1,99 @@
+/* state.c — the parts of a session's state as arrays, to be saved and restored. */
+#include "core.h"
+
+#include <string.h>
+
+static const char *const PARTS[] = {
+    [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values", [LAZY_STATE_AUX] = "aux", [LAZY_STATE_REMEMBERED] = "remembered",
+    [LAZY_STATE_LOGITS] = "logits",
+};
+enum { N_PARTS = sizeof PARTS / sizeof *PARTS };
+
+static int find_part(const char *name)
+{
+    for (int part = 0; part < N_PARTS; part++)
+        if (strcmp(name, PARTS[part]) == 0) return part;
+    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
+    return -1;
+}
+
+PyObject *state_length(SessionObject *self, PyObject *args)
+{
+    const char *name;
+    int layer, part;
+    if (!PyArg_ParseTuple(args, "si", &name, &layer)) return NULL;
+    if ((part = find_part(name)) < 0 || !session_at_rest(self)) return NULL;
+    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer);
+    return PyLong_FromLong(n < 0 ? 0 : n);
+}
+
+PyObject *state_get(SessionObject *self, PyObject *args)
+{
+    const char *name;
+    int layer, part;
+    if (!PyArg_ParseTuple(args, "si", &name, &layer)) return NULL;
+    if ((part = find_part(name)) < 0 || !session_at_rest(self)) return NULL;
+    int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer), code;
+    if (n <= 0) Py_RETURN_NONE;
+    void *data;
+    lazy_error err = { 0 };
+    PyObject *array = array_new_state(self->model->model, (lazy_state_part)part, n, &data);
+    if (!array) return NULL;
+    self->in_use = true;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_session_read_state(self->session, (lazy_state_part)part, layer, data, &err);
+    Py_END_ALLOW_THREADS
+    self->in_use = false;
+    if (!code) return array;
+    Py_DECREF(array);
+    return core_raise(core_state_of(Py_TYPE(self)), &err);
+}
+
+PyObject *state_set(SessionObject *self, PyObject *args)
+{
+    const char *name;
+    int layer, part, code;
+    Py_buffer given;
+    if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &given)) return NULL;
+    const lazy_config *c = lazy_model_config(self->model->model);
+    Py_ssize_t width = lazy_model_activations(self->model->model) == LAZY_F32 ? 4 : 2;
+    lazy_error err = { 0 };
+    PyObject *result = NULL;
+    if ((part = find_part(name)) < 0 || !session_at_rest(self)) goto end;
+    Py_ssize_t row = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? width * c->n_kv_heads * c->head_dim
+                     : part == LAZY_STATE_AUX                             ? width * c->hidden
+                                                                          : (Py_ssize_t)sizeof(float);
+    if (given.len % row) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", given.len, name, row);
+        goto end;
+    }
+    self->in_use = true;
+    Py_BEGIN_ALLOW_THREADS
+    code = lazy_session_write_state(self->session, (lazy_state_part)part, layer, (int)(given.len / row), given.buf, &err);
+    Py_END_ALLOW_THREADS
+    self->in_use = false;
+    result = code ? core_raise(core_state_of(Py_TYPE(self)), &err) : Py_NewRef(Py_None);
+end:
+    PyBuffer_Release(&given);
+    return result;
+}
+
+PyObject *state_set_tokens(SessionObject *self, PyObject *args)
+{
+    Py_buffer ids, kinds, depths, gone;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*", &ids, &kinds, &depths, &gone)) return NULL;
+    lazy_error err = { 0 };
+    PyObject *result = NULL;
+    Py_ssize_t n = kinds.len;
+    if (ids.len != n * (Py_ssize_t)sizeof(int32_t) || depths.len != ids.len || gone.len != n || n > INT32_MAX)
+        PyErr_SetString(PyExc_ValueError, "ids and depths must be int32, kinds and gone uint8, and all of the same length");
+    else if (session_at_rest(self))
+        result = lazy_session_write_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
+                     ? core_raise(core_state_of(Py_TYPE(self)), &err)
+                     : Py_NewRef(Py_None);
+    PyBuffer_Release(&ids);
+    PyBuffer_Release(&kinds);
+    PyBuffer_Release(&depths);
+    PyBuffer_Release(&gone);
+    return result;
+}

@@ -1,0 +1,123 @@
+/* state.c — the parts of a session's state, read to be saved and written to be restored. */
+#include <string.h>
+
+#include "error.h"
+#include "memory.h"
+#include "session.h"
+
+/* The buffer of a part, or NULL if the session has none. */
+static const lazy_growing *find_buffer(const lazy_session *s, lazy_state_part part, int layer)
+{
+    const lazy_cache *cache = &s->cache;
+    if (layer < 0 || layer >= s->model->config.n_layers) return NULL;
+    switch (part) {
+    case LAZY_STATE_KEYS: return lazy_cache_find(cache, &cache->kv[layer].k);
+    case LAZY_STATE_VALUES: return lazy_cache_find(cache, &cache->kv[layer].v);
+    case LAZY_STATE_AUX: return lazy_cache_find(cache, &cache->aux[layer]);
+    case LAZY_STATE_REMEMBERED: return lazy_cache_find(cache, &cache->remembered[layer].scores);
+    case LAZY_STATE_LOGITS: break;
+    }
+    return NULL;
+}
+
+/* has: (length,) or NULL. Returns how many of the first `length` tokens have a row. */
+static int mark_rows(const lazy_session *s, const lazy_growing *g, lazy_state_part part, int length, uint8_t *has)
+{
+    const lazy_tokens *tokens = &s->tokens;
+    int n = 0;
+    for (int i = 0; i < length; i++) {
+        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->evicted[i] && g->least <= tokens->depths[i] && tokens->depths[i] <= g->most);
+        if (has) has[i] = row;
+        n += row;
+    }
+    return n;
+}
+
+int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
+{
+    if (part == LAZY_STATE_LOGITS) return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
+    const lazy_growing *g = find_buffer(s, part, layer);
+    if (!g) return -1;
+    return mark_rows(s, g, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
+}
+
+static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, void *data, bool writes, lazy_error *err)
+{
+    const lazy_growing *g = find_buffer(s, part, layer);
+    int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length;
+    if (!g) return lazy_fail(err, LAZY_INVALID, "the session has no part %d of layer %d", (int)part, layer);
+    if (n < 0 || length > s->tokens.length || mark_rows(s, g, part, length, NULL) != n)
+        return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
+                         mark_rows(s, g, part, s->tokens.length, NULL));
+    uint8_t *has;
+    int code = lazy_alloc((void **)&has, (size_t)length + 1, sizeof *has, "marks of tokens", err);
+    if (code) return code;
+    mark_rows(s, g, part, length, has);
+    const lazy_rows rows = { data, has, length, n };
+    code = writes ? lazy_cache_write(&s->cache, g, rows, err) : lazy_cache_read(&s->cache, g, rows, err);
+    lazy_free(has);
+    return code;
+}
+
+int lazy_session_read_state(lazy_session *s, lazy_state_part part, int layer, void *data, lazy_error *err)
+{
+    if (part == LAZY_STATE_LOGITS) return lazy_session_logits(s, data, err);
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    code = move_part(s, part, layer, lazy_session_state_length(s, part, layer), data, false, err);
+    lazy_session_leave(s);
+    return code;
+}
+
+int lazy_session_write_state(lazy_session *s, lazy_state_part part, int layer, int n, const void *data, lazy_error *err)
+{
+    lazy_cache *cache = &s->cache;
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    if (part != LAZY_STATE_LOGITS) {
+        code = move_part(s, part, layer, n, (void *)data, true, err);
+        if (!code && part == LAZY_STATE_REMEMBERED) cache->remembered[layer].n = n;
+    } else if (n != s->model->config.vocab) {
+        code = lazy_fail(err, LAZY_INVALID, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
+    } else {
+        code = s->model->backend->ops->upload(cache->stream, cache->logits, data, (size_t)n * sizeof *cache->logits, err);
+        cache->has_logits = !code;
+    }
+    lazy_session_leave(s);
+    return code;
+}
+
+/* What a token of this depth needs: an Aux buffer, if it may be revived. */
+static int check_token(const lazy_session *s, int i, int32_t id, uint8_t kind, int32_t depth, bool gone, lazy_error *err)
+{
+    const lazy_config *c = &s->model->config;
+    if (id < 0 || id >= c->vocab)
+        return lazy_fail(err, LAZY_INVALID, "token id %d at position %d; ids go from 0 to %d", id, i, c->vocab - 1);
+    if (kind != LAZY_PROMPT && kind != LAZY_GENERATED)
+        return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0 or 1", kind, i);
+    if (depth < 0 || depth > c->n_layers)
+        return lazy_fail(err, LAZY_INVALID, "depth %d at position %d; it must be 0 to %d", depth, i, c->n_layers);
+    if (depth < c->n_layers && !gone && !s->cache.aux[depth])
+        return lazy_fail(err, LAZY_INVALID, "the token at position %d waits for layer %d, where the pruning drops none", i, depth);
+    return LAZY_OK;
+}
+
+int lazy_session_write_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
+                              lazy_error *err)
+{
+    int code = n < 1 ? lazy_fail(err, LAZY_INVALID, "no tokens were given") : lazy_session_reserve(s, n, err);
+    if (!code) code = lazy_session_enter(s, err);
+    if (code) return code;
+    lazy_tokens *tokens = &s->tokens;
+    if (tokens->length) code = lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
+    for (int i = 0; i < n && !code; i++) code = check_token(s, i, ids[i], kinds[i], depths[i], gone[i], err);
+    for (int i = 0; i < n && !code; i++) {
+        lazy_tokens_append(tokens, ids + i, 1, kinds[i] == LAZY_GENERATED);
+        tokens->depths[i] = depths[i];
+        tokens->evicted[i] = gone[i] != 0;
+        tokens->n_evicted += gone[i] != 0;
+        if (depths[i] < s->model->config.n_layers && !gone[i]) s->waiting[depths[i]] = 1;
+    }
+    lazy_session_leave(s);
+    return code;
+}

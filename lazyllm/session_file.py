@@ -1,0 +1,174 @@
+"""SessionFile: a session on disk, one safetensors file that ends with a digest of everything before it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import HEADER_LIMIT, header_bytes, read_shard
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.support.files import whole_file
+from lazyllm.support.json_text import parse_object
+from lazyllm.support.progress import bar
+
+FORMAT, VERSION = "lazyllm session", "1"
+DIGEST = "sha256"
+TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
+WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
+BLOCK, MIB, LARGE = (
+    1 << 24,
+    20,
+    256,
+)  # bytes; the shift from bytes to MiB; MiB that take long enough for a bar
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a session is beside its tensors. `model` names the checkpoint, `sha256` its config and weights;
+    `pruning` is the setting as JSON, `source` the hash of its class where that is the user's."""
+
+    lazyllm: str
+    model: str
+    sha256: str
+    compute: str
+    weights: str
+    activations: str
+    pruning: str
+    source: str
+    drawn: int | None
+    prompts: list[list[int]]
+    turns: list[dict[str, Any]]
+
+
+def write(
+    path: Path, core: _core.Session, config: ModelConfig, description: Description, progress: bool
+) -> None:
+    """Writes a session whole or not at all."""
+    entries = dict(layout(core, config, description.activations))
+    total = sum(n_bytes for *_, n_bytes in entries.values())
+    metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(asdict(description))}
+    sizes = {**entries, DIGEST: ("U8", (hashlib.sha256().digest_size,), hashlib.sha256().digest_size)}
+    hasher = hashlib.sha256()
+    with whole_file(path) as file, bar_of("saving the session", total, progress) as line:
+        header = header_bytes(sizes, metadata)
+        hasher.update(header)
+        file.write(header)
+        for name in entries:
+            data = tensor_of(core, name).data.cast("B")
+            hasher.update(data)
+            file.write(data)
+            line.update(len(data) >> MIB)
+        file.write(hasher.digest())
+
+
+def bar_of(what: str, n_bytes: int, progress: bool) -> Any:
+    return bar(n_bytes >> MIB, what, "MiB", progress and n_bytes >> MIB >= LARGE, leave=False)
+
+
+def layout(
+    core: _core.Session, config: ModelConfig, activations: str
+) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
+    """Name, dtype, shape and bytes of each tensor of a session; wide types come first."""
+
+    def entry(name: str, dtype: str, *shape: int) -> tuple[str, tuple[str, tuple[int, ...], int]]:
+        return name, (dtype, shape, int(np.prod(shape)) * WIDTHS[dtype])
+
+    length = core.length
+    yield entry("ids", "I32", length)
+    yield entry("depths", "I32", length)
+    if n := core.state_length("logits", 0):
+        yield entry("logits.0", "F32", n)
+    for layer in range(config.n_layers):
+        if n := core.state_length("remembered", layer):
+            yield entry(f"remembered.{layer}", "F32", n)
+    for layer in range(config.n_layers):
+        for part in ("keys", "values"):
+            if n := core.state_length(part, layer):
+                yield entry(f"{part}.{layer}", activations, config.n_kv_heads, n, config.head_dim)
+        if n := core.state_length("aux", layer):
+            yield entry(f"aux.{layer}", activations, n, config.hidden)
+    yield entry("kinds", "U8", length)
+    yield entry("gone", "U8", length)
+
+
+def tensor_of(core: _core.Session, name: str) -> np.ndarray:
+    if name in TOKENS:
+        return np.asarray(getattr(core, name))
+    part, _, layer = name.partition(".")
+    array = core.state(part, int(layer))
+    assert array is not None
+    return array
+
+
+class SessionFile:
+    """A file that `write` has made, mapped; ValueError for any other, and for a damaged one."""
+
+    def __init__(self, path: Path, progress: bool) -> None:
+        self.path = path
+        size = path.stat().st_size
+        n_digest = hashlib.sha256().digest_size
+        if size < 8 + n_digest:
+            raise ValueError(f"{path} has {size} bytes and is no session of lazyllm")
+        self._data = np.memmap(path, np.uint8, mode="r")
+        self.description = self._described()
+        hasher = hashlib.sha256()
+        with bar_of("checking the session", size, progress) as line:
+            for begin in range(0, size - n_digest, BLOCK):
+                block = self._data[begin : min(begin + BLOCK, size - n_digest)]
+                hasher.update(block.data)
+                line.update(len(block) >> MIB)
+        if hasher.digest() != self._data[size - n_digest :].tobytes():
+            raise ValueError(
+                f"{path} is damaged or cut short: its contents do not have the digest at its end"
+            )
+        self._places = {
+            name: (begin, n_bytes) for name, _, _, _, begin, n_bytes in read_shard(path, 0) if name != DIGEST
+        }
+
+    def _described(self) -> Description:
+        told = f"{self.path} is no session of lazyllm"
+        length = int.from_bytes(self._data[:8].tobytes(), "little")
+        if not 0 < length <= min(HEADER_LIMIT, len(self._data) - 8):
+            raise ValueError(told)
+        try:
+            metadata = parse_object(self._data[8 : 8 + length].tobytes(), self.path)["__metadata__"]
+            form, version = metadata["format"], metadata["version"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{told}, or is damaged") from None
+        if form != FORMAT:
+            raise ValueError(f"{told}: its format is {form!r}")
+        if version != VERSION:
+            raise ValueError(f"{self.path} has version {version} of the format; this lazyllm reads {VERSION}")
+        try:
+            return Description(**parse_object(metadata["session"], self.path))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{told}, or is damaged") from None
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The bytes of one tensor."""
+        begin, n_bytes = self._places[name]
+        return self._data[begin : begin + n_bytes]
+
+    @property
+    def length(self) -> int:
+        return self._places["kinds"][1]
+
+    def fill(self, core: _core.Session, config: ModelConfig) -> None:
+        """Makes an empty session, of the same model and setting, what this one was."""
+        core.set_tokens(*(self.tensor(name) for name in ("ids", "kinds", "depths", "gone")))
+        for name in self._places:
+            if name not in TOKENS:
+                part, _, layer = name.partition(".")
+                core.set_state(part, int(layer), self.tensor(name))
+        found = {name: n_bytes for name, (*_, n_bytes) in layout(core, config, self.description.activations)}
+        if found != {name: n_bytes for name, (_, n_bytes) in self._places.items()}:
+            raise ValueError(f"{self.path} is damaged: its tensors are not those of its tokens")
+        if self.description.drawn is not None:
+            core.drawn = self.description.drawn

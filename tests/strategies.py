@@ -1,0 +1,92 @@
+"""What property tests draw: model shapes, settings of pruning, conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from tiny import DTYPES, Shape, pruning
+
+WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    windows = draw(WINDOWS)
+    gemma = draw(st.booleans())
+    return Shape(
+        seed=draw(st.integers(0, 3)),
+        windows=windows,
+        local_theta=draw(st.sampled_from([None, 100.0])) if any(windows) else None,
+        query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
+        embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
+        norm_plus_one=gemma and draw(st.booleans()),
+        post_norms=gemma and draw(st.booleans()),
+        gelu=gemma and draw(st.booleans()),
+        n_layers=draw(st.integers(3, 6)),
+        hidden=draw(st.sampled_from([24, 32, 48])),
+        n_kv_heads=draw(st.sampled_from([1, 2, 4])),
+        head_dim=draw(st.sampled_from([8, 16])),
+        tied=draw(st.booleans()),
+        qkv_bias=draw(st.booleans()),
+        o_bias=draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
+        rope_scale=draw(st.sampled_from([1.0, 1.2])),
+        dtype=draw(st.sampled_from(DTYPES)),
+    )
+
+
+KEEPS = st.one_of(st.sampled_from([0.1, 0.3, 0.55, 0.7, 0.9, 1.0]), st.floats(0.01, 1.0))
+BOUNDS = st.sampled_from([(0.0, 1.0), (0.0, 0.4), (0.3, 1.0), (0.2, 0.6), (0.5, 0.5)])
+
+
+@st.composite
+def stages(draw: st.DrawFn, n_layers: int) -> list[tuple[Any, ...]]:
+    """Keeps, of which some drop for good, and masses."""
+    layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
+    keeps = sorted(draw(st.lists(KEEPS, min_size=len(layers), max_size=len(layers))), reverse=True)
+    drawn: list[tuple[Any, ...]] = list(zip(layers, keeps, strict=True))
+    for k, layer in enumerate(layers):
+        kind = draw(st.integers(0, 5))
+        if kind == 0:
+            drawn[k] = layer, (draw(st.floats(0.05, 0.98)), *draw(BOUNDS))
+        elif kind < 3:
+            drawn[k] = layer, keeps[k], True
+    return drawn
+
+
+@st.composite
+def prunings(draw: st.DrawFn, n_layers: int) -> dict[str, Any]:
+    """Random pruning options; each has its default value about half of the time."""
+
+    def option(default: Any, values: st.SearchStrategy[Any]) -> Any:
+        return draw(st.one_of(st.just(default), values))
+
+    spans = st.tuples(st.integers(0, 40), st.integers(1, 5)).map(lambda span: (span[0], span[0] + span[1]))
+    return pruning(
+        draw(stages(n_layers)),
+        decode=draw(st.one_of(st.sampled_from(["same", "frozen"]), stages(n_layers))),
+        sink=option(0, st.integers(1, 5)),
+        window=option(0, st.integers(1, 5)),
+        protect=option([], st.lists(spans, max_size=3)),
+        queries=option(1, st.integers(2, 8)),
+        pooling=option("mean", st.just("max")),
+        layers=option(1, st.integers(2, 7)),
+        smooth=option(1, st.sampled_from([3, 5, 7])),
+        memory=option(0.0, st.sampled_from([0.3, 0.8, 0.95, 1.0])),
+        min_tokens=option(0, st.integers(1, 40)),
+        prune_generated=option(False, st.just(True)),
+    )
+
+
+FOLLOW_UP = st.tuples(st.integers(1, 12), st.just(False)).map(lambda one: [one])
+DECODE = st.integers(1, 6).map(lambda steps: [(1, True)] * steps)
+REPLAY = st.tuples(st.integers(2, 4), st.just(True)).map(
+    lambda one: [one]
+)  # several generated tokens in one pass
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[tuple[int, bool]]:
+    turns = draw(st.lists(st.one_of(DECODE, FOLLOW_UP, DECODE, REPLAY), max_size=5))
+    return [(draw(st.integers(1, 40)), False), *(one for turn in turns for one in turn)]

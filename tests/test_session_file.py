@@ -1,0 +1,292 @@
+"""Sessions that are saved and restored: to the bit what they were, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import model_folder
+from safetensors import safe_open
+from tiny import Shape
+
+import lazyllm
+from lazyllm import LLM, Drop, Method, Policy, Pruning, session_file
+
+IDS = list(range(40, 90))
+STAGES = Pruning({1: 0.6, 3: 0.3})
+SETTINGS = {
+    "dense": None,
+    "stages": STAGES,
+    "memory": Pruning({1: 0.6, 3: 0.3}, memory=0.8, layers=2, decode={0: 0.9, 2: 0.2}),
+    "for good": Pruning({1: Drop(0.6), 3: 0.3}),
+    "frozen": Pruning({1: 0.6}, decode="frozen", min_tokens=20),
+    "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
+    "static": lazyllm.StaticPruning(3, 0.4),
+}
+
+
+class Mine(Policy):
+    def score(self, view: Any) -> Any:
+        return view.attention(1).mean(axis=(0, 1))
+
+
+def ran(llm: LLM, pruning: Any) -> lazyllm.Session:
+    """A session with a prompt, some of its answer, and a follow-up, of which a token waits to be run."""
+    session = llm.session(pruning)
+    session.ask(IDS, max_new_tokens=6)
+    session.ask([5, 6, 7], max_new_tokens=4)
+    return session
+
+
+def later(session: lazyllm.Session) -> tuple[Any, ...]:
+    """What a session does next, to the bit."""
+    before = session.depths.tolist(), session.kinds.tolist(), session.computed, session.reached_top
+    answer = session.ask([9, 8], max_new_tokens=5, trace=True)
+    scores = [one.scores.tolist() for one in answer.trace.stages]
+    logits = session.forward([11, 12, 13]).tobytes()
+    return before, answer.token_ids, answer.passes.tolist(), scores, logits, session.depths.tolist()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_restored_session_goes_on_to_the_bit(llm: LLM, tmp_path: Path, name: str) -> None:
+    session, file = ran(llm, SETTINGS[name]), tmp_path / "kept.session"
+    session.save(file)
+    restored = llm.restore(file)
+    assert restored.pruning == session.pruning
+    assert later(restored) == later(session)
+    assert os.listdir(tmp_path) == ["kept.session"]
+
+
+def test_surprisal_goes_on(llm: LLM, tmp_path: Path) -> None:
+    session = llm.session()
+    session.surprisal(IDS)
+    session.save(tmp_path / "kept")
+    restored = llm.restore(tmp_path / "kept")
+    np.testing.assert_array_equal(restored.surprisal([5, 6]), session.surprisal([5, 6]))
+
+
+def test_a_restored_chat_goes_on(llm: LLM, tmp_path: Path) -> None:
+    session = llm.session(STAGES)
+    session.ask([{"role": "user", "content": "Hello Ä"}], chat=True, max_new_tokens=3)
+    session.save(tmp_path / "kept")
+    restored = llm.restore(tmp_path / "kept")
+    want = session.ask("And you?", chat=True, max_new_tokens=3)
+    got = restored.ask("And you?", chat=True, max_new_tokens=3)
+    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def test_settings_that_are_code_are_given_again(llm: LLM, tmp_path: Path) -> None:
+    session, file = ran(llm, Mine({1: 0.5})), tmp_path / "kept"
+    session.save(file)
+    with pytest.raises(ValueError, match=r"give it as pruning=: the policy \S*Mine is code"):
+        llm.restore(file)
+    with pytest.raises(ValueError, match="a session with the pruning"):
+        llm.restore(file, Mine({1: 0.4}))
+    assert later(llm.restore(file, Mine({1: 0.5}))) == later(session)
+
+
+@dataclass(frozen=True)
+class Shorter(Method):
+    """A method of a user's own, which no text stands for."""
+
+    def kept(self, n_prompt: int) -> int:
+        return n_prompt - 1
+
+    def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
+        return prompt_ids[1:]
+
+
+def test_a_method_without_a_name(llm: LLM, tmp_path: Path) -> None:
+    session, file = llm.session(Shorter()), tmp_path / "kept"
+    session.forward(IDS)
+    session.save(file)
+    with pytest.raises(ValueError, match="give it as pruning="):
+        llm.restore(file)
+    assert later(llm.restore(file, Shorter())) == later(session)
+
+
+def test_it_is_a_safetensors_file_of_what_exists_only(tmp_path: Path) -> None:
+    shape = Shape(vocab=300, n_layers=5, hidden=128, n_kv_heads=4, head_dim=32, context=700)
+    llm = lazyllm.load(model_folder(tmp_path, shape), device="cpu", threads=2)
+    session, file = llm.session(Pruning({1: 0.5, 3: 0.2})), tmp_path / "kept"
+    session.forward([k % 290 for k in range(600)])
+    session.save(file)
+    depths = session.depths
+    computed = int(depths.sum()) * 2 * 4 * 32 * 4 + int((depths < 5).sum()) * 128 * 4
+    assert computed < file.stat().st_size <= 1.02 * computed
+    with safe_open(file, framework="np") as opened:
+        assert opened.get_tensor("ids").tolist() == [k % 290 for k in range(600)]
+        assert opened.get_tensor("depths").tolist() == depths.tolist()
+        assert opened.get_tensor("keys.4").shape == (4, 120, 32)
+        assert opened.get_tensor("aux.2").shape == (300, 128)
+
+
+# ---- refused ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(llm: LLM, tmp_path: Path) -> Path:
+    session = llm.session(STAGES)
+    session.forward(IDS)
+    session.save(tmp_path / "kept")
+    return tmp_path / "kept"
+
+
+def test_a_file_that_was_cut_short(llm: LLM, kept: Path) -> None:
+    whole = kept.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    ends = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(whole) - 33, len(whole) - 32, len(whole) - 1}
+    for end in sorted(ends | set(range(0, len(whole), 997))):
+        kept.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=f"{kept} (is damaged|is no session|has {end} bytes)"):
+            llm.restore(kept)
+    kept.write_bytes(whole + b"\0")
+    with pytest.raises(ValueError, match="is damaged"):
+        llm.restore(kept)
+    kept.write_bytes(whole)
+    assert llm.restore(kept).length == 50
+
+
+def test_a_file_with_a_changed_byte(llm: LLM, kept: Path) -> None:
+    whole = kept.read_bytes()
+    for place in [*range(0, 64), *range(64, len(whole), 499), len(whole) - 1]:
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        kept.write_bytes(changed)
+        with pytest.raises(ValueError, match=f"{kept} "):
+            llm.restore(kept)
+
+
+def test_files_that_are_no_sessions(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no session of lazyllm"):
+        llm.restore(next(folder.glob("*.safetensors")))
+    (tmp_path / "text").write_text("a text of more than forty bytes, which is no session at all")
+    with pytest.raises(ValueError, match="is no session of lazyllm"):
+        llm.restore(tmp_path / "text")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        llm.restore(tmp_path / "nothing")
+
+
+def test_a_session_of_another_model(llm: LLM, kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = lazyllm.load(model_folder(tmp_path / "other", Shape(vocab=300, seed=9)), device="cpu")
+    with pytest.raises(ValueError, match=r"a session with a model of SHA-256 \w+; here it is \w+"):
+        other.restore(kept)
+
+
+def test_a_session_of_another_pruning(llm: LLM, kept: Path) -> None:
+    with pytest.raises(ValueError, match=r"a session with the pruning .*; here it is"):
+        llm.restore(kept, Pruning({1: 0.6, 3: 0.4}))
+
+
+@pytest.mark.parametrize(("name", "here"), [("weights", "q8"), ("compute", "bf16")])
+def test_a_session_of_other_arithmetic(
+    llm: LLM, kept: Path, name: str, here: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = getattr(llm, name)
+    monkeypatch.setattr(llm, name, here)
+    with pytest.raises(ValueError, match=f"a session with {name} {there}; here it is {here}"):
+        llm.restore(kept)
+
+
+def test_a_later_version(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(session_file, "VERSION", "2")
+        ran(llm, None).save(kept)
+    with pytest.raises(ValueError, match="has version 2 of the format; this lazyllm reads 1"):
+        llm.restore(kept)
+
+
+def test_where_nothing_can_be_saved(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the session is empty"):
+        llm.session().save(tmp_path / "kept")
+    session = ran(llm, None)
+    for place in (tmp_path, tmp_path / "nowhere" / "kept"):
+        with pytest.raises(ValueError, match="it must be a file's path in a folder that exists"):
+            session.save(place)
+
+
+# ---- not written whole -----------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import lazyllm
+from lazyllm import session_file
+
+folder, file, n = sys.argv[1], sys.argv[2], int(sys.argv[3])
+session = lazyllm.load(folder, device="cpu", threads=1).session({1: 0.6, 3: 0.3})
+session.forward(list(range(100, 200)))
+plain, calls = session_file.tensor_of, 0
+
+def tensor_of(core, name):
+    global calls
+    calls += 1
+    if calls == n:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(core, name)
+
+def fsync(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+session_file.tensor_of = tensor_of
+if n < 0:
+    os.fsync = fsync
+session.save(file)
+"""
+
+
+@pytest.mark.parametrize("n", [1, 3, 12, -1], ids=["first", "third", "twelfth", "before it is on disk"])
+def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Path, n: int) -> None:
+    before = kept.read_bytes()
+    child = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(kept), str(n)], check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert kept.read_bytes() == before
+    assert llm.restore(kept).length == 50
+    session = ran(llm, STAGES)
+    session.save(kept)  # takes the place of what the killed process has left
+    assert llm.restore(kept).length == session.length
+    assert os.listdir(kept.parent) == ["kept"]
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(
+    llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: Any) -> Any:
+        raise OSError("no space left")
+
+    before = kept.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="no space"):
+            ran(llm, STAGES).save(kept)
+    assert kept.read_bytes() == before
+    assert os.listdir(kept.parent) == ["kept"]
+
+
+def test_tensors_must_be_those_of_the_tokens(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file whose digest is right, and which lacks a tensor, cannot come from `save`."""
+    plain = session_file.layout
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            session_file, "layout", lambda *given: [one for one in plain(*given) if one[0] != "keys.2"]
+        )
+        ran(llm, STAGES).save(kept)
+    with pytest.raises(ValueError, match="its tensors are not those of its tokens"):
+        llm.restore(kept)
+
+
+def test_the_header_tells_what_it_is(kept: Path) -> None:
+    with safe_open(kept, framework="np") as opened:
+        metadata = opened.metadata()
+    assert metadata["format"] == "lazyllm session"
+    told = json.loads(metadata["session"])
+    assert Pruning.from_json(told["pruning"]) == STAGES
+    assert told["lazyllm"] == lazyllm.__version__

@@ -1,0 +1,242 @@
+"""Sessions forked, truncated, interrupted, restored and dropped, in any order, against the reference."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from comparison import compare_pass
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import Reference
+from strategies import WINDOWS, prunings
+from tiny import Build, Shape, Tiny, build, pruning, random_weights
+from tolerances import NEAR_TIE
+
+import lazyllm
+from lazyllm import Drop, Policy
+
+EXAMPLES = settings().max_examples  # set by the profile that conftest.py loads
+BAD = 96  # the token whose embedding is no number
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Builds a tiny model whose embedding of one token is NaN, once for each shape."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    name = "model.embed_tokens.weight"
+
+    def made(shape: Shape) -> Tiny:
+        table = random_weights(shape)[name]
+        table[BAD] = np.nan
+        return build(shape, folder, {name: table})
+
+    return functools.cache(made)
+
+
+class Pair:
+    """One session on the engine, and its reference."""
+
+    def __init__(self, session: Any, reference: Reference) -> None:
+        self.session, self.reference = session, reference
+
+    def check(self) -> None:
+        session, reference = self.session, self.reference
+        assert session.ids.tolist() == reference.ids
+        assert session.depths.tolist() == reference.depths
+        assert session.kinds.tolist() == reference.kinds
+        assert session.n_prompt == reference.n_prompt
+
+    def forward(self, ids: list[int], generated: bool, left_out: list[int]) -> bool:
+        """Runs a pass on both and compares; False at a near-tie, where both selections are right."""
+        self.reference.gone |= set(self.leave_out(ids, left_out))
+        want = self.reference.forward(ids, generated)
+        if self.reference.margin <= NEAR_TIE:
+            return False
+        got = self.session.forward(ids, generated=generated)
+        compare_pass(self.session, self.reference, got, want, "F32")
+        return True
+
+    def leave_out(self, ids: list[int], indices: list[int]) -> list[int]:
+        """The positions of these ids, which the next pass leaves out."""
+        positions = [self.session.length + i for i in indices]
+        if positions:
+            self.session.reserve(self.session.length + len(ids))
+            self.session.leave_out(positions)
+        return positions
+
+    def fork(self) -> Pair:
+        made = Pair(self.session.fork(), self.reference.fork())
+        made.check()
+        return made
+
+    def restore(self, fresh: Any) -> None:
+        """Goes on in a new session, to which the parts of this one's state have been copied."""
+        if not self.session.length:
+            return
+        core = self.session
+        fresh.set_tokens(core.ids, core.kinds, core.depths, core.gone)
+        for layer in range(self.reference.n_layers):
+            for part in ("keys", "values", "aux", "remembered"):
+                if (array := core.state(part, layer)) is not None:
+                    assert core.state_length(part, layer) == array.shape[-2 if array.ndim > 1 else 0]
+                    fresh.set_state(part, layer, array)
+        fresh.trace, self.session = True, fresh
+        self.check()
+
+    def truncate(self, n: int) -> None:
+        self.session.truncate(n)
+        self.reference.truncate(n)
+        self.check()
+
+    def fail(self, ids: list[int], generated: bool, left_out: list[int], by_watch: bool) -> None:
+        """A pass that fails changes nothing: a watch stops it after the last layer, or a token is damaged."""
+        before = report(self.session)
+        self.leave_out(ids, left_out)
+        if by_watch:
+            with pytest.raises(LookupError, match="enough"):
+                self.session.forward(ids, generated=generated, watch=enough)
+        else:
+            with pytest.raises((lazyllm.CheckpointError, ValueError)):
+                self.session.forward([*ids, BAD], generated=generated)
+        assert report(self.session) == before
+        self.check()
+
+
+def enough(layers_done: int, n_layers: int) -> None:
+    raise LookupError("enough")
+
+
+def report(session: Any) -> str:
+    """What the session tells of its last pass."""
+    return repr((session.last_pass.tolist(), session.last_trace, session.drawn))
+
+
+PASS = st.one_of(  # number of tokens, generated, every how many of them one is left out
+    st.tuples(st.integers(1, 12), st.booleans(), st.just(0)),
+    st.tuples(st.just(1), st.just(True), st.just(0)),
+    st.tuples(st.just(1), st.just(True), st.just(0)),
+    st.tuples(st.integers(1, 12), st.just(False), st.sampled_from([2, 5])),
+)
+CALL = st.one_of(
+    st.tuples(st.just("forward"), PASS),
+    st.tuples(st.just("forward"), PASS),
+    st.tuples(st.just("fail"), PASS, st.booleans()),
+    st.tuples(st.just("truncate"), st.floats(0, 1)),
+    st.tuples(st.just("fork")),
+    st.tuples(st.just("restore")),
+    st.tuples(st.just("drop")),
+)
+CALLS = st.lists(st.tuples(st.integers(0, 3), CALL), min_size=3, max_size=16)
+
+
+def drive(tiny: Tiny, rules: dict[str, Any], first: int, calls: list[Any], seed: int) -> None:
+    """Runs the same calls on both sides, until a near-tie; each names one of the sessions open by then."""
+    model = tiny.load()
+    session = model.session(rules)
+    session.trace = True
+    rng = np.random.default_rng(seed)
+    pairs = [Pair(session, Reference(tiny.config, tiny.weights, rules))]
+    for which, (name, *how) in [(0, ("forward", (first, False, 0))), *calls]:
+        pair = pairs[which % len(pairs)]
+        if name in ("forward", "fail"):
+            count, generated, every = how[0]
+            left_out = list(range(0, count - 1, every)) if every else []
+            ids = rng.integers(0, BAD, count).tolist()
+            if name == "fail":
+                pair.fail(ids, generated, left_out, *how[1:])
+            elif not pair.forward(ids, generated, left_out):
+                return
+        elif name == "truncate":
+            pair.truncate(round(how[0] * pair.session.length))
+        elif name == "restore":
+            pair.restore(model.session(rules))
+        elif name == "fork":
+            pairs.append(pair.fork())
+        elif len(pairs) > 1:
+            pairs.remove(pair)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(data=st.data(), first=st.integers(1, 40), calls=CALLS, seed=st.integers(0, 2**16))
+def test_any_calls(poisoned: Build, data: st.DataObject, first: int, calls: list[Any], seed: int) -> None:
+    shape = Shape(seed=6, n_layers=5, windows=data.draw(WINDOWS))
+    drive(poisoned(shape), data.draw(prunings(shape.n_layers)), first, calls, seed)
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), first=st.integers(20, 40), calls=CALLS, seed=st.integers(0, 2**16))
+def test_any_calls_under_heavy_pruning(
+    poisoned: Build, data: st.DataObject, first: int, calls: list[Any], seed: int
+) -> None:
+    """Every step revives and drops anew, at all depths, and remembers its scores."""
+    keeps = sorted(data.draw(st.lists(st.floats(0.1, 0.8), min_size=5, max_size=5)), reverse=True)
+    for_good = data.draw(st.integers(0, 9))  # the stage that drops for good, if there is one of this number
+    stages = [(layer, keep, True) if layer == for_good else (layer, keep) for layer, keep in enumerate(keeps)]
+    rules = pruning(stages, memory=data.draw(st.sampled_from([0.0, 0.8])))
+    drive(poisoned(Shape(seed=5, n_layers=6)), rules, first, calls, seed)
+
+
+class Fragile(Policy):
+    """The paper's scores over two layers; raises at one of its calls, counted down."""
+
+    layers = 2
+
+    def __init__(self, stages: Any, **options: Any) -> None:
+        super().__init__(stages, **options)
+        self._left = -1
+
+    def step(self, layer: int) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise LookupError(f"enough at layer {layer}")
+
+    def observe(self, view: Any) -> Any:
+        self.step(view.layer)
+        return dict(zip(view.positions.tolist(), view.attention(1).mean(axis=(0, 1)), strict=True))
+
+    def score(self, view: Any) -> Any:
+        self.step(view.layer)
+        below = view.observed.get(view.layer - 1, {})
+        mean = view.attention(1).mean(axis=(0, 1)).astype(np.float64)
+        return mean + [below.get(i, 0.0) for i in view.positions.tolist()]
+
+
+@settings(max_examples=EXAMPLES // 4)
+@given(seed=st.integers(0, 2**16), for_good=st.booleans(), data=st.data())
+def test_a_policy_that_raises_at_any_layer(
+    tiny_of: Build, seed: int, for_good: bool, data: st.DataObject
+) -> None:
+    """Each pass is stopped at each of its calls in turn, and then runs as if it had not been tried."""
+    tiny = tiny_of(Shape(seed=7, n_layers=6))
+    policy = Fragile({1: 0.8, 2: Drop(0.7) if for_good else 0.6, 4: 0.3})
+    rules = [(1, 0.8), (2, 0.7 if for_good else 0.6, for_good), (4, 0.3)]
+    session, reference = (
+        tiny.load().session(policy.core()),
+        Reference(tiny.config, tiny.weights, pruning(rules), Fragile({})),
+    )
+    session.trace = True
+    pair = Pair(session, reference)
+    passes = data.draw(st.lists(st.sampled_from([(1, True), (1, True), (6, False)]), max_size=4))
+    for number, (count, generated) in enumerate([(30, False), *passes]):
+        ids = tiny.ids(count, seed + number)
+        for calls in itertools.count(1):
+            before, policy._left = report(session), calls
+            try:
+                session.fork().forward(ids, generated=generated)
+            except LookupError:
+                pass
+            else:
+                break
+            policy._left = calls
+            with pytest.raises(LookupError, match="enough at layer"):
+                session.forward(ids, generated=generated)
+            assert report(session) == before
+            pair.check()
+        assert calls > 1
+        policy._left = -1
+        if not pair.forward(ids, generated, []):
+            return
