@@ -416,7 +416,7 @@ class Pruning(Counted):
         return total
 
     def _scores(self, config: ModelConfig, layer: int, stage: int) -> bool:
-        """Whether the layer is one of the last `layers` up to the stage and sees as far as the stage's own."""
+        """Whether the layer is one of the last `layers` up to the stage and sees as far as its layer."""
         sees, must = (config.windows[one] or math.inf for one in (layer, stage))
         return layer <= stage < layer + self.layers and sees >= must
 
