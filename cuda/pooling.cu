@@ -20,9 +20,6 @@ __global__ void __launch_bounds__(THREADS)
         share[in_play[j]] = flags[in_play[j]] == LAZY_PRUNABLE && sum != 0.0 ? (float)(scores[j] / sum) : 0.0f;
 }
 
-/* The larger of the two; a NaN if one is. */
-__device__ __forceinline__ float larger(float a, float b) { return b <= a ? b != b ? b : a : a != a ? a : b; }
-
 /* shares: (n, capacity) by position */
 __global__ void __launch_bounds__(THREADS)
     find_largest(float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also)
@@ -30,7 +27,7 @@ __global__ void __launch_bounds__(THREADS)
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= m) return;
     float largest = also ? scores[j] : shares[in_play[j]];
-    for (int k = !also; k < n; k++) largest = larger(largest, shares[(int64_t)k * capacity + in_play[j]]);
+    for (int k = !also; k < n; k++) largest = lazy_larger(largest, shares[(int64_t)k * capacity + in_play[j]]);
     scores[j] = largest;
 }
 
@@ -43,7 +40,7 @@ __global__ void __launch_bounds__(THREADS) fade(float *remembered, int n_old, in
 __global__ void __launch_bounds__(THREADS) recall(float *scores, float *remembered, const int32_t *in_play, int m)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
-    if (j < m) scores[j] = remembered[in_play[j]] = larger(remembered[in_play[j]], scores[j]);
+    if (j < m) scores[j] = remembered[in_play[j]] = lazy_larger(remembered[in_play[j]], scores[j]);
 }
 } // namespace
 

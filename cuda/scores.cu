@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float
     for (int h = 0; h < t.n_heads && visible; h++) sum += shares[(int64_t)h * t.m + j];
     bool largest = t.pooling == LAZY_POOLING_MAX;
     float share = (float)(sum / ((double)t.n_heads * (largest ? 1 : t.n - begin))), earlier = scores[j];
-    if (t.r == begin || (largest && (share > earlier || isnan(share)))) scores[j] = share;
-    else if (!largest) scores[j] = earlier + share;
+    if (t.r == begin) scores[j] = share;
+    else scores[j] = largest ? lazy_larger(earlier, share) : earlier + share;
 }
 } // namespace
 

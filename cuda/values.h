@@ -13,6 +13,9 @@ __host__ __device__ __forceinline__ void lazy_narrow(float *to, float x) { *to =
 __host__ __device__ __forceinline__ void lazy_narrow(__half *to, float x) { *to = __float2half(x); }
 __host__ __device__ __forceinline__ void lazy_narrow(__nv_bfloat16 *to, float x) { *to = __float2bfloat16(x); }
 
+/* The larger of the two; a NaN if one is. */
+__device__ __forceinline__ float lazy_larger(float a, float b) { return b <= a ? b != b ? b : a : a != a ? a : b; }
+
 /* 16 bytes of values, the largest single load. */
 template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];
