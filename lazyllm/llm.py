@@ -197,7 +197,8 @@ class LLM(Model):
             raise TypeError(f"prefix must be a session of this model, not {prefix!r}")
         if prefix.llm is not self:
             raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
-        if pruning is not None and as_method(pruning) != prefix.pruning:
+        given = prefix.pruning if pruning is None else as_method(pruning)
+        if given.resolved(lambda _: getattr(prefix.pruning, "min_tokens", 0)) != prefix.pruning:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
         return prefix.pruning
 

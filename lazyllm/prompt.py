@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ class Turn:
     answer_begins: int
     messages: list[dict[str, Any]]
     text: str
+    cut: bool = False  # the context was truncated within the messages
 
 
 class Conversation:
@@ -101,7 +102,7 @@ class Conversation:
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
         if chat:
-            text, special = self._rendered(self._messages(prompt), length, ended_by), False
+            text, special = self._rendered(self._messages(prompt), ended_by), False
         elif isinstance(prompt, str):
             text, special = prompt, length == 0
         elif is_messages(prompt):
@@ -116,8 +117,12 @@ class Conversation:
         self.turns += (Turn(begins, answer_begins, self._messages(prompt), text),)
 
     def truncate(self, length: int) -> None:
-        """Drops the turns that begin at this position or behind it."""
-        self.turns = tuple(turn for turn in self.turns if turn.begins < length)
+        """Drops the turns that begin at this position or behind it, and marks one that it cuts."""
+        self.turns = tuple(
+            replace(turn, cut=turn.cut or length < turn.answer_begins)
+            for turn in self.turns
+            if turn.begins < length
+        )
 
     @staticmethod
     def _messages(prompt: Prompt) -> list[dict[str, Any]]:
@@ -127,7 +132,7 @@ class Conversation:
             return checked_messages(prompt)  # type: ignore[arg-type]
         raise TypeError("chat=True needs text or a list of messages, not token ids")
 
-    def _rendered(self, new: list[dict[str, Any]], length: int, ended_by: int | None) -> str:
+    def _rendered(self, new: list[dict[str, Any]], ended_by: int | None) -> str:
         """The text that the template renders for new messages after the chat so far.
 
         The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
@@ -136,9 +141,9 @@ class Conversation:
         if not self.turns:
             return tokenizer.apply_chat_template(new, tokenize=False)
         last = self.turns[-1]
-        if length < last.answer_begins:
+        if last.cut:
             raise ValueError(
-                f"the context was truncated to {length} tokens, within the messages of the chat's last turn; "
+                "the context was truncated within the messages of the chat's last turn; "
                 f"truncate it to {last.begins}, where that turn begins, to go on with the chat"
             )
         chat: list[dict[str, Any]] = []

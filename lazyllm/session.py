@@ -237,7 +237,9 @@ class Session:
         The first token of a context has NaN. Only for sessions without pruning.
         """
         new = checked_ids(ids, self.llm.config.vocab)
-        if self.pruning.compresses or self.pruning.kept(len(new)) < len(new):
+        core = self.pruning.core() or {}
+        prunes = core.get("stages") or not isinstance(core.get("decode", ""), str)
+        if prunes or self.pruning.compresses or self.pruning.kept(len(new)) < len(new):
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
         with self._exclusive_use():
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
@@ -290,9 +292,14 @@ class Session:
     def _tokenized(self, prompt: Prompt, chat: bool) -> list[int]:
         if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
-        drawn = self.core.drawn
-        ended_by = drawn if drawn in self.llm.eos_token_ids else None
-        return self._conversation.encode(prompt, chat, self.length, ended_by)
+        return self._conversation.encode(prompt, chat, self.length, self._ended_by())
+
+    def _ended_by(self) -> int | None:
+        """The end token of the last answer, if the context ends with it, run already or not."""
+        last = self.core.drawn
+        if last is None and self.length and self.core.kinds[-1]:
+            last = int(self.core.ids[-1])
+        return last if last in self.llm.eos_token_ids else None
 
     def _encoded(self, prompt: Prompt, chat: bool) -> EncodedPrompt:
         ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat))
@@ -337,6 +344,7 @@ class Session:
                     self._advance(answer, started)
                     if piece := answer.read():
                         yield piece
+                self._unfinished = None
                 return answer.generation()
             except BaseException as error:
                 self._interrupted(answer, started, error)
@@ -416,8 +424,10 @@ class Session:
             self._settle()
             yield
         finally:
-            self._settle()
-            self._lock.release()
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
 
     def _settle(self) -> None:
         """Brings what is known of prompts and turns in line with the context, which may have been truncated,
@@ -438,7 +448,6 @@ class Session:
 
     def _reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
         """Reserves buffers; ValueError beyond the model's context, MemoryError beyond the free memory."""
-        self._unfinished = None
         total = self._check_room(n_given, n_new)
         if total > self._room:
             room = min(self.llm.config.context, total + spare)
@@ -446,11 +455,13 @@ class Session:
                 check_memory(self.core.bytes_for(room), room)
             self.core.reserve(room)
             self._room = room
+        self._unfinished = None
 
     def _begin_prompt(self, n_given: int, n_new: int) -> None:
         """Counts a prompt and marks its gaps; called when nothing but the pass itself can fail."""
         gaps = self.pruning.gaps(n_new, len(self._prompts))
         self._prompts.append(PromptPlace(self.length, n_new, n_given))
+        self.core.truncate(self.length)  # the gaps of a prompt that was interrupted before its pass
         if gaps.size:
             self.core.leave_out(self.length + gaps)
 

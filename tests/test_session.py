@@ -17,7 +17,8 @@ import pytest
 from folders import SHAPE
 
 import lazyllm
-from lazyllm import LLM, Pruning
+from lazyllm import LLM, Pruning, Session
+from lazyllm.generation import Request
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -354,7 +355,7 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
 def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
     """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
     plain = llm.generate(IDS, max_new_tokens=1).token_ids
-    request = lazyllm.generation.Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
+    request = Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
 
     def ask(session: lazyllm.Session) -> Any:
         return session.answer(IDS, request).finished()
@@ -378,11 +379,11 @@ def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
     session.ask(IDS, max_new_tokens=2)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
-    stream = session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False))
+    stream = session.answer([5], Request.checked(4, None, (), False, False))
     next(stream)
     stream.close()  # left early: it may go on as well
     assert len(session.resume().token_ids) == 4
-    next(session.answer([5], lazyllm.generation.Request.checked(4, None, (), False, False)))
+    next(session.answer([5], Request.checked(4, None, (), False, False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
@@ -435,7 +436,7 @@ def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
     """Every call in a second thread is refused during a whole answer, also between its passes."""
     session = llm.session()
-    stream = session.answer(IDS, lazyllm.generation.Request.checked(4, None, (), False, False))
+    stream = session.answer(IDS, Request.checked(4, None, (), False, False))
     next(stream)
     refused: list[str] = []
 
@@ -460,3 +461,112 @@ def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
     assert all("this session is in use" in told for told in refused)
     assert stream.finished().token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
     session.forward([5])
+
+
+# ---- where truncation, interruption and chats meet --------------------------------------------------------
+
+
+def ended_chat(llm: LLM) -> Session:
+    """A chat whose first answer has ended with the end token, which waits to be run."""
+    session = llm.session()
+    session.ask("Hello", chat=True, max_new_tokens=1)
+    session.core.drawn = sorted(llm.eos_token_ids)[0]
+    return session
+
+
+def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ended_chat(llm)
+    interrupted = session.fork()
+    begins = session.length + 1
+    want = session.ask("And you?", chat=True, max_new_tokens=3)
+    session.truncate(begins)
+    again = session.ask("And you?", chat=True, max_new_tokens=3)
+    assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_run_prompt", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.ask("And you?", chat=True, max_new_tokens=3)
+    again = interrupted.ask("And you?", chat=True, max_new_tokens=3)
+    assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_turn_that_was_cut_stays_refused(llm: LLM) -> None:
+    session = llm.session()
+    first = session.ask("Hello", chat=True, max_new_tokens=3)
+    session.truncate(len(first.prompt_ids) - 2)
+    session.forward([1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="within the messages of the chat's last turn; truncate it to 0"):
+        session.ask("And you?", chat=True, max_new_tokens=3)
+
+
+def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
+    want, session = llm.session(method), llm.session(method)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_begin_prompt", begun_then_interrupted(Session._begin_prompt))
+        with pytest.raises(KeyboardInterrupt):
+            session.ask(IDS[:20], max_new_tokens=1)
+    for one in (want, session):
+        one.ask(IDS[:12], max_new_tokens=1)
+    assert session.depths.tolist() == want.depths.tolist()
+
+
+def begun_then_interrupted(begin: Any) -> Any:
+    def both(*given: Any) -> None:
+        begin(*given)
+        raise KeyboardInterrupt
+
+    return both
+
+
+def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = llm.session()
+    calls = []
+
+    def settle(self: Session) -> None:
+        calls.append(self)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "_settle", settle)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward([1, 2, 3])
+    assert session.forward([4]).shape == (llm.config.vocab,)
+
+
+def test_a_refused_call_leaves_an_interrupted_answer_waiting(llm: LLM) -> None:
+    session = llm.session()
+    stream = llm.session().ask(IDS, max_new_tokens=6)
+    answer = session.answer(IDS, Request.checked(6, None, (), False, False))
+    next(answer)
+    answer.close()
+    with pytest.raises(ValueError, match="the model's context is"):
+        session.ask(IDS, max_new_tokens=10**6)
+    assert session.resume().token_ids == stream.token_ids
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
+
+
+def test_surprisal_is_refused_before_anything_runs(llm: LLM) -> None:
+    session = llm.session(Pruning({1: 0.999}))
+    session.ask([1, 2, 3], max_new_tokens=1)
+    length, drawn = session.length, session.core.drawn
+    with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
+        session.surprisal([4])
+    assert (session.length, session.core.drawn) == (length, drawn)
+
+
+def test_a_prefix_takes_the_setting_that_it_was_opened_with(llm: LLM) -> None:
+    auto = Pruning({1: 0.5}, min_tokens="auto")
+    prefix = llm.session(auto.resolved(lambda _: 20))
+    prefix.forward(IDS)
+    assert llm.generate([1, 2], pruning=auto, prefix=prefix, max_new_tokens=1).token_ids
+    with pytest.raises(ValueError, match="but the prefix was read with"):
+        llm.generate([1, 2], pruning=Pruning({2: 0.5}, min_tokens="auto"), prefix=prefix)

@@ -52,7 +52,7 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
 #else
     enum { FRACTION = 23, BIAS = 127, BITS = 8 * DIGITS - 1, SMALLEST = BITS + 1, INFINITE = 0xff << FRACTION };
     int32_t top = largest_magnitude_bits(value), carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
-    int exponent = max_int((top + carry) >> FRACTION, SMALLEST) - BITS + 1;
+    int exponent = max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
     float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
     ints rounded[GROUP_VECTORS];
 #pragma GCC unroll 8

@@ -26,7 +26,7 @@ int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, in
         float largest = also ? scores[j] : shares[in_play[j]];
         for (int k = !also; k < n; k++) {
             float share = shares[(int64_t)k * capacity + in_play[j]];
-            if (!(share <= largest)) largest = share; /* a NaN is kept, and refused by the selection */
+            if (!(share <= largest) && !isnan(largest)) largest = share; /* a NaN is kept, and refused by the selection */
         }
         scores[j] = largest;
     }
