@@ -33,6 +33,8 @@ class View:
         self._told = told
         self._copied: dict[tuple[str, int], np.ndarray] = {}
         self.layer: int = told["layer"]
+        self.window: int | None = told["window"] or None
+        """The keys that a row of this layer sees at most; None if it sees all before it."""
         self.is_prompt: bool = told["is_prompt"]
         """True in a pass over prompt tokens, False in a decode step."""
         self.n_keep: int | None = None if told["observes"] else told["n_keep"]

@@ -29,6 +29,7 @@ class ReferenceView:
     ) -> None:
         self.layer, self.n_keep = layer, n_keep
         self.earlier, self.observed = session.earlier, session.observed
+        self.window = session.config["windows"][layer] or None
         self.is_prompt = session.kinds[-1] == 0
         self.positions = np.array(state["in_play"])
         self.rows = np.array(state["computed"])

@@ -44,11 +44,13 @@ class ThreeLayers(Policy):
 
     def observe(self, view: Any) -> Any:
         scores = np.where(view.protected, 0.0, view.attention(1).mean(axis=(0, 1)))
-        return dict(zip(view.positions.tolist(), scores / (scores.sum() or 1.0), strict=True))
+        shares = dict(zip(view.positions.tolist(), scores / (scores.sum() or 1.0), strict=True))
+        return view.window or np.inf, shares
 
     def score(self, view: Any) -> Any:
         below = [view.observed[layer] for layer in view.observed if layer > view.layer - self.layers]
-        shares = [*below, self.observe(view)]
+        seen = [*below, self.observe(view)]
+        shares = [one for window, one in seen if window >= seen[-1][0]]  # of layers that see as far
         return np.max([[share[i] for i in view.positions.tolist()] for share in shares], axis=0)
 
 

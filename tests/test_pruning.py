@@ -290,7 +290,7 @@ def test_json_refused(text: str, kind: type[Exception], words: str) -> None:
 # ---- counted work ----------------------------------------------------------------------------------
 
 
-def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
+def flops_token_by_token(pruning: Pruning, c: Any, n: int, all_score: bool = False) -> int:
     """The same count, token by token. It depends only on the number of tokens in play and their order."""
     in_play = list(range(n))
     forced = {n - 1} | set(range(min(pruning.sink, n))) | set(range(max(0, n - pruning.window), n))
@@ -306,7 +306,11 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int) -> int:
             total += 4 * width * min(i + 1, c.windows[layer] or n)
         if pruning.min_tokens != "auto" and n < pruning.min_tokens:
             continue
-        if any(stage - pruning.layers < layer <= stage for stage, _ in pruning.stages):
+        if any(
+            stage - pruning.layers < layer <= stage
+            and (all_score or (c.windows[layer] or math.inf) >= (c.windows[stage] or math.inf))
+            for stage, _ in pruning.stages
+        ):
             seen = min(len(in_play), c.windows[layer] or n)
             total += 2 * width * seen * min(pruning.queries, len(in_play))
         rule = dict(pruning.stages).get(layer)

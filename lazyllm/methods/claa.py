@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from lazyllm.methods.fastkv import NEIGHBOURS, ROWS, FastKV
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import Pruning
 from lazyllm.support.pooling import pooled
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
 
 LAYERS = 4
 
@@ -26,10 +29,17 @@ class CLAA(FastKV):
     name: ClassVar[str] = "claa"
 
     def stage(self) -> Pruning:
-        return Pruning({self.layer: self.keep}, queries=ROWS, layers=LAYERS, window=ROWS, decode="frozen")
+        return EveryLayer({self.layer: self.keep}, queries=ROWS, layers=LAYERS, window=ROWS, decode="frozen")
 
     def core(self) -> dict[str, Any]:
         return Aggregation({self.layer: self.keep}, window=ROWS, decode="frozen").core()
+
+
+class EveryLayer(Pruning):
+    """Counts the scores of all `layers`, those that see less than the stage's own among them."""
+
+    def _scores(self, config: ModelConfig, layer: int, stage: int) -> bool:
+        return layer <= stage < layer + self.layers
 
 
 class Aggregation(Policy):
