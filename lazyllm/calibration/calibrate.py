@@ -34,7 +34,7 @@ from lazyllm.llm import LLM, load
 from lazyllm.machine.info import version
 from lazyllm.methods import Preset
 from lazyllm.prompt import Prompt
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import SPEEDUP_SHAPES, Pruning
 from lazyllm.support import checked
 
 DIGITS = 4
@@ -101,8 +101,8 @@ def preset_of(
     for_curves, kept_back = split(own)
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
-    stages = Pruning.for_speedup(speedup, llm.config, n_prompt)  # refuses one out of reach
-    baseline = stages.recommended(n_prompt)
+    # refuses a speedup out of reach
+    baseline = Pruning.of_shapes(SPEEDUP_SHAPES, speedup, llm.config, n_prompt, recommended=True)
     conditions: dict[str, Any] = {
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),
