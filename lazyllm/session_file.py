@@ -22,11 +22,9 @@ FORMAT, VERSION = "lazyllm session", "1"
 DIGEST = "sha256"
 TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
-BLOCK, MIB, LARGE = (
-    1 << 24,
-    20,
-    256,
-)  # bytes; the shift from bytes to MiB; MiB that take long enough for a bar
+BLOCK = 1 << 24  # bytes
+MIB = 20  # the shift from bytes to MiB
+LARGE = 256  # MiB that take long enough for a bar
 
 
 @dataclass(frozen=True)
