@@ -375,7 +375,8 @@ static void test_fixed_products(const char *variant)
                         products_of_group += fabs((double)row[e] * weights[e]);
                     }
                     /* in int8 a group whose scale would be subnormal becomes 0 */
-                    bound += (1.01 * share * most + (computing == LAZY_COMPUTE_INT8 ? 127 : 1) * FLT_MIN) * magnitude + TOLERANCE * products_of_group;
+                    bound += (1.01 * share * most + (computing == LAZY_COMPUTE_INT8 ? 127 : 1) * FLT_MIN) * magnitude +
+                             TOLERANCE * products_of_group;
                 }
                 check(fabs(y[j] - sum) <= bound, "%s n %d, %s, cols %d: %g is not %g within %g", products->name, n,
                       lazy_formats[dtype].name, cols, y[j], sum, bound);
