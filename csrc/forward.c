@@ -164,6 +164,14 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
+/* Rows of one call of the FFN and of the projections, where n are computed: calls of about equal size, because backends sum a product
+ * of few rows in another order, and a prompt should get the same values in one pass and in two. */
+static int even_chunk(const pass *p, int n)
+{
+    int most = p->session->model->backend->row_chunk, calls = max_int(1, ceil_div(n, most));
+    return ceil_div(n, calls);
+}
+
 /* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm, lazy_error *err)
 {
@@ -185,7 +193,7 @@ static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const 
     if (code) return lazy_fail_in(err, "attention");
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err))) return lazy_fail_in(err, "output projection");
 
-    int chunk = p->session->model->backend->row_chunk;
+    int chunk = even_chunk(p, n);
     for (int first = 0; first < n; first += chunk) {
         int here = min_int(chunk, n - first);
         void *part = offset(p, x, (size_t)first * d);
@@ -205,7 +213,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     const lazy_layer *w = &p->session->model->layers[l];
     const int32_t *rows = computed_rows(p);
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
-    int code, n = p->computed.n, chunk = p->session->model->backend->row_chunk;
+    int code, n = p->computed.n, chunk = even_chunk(p, n);
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
 
     for (int first = 0; first < n; first += chunk) {
@@ -454,6 +462,20 @@ static int commit(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
+/* Reads the notes of all layers; they stay in the staging buffer. */
+static int check_notes(pass *p, lazy_error *err)
+{
+    const int32_t *notes = p->cache->staging;
+    int n_layers = p->config->n_layers;
+    int code = p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
+    if (code) return code;
+    if (notes[0] < n_layers)
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
+    for (int l = 0; l < n_layers; l++) p->session->under_way.counts[l].revived = notes[1 + l];
+    return LAZY_OK;
+}
+
 static int refuse_logit(int id, lazy_error *err)
 {
     return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
@@ -484,16 +506,32 @@ static int finish(pass *p, lazy_error *err)
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
     if (!code && logits) code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
-    if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, lazy_n_notes(c) * sizeof *notes, err);
+    if (!code) code = check_notes(p, err);
     if (code) return code;
-
-    if (notes[0] < c->n_layers)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
-    for (int l = 0; l < c->n_layers; l++) session->under_way.counts[l].revived = notes[1 + l];
     return commit(p, err);
+}
+
+/* The end of a pass over l layers only: the tokens that it has computed wait for layer l. */
+static int finish_early(pass *p, int l, lazy_error *err)
+{
+    lazy_session *session = p->session;
+    lazy_cache *cache = p->cache;
+    const int32_t *rows = computed_rows(p);
+    int n = p->computed.n;
+    int code =
+        lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n, rows, n, NULL, err);
+    for (int above = l; above < p->config->n_layers; above++) session->under_way.counts[above] = (lazy_layer_count){ 0 };
+    if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
+    if (!code)
+        code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden, cache->notes + 1 + l, err);
+    if (!code) code = check_notes(p, err);
+    if (!code) code = commit(p, err);
+    if (code) return code;
+    session->waiting[l] = 1;
+    cache->has_logits = false;
+    return LAZY_OK;
 }
 
 int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outputs, lazy_error *err)
@@ -505,7 +543,7 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         .stream = session->cache.stream,
         .ops = session->model->backend->ops,
         .config = &session->model->config,
-        .schedule = lazy_rules_schedule(&session->rules, generated, length),
+        .schedule = outputs.none ? (lazy_schedule){ 0 } : lazy_rules_schedule(&session->rules, generated, length),
         .outputs = outputs,
         .length = length,
         .is_prompt = !generated,
@@ -515,14 +553,16 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
     lazy_cache_begin(p.cache, generated);
     int code = begin(&p, n, err);
     if (code) return lazy_fail_in(err, "before the first layer");
-    for (int l = 0; l < p.config->n_layers; l++) {
+    int n_layers = outputs.none ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
+    for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
         p.stream->layers_done = l + 1;
         const lazy_watch *watch = p.stream->watch;
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        if ((code = prune_and_revive(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
+        bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
+        if (!early && (code = prune_and_revive(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
     }
-    return finish(&p, err);
+    return n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err);
 }

@@ -233,6 +233,10 @@ int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool 
 int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
                         lazy_error *err);
 
+/* Runs the beginning of a prompt, n tokens, up to the first stage: what comes next decides which of them are computed further. A prompt
+ * that is read in parts, its last one by lazy_session_forward, is pruned as if it had been run in one pass. */
+int lazy_session_read(lazy_session *session, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err);
+
 /* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN for the first
  * token of the context. For sessions without pruning. */
 int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);

@@ -128,6 +128,11 @@ bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
            (p->decode != LAZY_DECODE_OWN || p->n_decode_stages == 0 || layer <= p->decode_stages[0].layer);
 }
 
+int lazy_rules_layers_before_pruning(const lazy_rules *rules, int n_layers)
+{
+    return rules->pruning.n_stages ? rules->pruning.stages[0].layer + 1 : n_layers;
+}
+
 lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length)
 {
     const lazy_pruning *p = &rules->pruning;

@@ -23,6 +23,9 @@ bool lazy_rules_drop_for_good(const lazy_rules *rules);
 /* True if no stage comes before this layer, so that every pass computes every new token in it. */
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
 
+/* The layers of a pass over prompt tokens up to that of its first stage; without stages all of them. */
+int lazy_rules_layers_before_pruning(const lazy_rules *rules, int n_layers);
+
 /* The stages of one pass. */
 typedef struct lazy_schedule {
     const lazy_stage *stages;

@@ -211,6 +211,16 @@ int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generat
     return forward(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
 }
 
+int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err)
+{
+    const lazy_pruning *pruning = &s->rules.pruning;
+    if (pruning->n_stages && pruning->stages[0].permanent)
+        return lazy_fail(err, LAZY_INVALID,
+                         "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
+                         pruning->stages[0].layer);
+    return forward(s, ids, n, false, (lazy_outputs){ .none = true }, watch, err);
+}
+
 int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
 {
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         parse_method,
     )
     from lazyllm.policy import Policy
+    from lazyllm.prefix_cache import PrefixCache
     from lazyllm.pruning import Drop, Mass, Pruning
     from lazyllm.sampling import SamplingParams
     from lazyllm.searching.search import Search, search
@@ -47,6 +48,7 @@ __all__ = [
     "Mass",
     "Method",
     "Policy",
+    "PrefixCache",
     "Preset",
     "PromptCompression",
     "Pruning",
@@ -78,6 +80,7 @@ _HOMES = {
     "Mass": "pruning",
     "Method": "method",
     "Policy": "policy",
+    "PrefixCache": "prefix_cache",
     "Preset": "methods",
     "PromptCompression": "methods",
     "Pruning": "pruning",

@@ -37,14 +37,13 @@ class Answer:
     def __init__(
         self,
         model: Model,
-        core: _core.Session,
         pruning: Method,
         prompt: Prompt,
         encoded: EncodedPrompt,
         request: Request,
         chat: bool,
     ) -> None:
-        self._model, self._pruning, self._core = model, pruning, core
+        self._model, self._pruning = model, pruning
         self.prompt, self.encoded, self.request, self.chat = prompt, encoded, request, chat
         self.started = False
         self.begins: int | None = None
@@ -54,8 +53,9 @@ class Answer:
         self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
         self.read_anew()
 
-    def start(self, prompt_ids: list[int]) -> None:
+    def start(self, core: _core.Session, prompt_ids: list[int]) -> None:
         self.started = True
+        self._core = core
         self.prompt_ids = prompt_ids
         self.recorder = Recorder(self._core, self.request.trace)
 

@@ -17,6 +17,7 @@ from lazyllm.machine.device import check_device, check_weights, chosen_compute, 
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
+from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import Messages, PromptIds, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
@@ -97,15 +98,18 @@ class Options(TypedDict, total=False):
     chat: bool
     trace: bool
     progress: bool
-    prefix: Session | None
+    prefix: Session | PrefixCache | None
 
 
 class LLM(Model):
     """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
 
-    def session(self, pruning: PruningInput = None) -> Session:
-        """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens."""
-        return Session(self, self.resolved(pruning, ASSUMED_NEW))
+    def session(self, pruning: PruningInput = None, prefix: PrefixCache | None = None) -> Session:
+        """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens.
+
+        Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
+        """
+        return self._opened(self._method(pruning, prefix, ASSUMED_NEW), prefix)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
@@ -155,7 +159,7 @@ class LLM(Model):
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
-        prefix: Session | None = None,
+        prefix: Session | PrefixCache | None = None,
     ) -> Generation | list[Generation]:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -164,21 +168,23 @@ class LLM(Model):
         the user's turn of the chat template. An answer ends at the checkpoint's end token, before the first
         of the `stop` strings, or after `max_new_tokens`. The default `sampling` is greedy. `trace` records
         tokens in play and their scores. `progress` shows bars for lists and long prompts. `prefix` is a
-        session that has read what all prompts begin with; each continues a fork of it, with its setting.
+        session that has read what all prompts begin with; each continues a fork of it, with its setting. Or
+        it is a `PrefixCache`, in which prompts find what earlier ones have read of a beginning like theirs.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        method = self._method(pruning, prefix, request)
+        method = self._method(pruning, prefix, max_new_tokens, progress)
         if not is_batch(prompt):
             return self._opened(method, prefix).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
         answers: list[Generation] = []
         try:
             for i, one in enumerate(prompt):
-                self._check_prompt(i, one, prefix or self.session(method), request, chat)
+                session = prefix if isinstance(prefix, Session) else Session(self, method)
+                self._check_prompt(i, one, session, request, chat)
             with bar(len(prompt), "prompts", "prompt", progress) as line:
                 for one in prompt:
                     answers.append(self._opened(method, prefix).answer(one, quiet, chat).finished())
@@ -189,12 +195,17 @@ class LLM(Model):
             raise
         return answers
 
-    def _method(self, pruning: PruningInput, prefix: Session | None, request: Request) -> Method:
-        """The setting of an answer; that of the prefix, if there is one."""
-        if prefix is None:
-            return self.resolved(pruning, request.max_new_tokens, request.progress)
+    def _method(
+        self, pruning: PruningInput, prefix: Session | PrefixCache | None, n_new: int, progress: bool = True
+    ) -> Method:
+        """The setting of an answer; that of the prefix, if it is a session."""
+        if prefix is None or isinstance(prefix, PrefixCache):
+            method = self.resolved(pruning, n_new, progress)
+            if prefix is not None and not method.reads_in_parts:
+                raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
+            return method
         if not isinstance(prefix, Session):
-            raise TypeError(f"prefix must be a session of this model, not {prefix!r}")
+            raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if prefix.llm is not self:
             raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
         given = prefix.pruning if pruning is None else as_method(pruning)
@@ -202,8 +213,10 @@ class LLM(Model):
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
         return prefix.pruning
 
-    def _opened(self, method: Method, prefix: Session | None) -> Session:
-        return prefix.fork() if prefix else self.session(method)
+    def _opened(self, method: Method, prefix: Session | PrefixCache | None) -> Session:
+        if isinstance(prefix, Session):
+            return prefix.fork()
+        return Session(self, method, prefixes=prefix)
 
     @staticmethod
     def _check_prompt(i: int, prompt: Any, session: Session, request: Request, chat: bool) -> None:
@@ -222,10 +235,11 @@ class LLM(Model):
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
-        prefix: Session | None = None,
+        prefix: Session | PrefixCache | None = None,
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
-        return self._opened(self._method(pruning, prefix, request), prefix).answer(prompt, request, chat)
+        method = self._method(pruning, prefix, max_new_tokens, progress)
+        return self._opened(method, prefix).answer(prompt, request, chat)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
 
+MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
+
+
 class Method:
     """How a prompt is shortened before the model reads it, and how the engine prunes while it runs.
 
@@ -109,6 +112,13 @@ class Method:
     def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
         """Ascending indices of the prompt tokens that the model skips; their positions stay empty."""
         return np.empty(0, np.int64)
+
+    @property
+    def reads_in_parts(self) -> bool:
+        """True if the model may read a prompt's beginning before the rest of it is there."""
+        first_stages = ((self.core() or {}).get("stages") or [])[:1]
+        for_good = any(stage[2:] for stage in first_stages)
+        return not (self.compresses or for_good or self.kept(MANY) < MANY)
 
     # ---- in the model ----------------------------------------------------------------------------
 

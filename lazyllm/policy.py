@@ -55,7 +55,7 @@ class View:
             )
         key = name, n
         if key not in self._copied:
-            self._copied[key] = _read_only(self._core.read(name, first, n))
+            self._copied[key] = _read_only(self._core.view(name, first, n))
         return self._copied[key]
 
     def _close(self) -> None:

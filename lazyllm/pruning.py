@@ -509,7 +509,7 @@ class Pruning(Counted):
             queries=32,
             pooling="max",
             smooth=min(max(math.ceil(keep * n_prompt) // PLACES, NARROWEST), WIDEST) | 1,
-            memory=0.8,
+            memory=0.95,
             sink=max(self.sink, RECOMMENDED_SINK),
         )
 

@@ -21,6 +21,7 @@ from lazyllm.machine.memory import check_memory
 from lazyllm.method import Method, source_digest
 from lazyllm.methods import parse_method
 from lazyllm.model import Model
+from lazyllm.prefix_cache import LEAST_PASS, PrefixCache
 from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, Turn, checked_ids, is_messages
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
@@ -78,7 +79,13 @@ class Session:
     passes: the exception that interrupts one has what there is of it as `generation`, and `resume` goes on.
     """
 
-    def __init__(self, model: Model, method: Method, core: _core.Session | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        core: _core.Session | None = None,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         if core is None:
             method.check(model.config)
             if told := method.mismatch(model.checkpoint):
@@ -91,6 +98,7 @@ class Session:
         self._prompts: list[PromptPlace] = []
         self._conversation = Conversation(model)
         self._unfinished: Answer | None = None
+        self._prefixes = prefixes  # for the first answer
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -148,12 +156,15 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self._exclusive_use():
-            if self.llm.device == "cpu":
-                check_memory(self.core.bytes_for(self._room), self._room)
-            made = Session(self.llm, self.pruning, self.core.fork())
-            made._room = self._room
-            made._prompts = list(self._prompts)
-            made._conversation = Conversation(self.llm, self._conversation.turns)
+            return self._forked()
+
+    def _forked(self) -> Session:
+        if self.llm.device == "cpu":
+            check_memory(self.core.bytes_for(self._room), self._room)
+        made = Session(self.llm, self.pruning, self.core.fork())
+        made._room = self._room
+        made._prompts = list(self._prompts)
+        made._conversation = Conversation(self.llm, self._conversation.turns)
         return made
 
     def truncate(self, n: int) -> None:
@@ -226,10 +237,33 @@ class Session:
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()
             if not generated:
+                if self._prefixes is not None:
+                    self._read_shared(self._prefixes, new, progress)
+                    n_given, new = n_given - self.length, new[self.length :]
                 self._begin_prompt(n_given, len(new))
             with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
                 logits = self.core.forward(new, generated=generated, watch=watch)
         return np.asarray(logits)
+
+    def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
+        """Reads the beginning of a prompt, up to the layer of the first stage; nothing is dropped yet.
+
+        The next `ask` or `forward` decides by its own tokens which of those read are computed further, as if
+        all had been one prompt. So a long document is read once, and each question asked of a `fork`.
+        """
+        new = self._tokenized(prompt, chat=False) if isinstance(prompt, str) else prompt
+        new = checked_ids(new, self.llm.config.vocab)
+        if not self.pruning.reads_in_parts:
+            raise ValueError(f"prompts cannot be read in parts with {self.pruning}")
+        with self._exclusive_use():
+            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._read(new, progress)
+
+    def _read(self, new: PromptIds, progress: bool) -> None:
+        self._run_pending()
+        self._begin_prompt(len(new), len(new))
+        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
+            self.core.read(new, watch=watch)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
         """Runs new prompt tokens; returns -ln p (n,) of each given all before it.
@@ -266,7 +300,7 @@ class Session:
     def answer(self, prompt: Prompt, request: Request, chat: bool = False) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         encoded = self._encoded(prompt, chat)
-        return Stream(self._answer(Answer(self.llm, self.core, self.pruning, prompt, encoded, request, chat)))
+        return Stream(self._answer(Answer(self.llm, self.pruning, prompt, encoded, request, chat)))
 
     def resume(self) -> Generation:
         """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
@@ -337,9 +371,11 @@ class Session:
             started = time.perf_counter() - answer.seconds
             try:
                 if not answer.started:
-                    answer.start(self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts)))
+                    self._start(answer)
                 if not self._holds_prompt(answer):
-                    self._reserve(len(answer.prompt_ids), answer.request.max_new_tokens, spare=self.length)
+                    n_read = 0 if answer.begins is None else self.length - answer.begins
+                    n_left = len(answer.prompt_ids) - n_read
+                    self._reserve(n_left, answer.request.max_new_tokens, spare=self.length)
                 while not answer.complete:
                     self._advance(answer, started)
                     if piece := answer.read():
@@ -354,6 +390,28 @@ class Session:
                 if answer.chat and self._holds_prompt(answer):
                     assert answer.begins is not None
                     self._conversation.answered(answer.begins, answer.prompt_end, answer.prompt, answer.text)
+
+    def _start(self, answer: Answer) -> None:
+        ids = self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts))
+        if self._prefixes is None:
+            answer.start(self.core, ids)
+            return
+        self._reserve(len(ids), answer.request.max_new_tokens)
+        self._read_shared(self._prefixes, ids, answer.request.progress)
+        answer.start(self.core, ids)
+        answer.begins = 0
+
+    def _read_shared(self, prefixes: PrefixCache, ids: list[int], progress: bool) -> None:
+        """Reads of the first prompt what may be read ahead, as far as it goes from the cache."""
+        ahead = prefixes.readable(self.pruning, ids)
+        if not self.length and (known := prefixes.longest(self.llm, self.pruning, ahead)):
+            self.core, self._room = known, 0
+            self._prompts = [PromptPlace(0, known.length, known.length)]
+        if len(ahead) - self.length >= LEAST_PASS:
+            self._reserve(len(ids) - self.length)
+            self._read(ahead[self.length :], progress)
+            prefixes.keep(self.llm, self.pruning, self._forked().core)
+        self._prefixes = None
 
     def _holds_prompt(self, answer: Answer) -> bool:
         return answer.begins is not None and self.length >= answer.prompt_end
@@ -376,9 +434,11 @@ class Session:
         return answer.prompt_end + len(answer.drawn)
 
     def _run_prompt(self, answer: Answer) -> None:
-        ids, n_layers = answer.prompt_ids, self.llm.config.n_layers
+        assert answer.begins is not None
+        n_read, n_layers = self.length - answer.begins, self.llm.config.n_layers
+        ids = answer.prompt_ids[n_read:]
         with prefill_watch(len(ids), n_layers, answer.request.progress) as watch:
-            self._begin_prompt(answer.encoded.n_given, len(ids))
+            self._begin_prompt(answer.encoded.n_given - n_read, len(ids))
             if answer.request.never_first:
                 self.core.forward(ids, watch=watch)
             else:

@@ -162,14 +162,22 @@ class Reference:
             [math.nan if row is None else -log_softmax(row)[i] for i, row in zip(ids, rows, strict=False)]
         )
 
-    def run(self, ids: list[int], generated: bool) -> dict[int, np.ndarray]:
-        """Runs one pass; returns the outputs of the last layer by position."""
+    def read(self, ids: list[int]) -> None:
+        """The beginning of a prompt: a pass that ends after the first stage, where all of it waits."""
+        stages = self.pruning["stages"]
+        self.run(ids, generated=False, n_layers=stages[0][0] + 1 if stages else self.n_layers, early=True)
+        self.last_logits = None
+
+    def run(
+        self, ids: list[int], generated: bool, n_layers: int | None = None, early: bool = False
+    ) -> dict[int, np.ndarray]:
+        """Runs one pass over all or the first n layers; returns the outputs of the last one by position."""
         first = len(self.depths)
         new = range(first, first + len(ids))
         self.ids += ids
         self.depths += [0] * len(ids)
         self.kinds += [int(generated)] * len(ids)
-        stages = self.schedule(generated)
+        stages = {} if early else self.schedule(generated)
         frozen = generated and self.pruning["decode"] == "frozen"
         embedding = self.weights["model.embed_tokens.weight"] * self.config["embedding_scale"]
         hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
@@ -184,7 +192,8 @@ class Reference:
         self.last_trace = []
         self.earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.observed: dict[int, Any] = {}
-        for layer in range(self.n_layers):
+        self.last_pass = np.zeros((self.n_layers, 3), np.int32)
+        for layer in range(n_layers or self.n_layers):
             if frozen:
                 in_play = [i for i in in_play if i in new or i in self.K[layer]]
             computed = [i for i in in_play if i not in self.K[layer]]
@@ -223,6 +232,9 @@ class Reference:
             self.note(layer, in_play, computed, scores)
             assert set(stay) <= set(in_play)
             in_play = stay
+        if n_layers and n_layers < self.n_layers:
+            for i in computed:
+                self.aux[i] = hidden.pop(i)
         self.check()
         return hidden
 

@@ -372,7 +372,7 @@ def test_the_core_refuses_what_is_no_part_of_a_view(tiny_of: Build) -> None:
             ("keys", 0, -1),
         ):
             with pytest.raises(ValueError, match=r"entries|part|n is") as caught:
-                session.read(part, first, n)
+                session.view(part, first, n)
             refused.append(str(caught.value))
         return np.zeros(20)
 
@@ -386,7 +386,7 @@ def test_the_core_refuses_what_is_no_part_of_a_view(tiny_of: Build) -> None:
         "n is -1",
     ]
     with pytest.raises(RuntimeError, match="only while the session's policy runs"):
-        session.read("keys", 0, 1)
+        session.view("keys", 0, 1)
 
 
 @pytest.mark.parametrize(("n_free", "kept"), [(0, 1), (3, 4), (2**31 - 1, 20)])

@@ -397,7 +397,7 @@ def test_recommended_keeps_the_schedule() -> None:
     pruning = Pruning({10: 0.7}, window=2)
     made = pruning.recommended()
     assert made == Pruning(
-        {10: 0.7}, window=2, sink=4, layers=5, queries=32, pooling="max", smooth=31, memory=0.8
+        {10: 0.7}, window=2, sink=4, layers=5, queries=32, pooling="max", smooth=31, memory=0.95
     )
     assert pruning == Pruning({10: 0.7}, window=2)
     assert Pruning({10: 0.7}, sink=9).recommended().sink == 9

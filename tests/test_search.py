@@ -133,7 +133,7 @@ def test_proposals_are_valid_by_construction(space: Space) -> None:
         assert {layer for layer, _ in one.stages} <= {*seeing_layers(space.config)}
         assert all(keep < 1 for _, keep in one.stages)
         assert len(one.stages) <= trial.params["stages"]
-    assert {one.memory for one in proposed} == {0.0, 0.8}
+    assert {one.memory for one in proposed} == {0.0, 0.95}
     assert {one.layers for one in proposed} == {1, 3, 5, 8}
 
 

@@ -169,7 +169,9 @@ def test_a_chat_continues_a_prefix(llm: LLM) -> None:
 def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
     base = llm.session(STAGES)
     base.forward(IDS)
-    with pytest.raises(TypeError, match="prefix must be a session of this model, not 'text'"):
+    with pytest.raises(
+        TypeError, match="prefix must be a session of this model or a PrefixCache, not 'text'"
+    ):
         llm.generate([5], prefix="text")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="prefix must be a session of this model"):
         lazyllm.load(folder, device="cpu").generate([5], prefix=base)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import compare_pass
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from reference import Reference
 from strategies import WINDOWS, prunings
 from tiny import Build, Shape, Tiny, build, pruning, random_weights
-from tolerances import NEAR_TIE
+from tolerances import LOGITS, NEAR_TIE, error
 
 import lazyllm
 from lazyllm import Drop, Policy
@@ -59,6 +59,19 @@ class Pair:
         got = self.session.forward(ids, generated=generated)
         compare_pass(self.session, self.reference, got, want, "F32")
         return True
+
+    def read(self, ids: list[int]) -> None:
+        """The beginning of a prompt; refused, with nothing changed, if the first stage drops for good."""
+        if any(one[2:] == (True,) for one in self.reference.pruning["stages"][:1]):
+            with pytest.raises(ValueError, match="drops tokens for good"):
+                self.session.read(ids)
+            return self.check()
+        self.session.read(ids)
+        self.reference.read(ids)
+        self.check()
+        assert self.session.last_pass.tolist() == self.reference.last_pass.tolist()
+        sets = [(run["in_play"].tolist(), run["computed"].tolist()) for run in self.session.last_trace]
+        assert sets == [(run["in_play"], run["computed"]) for run in self.reference.last_trace]
 
     def leave_out(self, ids: list[int], indices: list[int]) -> list[int]:
         """The positions of these ids, which the next pass leaves out."""
@@ -125,6 +138,7 @@ CALL = st.one_of(
     st.tuples(st.just("forward"), PASS),
     st.tuples(st.just("forward"), PASS),
     st.tuples(st.just("fail"), PASS, st.booleans()),
+    st.tuples(st.just("read"), st.integers(1, 12)),
     st.tuples(st.just("truncate"), st.floats(0, 1)),
     st.tuples(st.just("fork")),
     st.tuples(st.just("restore")),
@@ -150,6 +164,8 @@ def drive(tiny: Tiny, rules: dict[str, Any], first: int, calls: list[Any], seed:
                 pair.fail(ids, generated, left_out, *how[1:])
             elif not pair.forward(ids, generated, left_out):
                 return
+        elif name == "read":
+            pair.read(rng.integers(0, BAD, how[0]).tolist())
         elif name == "truncate":
             pair.truncate(round(how[0] * pair.session.length))
         elif name == "restore":
@@ -178,6 +194,32 @@ def test_any_calls_under_heavy_pruning(
     stages = [(layer, keep, True) if layer == for_good else (layer, keep) for layer, keep in enumerate(keeps)]
     rules = pruning(stages, memory=data.draw(st.sampled_from([0.0, 0.8])))
     drive(poisoned(Shape(seed=5, n_layers=6)), rules, first, calls, seed)
+
+
+@settings(max_examples=EXAMPLES)
+@given(data=st.data(), parts=st.lists(st.integers(1, 20), min_size=1, max_size=3), seed=st.integers(0, 2**16))
+def test_a_prompt_read_in_parts_is_pruned_as_one(
+    tiny_of: Build, data: st.DataObject, parts: list[int], seed: int
+) -> None:
+    """Its sets, depths and counts are those of one pass, if the last part has the rows that are asked."""
+    shape = Shape(seed=6, n_layers=5, windows=data.draw(WINDOWS))
+    rules = data.draw(prunings(shape.n_layers))
+    assume(not any(one[2:] == (True,) for one in rules["stages"][:1]))
+    tiny = tiny_of(shape)
+    ids = tiny.ids(sum(parts) + rules["queries"] + data.draw(st.integers(0, 5)), seed)
+    model = tiny.load()
+    whole, in_parts = (
+        Pair(model.session(rules), Reference(tiny.config, tiny.weights, rules)) for _ in range(2)
+    )
+    whole.session.trace = in_parts.session.trace = True
+    rest = ids
+    for part in parts:
+        in_parts.read(rest[:part])
+        rest = rest[part:]
+    assume(whole.forward(ids, False, []) and in_parts.forward(rest, False, []))
+    assert in_parts.session.depths.tolist() == whole.session.depths.tolist()
+    assert in_parts.session.last_pass[:, 0].tolist() == whole.session.last_pass[:, 0].tolist()
+    assert error(in_parts.session.logits, whole.session.logits) <= LOGITS["F32"]
 
 
 class Fragile(Policy):

@@ -87,9 +87,9 @@ void watcher_end(watcher *w);
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 
-/* policy.c: the session's policy, for the core; and what it may read while it runs: session.read(part, first, n) -> array. */
+/* policy.c: the session's policy, for the core; and what it may read while it runs: session.view(part, first, n) -> array. */
 lazy_policy policy_of(SessionObject *self);
-PyObject *policy_read(SessionObject *self, PyObject *args);
+PyObject *policy_view(SessionObject *self, PyObject *args);
 
 /* state.c: the parts of a session's state. */
 PyObject *state_length(SessionObject *self, PyObject *args);

@@ -12,7 +12,7 @@ static const char *const PARTS[] = {
 };
 enum { N_PARTS = sizeof PARTS / sizeof *PARTS };
 
-PyObject *policy_read(SessionObject *self, PyObject *args)
+PyObject *policy_view(SessionObject *self, PyObject *args)
 {
     const char *name;
     int first, n, part = 0;

@@ -74,7 +74,7 @@ static int read_given(const SessionObject *self, PyObject *ids, given *g)
     return -1;
 }
 
-/* The result of a pass; one of these is set. */
+/* The result of a pass; one of these is set, or none for the beginning of a prompt. */
 typedef struct wanted {
     float *logits;    /* (vocab,) */
     int32_t *token;   /* of the greatest logit */
@@ -89,9 +89,10 @@ static int run_given(SessionObject *self, given g, wanted out)
     self->policy_ns = 0;
     self->watcher = &w;
     watcher_begin(&w, g.watch == Py_None ? NULL : g.watch);
-    int code = out.logits  ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &w.watch, &err)
-               : out.token ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
-                           : lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err);
+    int code = out.logits      ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &w.watch, &err)
+               : out.token     ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
+               : out.surprisal ? lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err)
+                               : lazy_session_read(self->session, g.ids, g.n, &w.watch, &err);
     watcher_end(&w);
     self->watcher = NULL;
     self->in_use = false;
@@ -167,6 +168,15 @@ static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject
     if (!surprisal) PyMem_Free(g.ids);
     else if (run_given(self, g, (wanted){ .surprisal = data })) Py_CLEAR(surprisal);
     return surprisal;
+}
+
+static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = { "ids", "watch", NULL };
+    PyObject *ids, *watch = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
+    if (run_pass(self, ids, false, watch, (wanted){ 0 })) return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
@@ -361,6 +371,8 @@ static PyMethodDef session_methods[] = {
       "advance(ids, sampler, generated=False, watch=None) -> the next token id" },
     { "surprisal", (PyCFunction)(void (*)(void))session_surprisal, METH_VARARGS | METH_KEYWORDS,
       "surprisal(ids, watch=None) -> -ln p of each new token" },
+    { "read", (PyCFunction)(void (*)(void))session_read, METH_VARARGS | METH_KEYWORDS,
+      "read(ids, watch=None): runs the beginning of a prompt up to the first stage" },
     { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
     { "truncate", (PyCFunction)session_truncate, METH_O, "truncate(length): back to the first tokens" },
     { "fork", (PyCFunction)session_fork, METH_NOARGS, "fork() -> a second session in the same state" },
@@ -369,7 +381,7 @@ static PyMethodDef session_methods[] = {
     { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
     { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
-    { "read", (PyCFunction)policy_read, METH_VARARGS, "read(part, first, n) -> entries of a part of what the policy under way may see" },
+    { "view", (PyCFunction)policy_view, METH_VARARGS, "view(part, first, n) -> entries of a part of what the policy under way may see" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };

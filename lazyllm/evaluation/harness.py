@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.teacher_forcing import forced_logits, log_softmax
+from lazyllm.evaluation.teacher_forcing import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
+from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
+from lazyllm.session import Session
 from lazyllm.support import checked
 from lazyllm.support.progress import bar
 
@@ -47,7 +49,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
     its parsed JSON; `device`, `dtype`, `threads`, `compute` and `weights` are those of `load`. Texts of
     more than `max_length` tokens, by default the model's context, lose their beginning. `seed` is that of
-    sampled answers. Requests run one by one at any batch size.
+    sampled answers. Requests run one by one at any batch size; what their prompts begin with is read once.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             else load(pretrained, device, dtype, threads, compute, weights)
         )
         self.pruning.check(self.llm.config)
+        self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None
         context = self.llm.config.context
         self.max_length = (
             context if max_length is None else checked.whole(max_length, "max_length", 2, context + 1)
@@ -196,6 +199,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             max_new_tokens=n_new,
             sampling=SamplingParams(seed=seed, **sampling),
             stop=[text for text in stop if text],
+            prefix=self.prefixes,
         )
         return made.text
 
@@ -207,9 +211,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     ) -> list[Scored]:
         """Scores continuations: the context is the prompt and is pruned, the continuation is teacher-forced.
 
-        Requests that differ only in the last token of the continuation share one run.
+        Requests with one context share its pass, and those that differ only in the continuation's last token
+        share all of theirs.
         """
-        shared: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+        shared: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
         for index, (_, context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
                 raise ValueError(
@@ -218,19 +223,21 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 )
             # the last token of the continuation is scored but not run
             prompt = self.cut(context, self.max_length + 1 - len(continuation))
-            shared.setdefault((tuple(prompt), tuple(continuation[:-1])), []).append(index)
+            shared.setdefault(tuple(prompt), {}).setdefault(tuple(continuation[:-1]), []).append(index)
         answers: list[Scored] = [(0.0, True)] * len(requests)
         with bar(len(requests), "loglikelihood", "request", not disable_tqdm) as line:
-            for (prompt_ids, said), members in shared.items():
-                steps = forced_logits(self.llm, prompt_ids, requests[members[0]][2], self.pruning)
-                before = [scored(next(steps), token) for token in said]
-                last = next(steps)
-                for index in members:
-                    texts, _, continuation = requests[index]
-                    parts = [*before, scored(last, continuation[-1])]
-                    answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
-                    self.cache_hook.add_partial("loglikelihood", texts, answers[index])
-                    line.update()
+            for prompt_ids, continuations in shared.items():
+                session = self.llm.session(self.pruning, prefix=self.prefixes)
+                first = session.forward(prompt_ids, progress=False)
+                for said, members in continuations.items():
+                    *before, last = steps(session.fork(), first, said)
+                    told = [scored(logits, token) for logits, token in zip(before, said, strict=True)]
+                    for index in members:
+                        texts, _, continuation = requests[index]
+                        parts = [*told, scored(last, continuation[-1])]
+                        answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
+                        self.cache_hook.add_partial("loglikelihood", texts, answers[index])
+                        line.update()
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
@@ -265,6 +272,11 @@ def method(given: PruningInput) -> Method:
             "whole prompts; lazyllm longbench runs it"
         )
     return made
+
+
+def steps(session: Session, first: np.ndarray, said: Sequence[int]) -> list[np.ndarray]:
+    """The logits after a prompt, `first`, and after each further token."""
+    return [first, *(session.forward([token], generated=True) for token in said)]
 
 
 def scored(logits: np.ndarray, token: int) -> Scored:

@@ -27,7 +27,7 @@ OPTIONS: dict[str, tuple[float, ...]] = {
     "smooth": (1, 5, 13, 21, 31),
     "queries": (1, 16, 32),
     "layers": (1, 3, 5, 8),
-    "memory": (0.0, 0.8),
+    "memory": (0.0, 0.95),
 }
 LEAST_KEEP = 0.02  # of a stage that is to reach a speedup by itself
 HALVINGS, DIGITS, LEAST = 20, 4, 1e-4  # of the keeps

@@ -1,0 +1,150 @@
+"""PrefixCache and `Session.read`: what prompts begin with is read once, and answers stay what they were."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import SHAPE, model_folder
+
+import lazyllm
+from lazyllm import LLM, PrefixCache, Pruning, Session, prefix_cache
+
+MODEL = replace(SHAPE, context=2000)
+DENSE = Pruning()
+PRUNED = Pruning({1: 0.5, 3: 0.3}, layers=2, queries=8, pooling="max", memory=0.8)
+RNG = np.random.default_rng(3)
+PASS = prefix_cache.LEAST_PASS
+HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()
+TAILS = [RNG.integers(3, 300, n).tolist() for n in (PASS, 100, PASS + 80, 30, 700)]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    return lazyllm.load(model_folder(tmp_path_factory.mktemp("model"), MODEL), threads=1)
+
+
+def answered(llm: LLM, ids: list[int], pruning: Pruning, **options: Any) -> list[int]:
+    return llm.generate(ids, pruning, max_new_tokens=6, **options).token_ids
+
+
+class Passes:
+    """Counts the prompt tokens that sessions run from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run: list[int] = []
+        begin = Session._begin_prompt
+
+        def counted(session: Session, n_given: int, n_new: int) -> None:
+            self.run.append(n_new)
+            begin(session, n_given, n_new)
+
+        monkeypatch.setattr(Session, "_begin_prompt", counted)
+
+
+@pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
+def test_answers_are_those_without_the_cache(
+    llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = [answered(llm, HEAD + tail, pruning) for tail in TAILS]
+    cache, passes = PrefixCache(), Passes(monkeypatch)
+    got = [answered(llm, HEAD + tail, pruning, prefix=cache) for tail in TAILS]
+    assert got == want
+    assert (
+        sum(passes.run) < len(HEAD) + sum(map(len, TAILS)) + 4 * 64 < sum(len(HEAD + tail) for tail in TAILS)
+    )
+
+
+def test_dense_logits_are_equal_to_the_bit(llm: LLM) -> None:
+    cache = PrefixCache()
+    for tail in TAILS:
+        want = llm.session().forward(HEAD + tail)
+        assert (llm.session(prefix=cache).forward(HEAD + tail) == want).all()
+
+
+def test_a_generation_counts_the_whole_prompt(llm: LLM) -> None:
+    cache = PrefixCache()
+    for tail in TAILS[:2]:
+        want = llm.generate(HEAD + tail, PRUNED, max_new_tokens=4)
+        got = llm.generate(HEAD + tail, PRUNED, max_new_tokens=4, prefix=cache)
+        assert got.prompt_ids == want.prompt_ids
+        assert got.n_given == want.n_given
+        assert got.computed_series == pytest.approx(want.computed_series, abs=1e-12)
+
+
+def test_a_document_is_read_once_and_each_question_prunes_for_itself(llm: LLM) -> None:
+    document = llm.session(PRUNED)
+    document.read(HEAD)
+    assert document.depths.tolist() == [2] * len(HEAD)
+    for tail in TAILS:
+        whole, question = llm.session(PRUNED), document.fork()
+        want, got = whole.forward(HEAD + tail), question.forward(tail)
+        assert question.depths.tolist() == whole.depths.tolist()
+        assert got == pytest.approx(want, rel=1e-3, abs=1e-4)
+    assert document.depths.tolist() == [2] * len(HEAD)
+
+
+def test_settings_and_models_do_not_mix(llm: LLM, tmp_path: Path) -> None:
+    other = lazyllm.load(model_folder(tmp_path, replace(MODEL, seed=9)), threads=1)
+    cache = PrefixCache()
+    for model, pruning in [(llm, DENSE), (llm, PRUNED), (other, DENSE), (llm, DENSE), (other, PRUNED)]:
+        ids = HEAD + TAILS[0]
+        assert answered(model, ids, pruning, prefix=cache) == answered(model, ids, pruning)
+
+
+def test_the_one_used_longest_ago_goes_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [RNG.integers(3, 300, 600).tolist() for _ in range(3)]
+    size = llm.session().core.bytes_for(600 - PASS)
+    cache, passes = PrefixCache(max_bytes=2 * size), Passes(monkeypatch)
+    for which in (0, 1, 0, 2, 0, 1):  # 2 takes the place of 1
+        passes.run.clear()
+        answered(llm, prompts[which], DENSE, prefix=cache)
+        assert cache.bytes <= 2 * size
+    assert passes.run == [600 - PASS, PASS]
+
+
+def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
+    cache = PrefixCache()
+    want = answered(llm, HEAD + TAILS[1], PRUNED)
+    for stops_at in range(4):
+        stream = llm.stream(HEAD + TAILS[1], PRUNED, max_new_tokens=6, prefix=cache)
+        for _ in range(stops_at):
+            next(stream, None)
+        stream.close()
+        assert answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache) == want
+
+
+def test_threads_share_a_cache(llm: LLM) -> None:
+    cache = PrefixCache()
+    want = [answered(llm, HEAD + tail, PRUNED) for tail in TAILS]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda tail: answered(llm, HEAD + tail, PRUNED, prefix=cache), TAILS * 3))
+    assert got == want * 3
+
+
+@pytest.mark.parametrize(
+    ("pruning", "message"),
+    [
+        (lazyllm.RandomDrop(keep=0.5), "prompts cannot be read in parts, as prefix=<PrefixCache"),
+        (Pruning({1: lazyllm.Drop(0.5)}), "prompts cannot be read in parts, as prefix=<PrefixCache"),
+    ],
+    ids=str,
+)
+def test_refused_settings(llm: LLM, pruning: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate(HEAD, pruning, prefix=PrefixCache())
+    with pytest.raises(ValueError, match="prompts cannot be read in parts with"):
+        llm.session(pruning).read(HEAD)
+
+
+def test_refused_arguments(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="max_bytes"):
+        PrefixCache(max_bytes=0)
+    with pytest.raises(TypeError, match="prefix must be a session of this model or a PrefixCache, not 3"):
+        llm.generate(HEAD, prefix=3)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        llm.session().read([])
