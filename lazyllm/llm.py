@@ -45,9 +45,9 @@ def load(
     it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups of 32; it changes
     results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as stored, or q8 where
     they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4 bits:
-    Q4_1; the embedding and the LM head to 8). `kv`, on the CPU: the type that keys and values are rounded to
-    and kept in, f32, f16 or bf16, which take half the memory of f32. `cache_weights` keeps the rounded matrices in lazyllm's cache
-    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them.
+    Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's cache
+    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU: the type that
+    keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -113,8 +113,8 @@ class LLM(Model):
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
 
-        ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one. `pruning`
-        is needed where the setting is code: a policy, or a method of your own.
+        ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
+        `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
         method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
         return Session.restored(self, Path(file), method, progress)

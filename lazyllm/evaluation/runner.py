@@ -238,9 +238,7 @@ def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 
 
 @cache
-def model_there(
-    model: str, device: str, threads: int | None, compute: str, weights: str, kv: str
-) -> LLM:
+def model_there(model: str, device: str, threads: int | None, compute: str, weights: str, kv: str) -> LLM:
     """Loaded once in a worker's process."""
     return load(model, device=device, threads=threads, compute=compute, weights=weights, kv=kv)
 
