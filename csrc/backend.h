@@ -4,8 +4,8 @@
  * order given, possibly after the call returns; only ops marked "Waits" have finished when they return.
  *
  * Pointers are addresses in the backend's memory unless marked (host); the method never dereferences them. Activations are of the
- * backend's own type, `activations` (f32 on the CPU). Scores and logits are f32, positions int32. Sums are accumulated
- * in f32 or wider.
+ * backend's own type, `activations` (f32 on the CPU); K and V are of its type `kv`. Scores and logits are f32,
+ * positions int32. Sums are accumulated in f32 or wider.
  *
  * Shapes: n rows being computed, d hidden, H query heads, G key-value heads, D head_dim, F ffn, m tokens in play.
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
@@ -14,7 +14,7 @@
 
 #include "lazyllm.h"
 
-/* Bytes of one activation of that type. */
+/* Bytes of one activation, or of one value of K or V, of that type. */
 static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
 
 typedef struct lazy_backend lazy_backend;
@@ -40,8 +40,8 @@ typedef struct lazy_matrix {
 /* K,V cache of one layer. The slot of a token is its position. Tokens of one head are contiguous, because attention reads one head
  * at a time. */
 typedef struct lazy_kv {
-    void *k; /* (G, capacity, D) rotated, activations */
-    void *v; /* (G, capacity, D) activations */
+    void *k; /* (G, capacity, D) rotated */
+    void *v; /* (G, capacity, D) */
     int capacity;
 } lazy_kv;
 
@@ -92,7 +92,8 @@ typedef struct lazy_ops {
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
     int (*gated)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *);
     /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into kv.k[rows]; copies
-     * v into kv.v[rows]. rope[position, D]: cosines of the D/2 angles, then their sines. */
+     * v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is an error. rope[position, D]:
+     * cosines of the D/2 angles, then their sines. */
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *rope, const float *q_norm,
                   const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j / sqrt(query_scalar),
@@ -159,6 +160,7 @@ struct lazy_backend {
     const char *variant; /* instruction set of the kernels: "avx512" */
     int threads;
     lazy_dtype activations;
+    lazy_dtype kv; /* of keys and values: LAZY_F32, LAZY_F16 or LAZY_BF16 */
     int row_chunk; /* rows per call of the FFN and of the projections */
 };
 
@@ -177,6 +179,6 @@ struct lazy_stream {
     int n_jobs, tasks[LAZY_COUNTED_JOBS]; /* on the CPU: of the first jobs since n_jobs was set to 0, for benchmarks */
 };
 
-int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err);
+int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err);
 
 #endif

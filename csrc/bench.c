@@ -58,18 +58,19 @@ static uint32_t next_bits(uint32_t *state)
 
 static float next_float(uint32_t *state) { return (float)next_bits(state) * 0x1p-23f - 1.0f; }
 
-/* Allocates a backend buffer of random values in low … 1. */
-static int random_buffer(lazy_bench *b, void **out, size_t elements, size_t width, float low, lazy_error *err)
+/* Allocates a backend buffer of random values of LAZY_F32, in low … 1, or of a type of 16 bits. */
+static int random_buffer(lazy_bench *b, void **out, size_t elements, lazy_dtype dtype, float low, lazy_error *err)
 {
     float *host = NULL;
+    size_t width = lazy_dtype_width(dtype);
     int code = b->backend->ops->alloc(b->backend, out, elements * width, "a benchmark's operands", err);
     if (!code) code = lazy_alloc((void **)&host, elements, sizeof *host, "a benchmark's operands", err);
     if (code) return code;
     uint32_t state = 1;
-    if (width == sizeof *host) {
+    if (dtype == LAZY_F32) {
         for (size_t i = 0; i < elements; i++) host[i] = low + (1.0f - low) * 0.5f * (next_float(&state) + 1.0f);
     } else {
-        bool bf16 = b->shape.dtype == LAZY_BF16;
+        bool bf16 = dtype == LAZY_BF16;
         uint32_t any = bf16 ? 0x807fu : 0x83ffu, half = bf16 ? 0x3f00u : 0x3800u; /* a sign, any fraction: ±0.5 … ±1 */
         uint16_t *halves = (uint16_t *)host;
         for (size_t i = 0; i < elements; i++) halves[i] = (uint16_t)((next_bits(&state) & any) | half);
@@ -81,7 +82,15 @@ static int random_buffer(lazy_bench *b, void **out, size_t elements, size_t widt
 
 static int activations(lazy_bench *b, void **out, int64_t rows, int64_t cols, lazy_error *err)
 {
-    return random_buffer(b, out, (size_t)rows * (size_t)cols, lazy_activation_bytes(b->backend), -1.0f, err);
+    return random_buffer(b, out, (size_t)rows * (size_t)cols, b->backend->activations, -1.0f, err);
+}
+
+static int keys_and_values(lazy_bench *b, int tokens, lazy_error *err)
+{
+    size_t elements = (size_t)tokens * (size_t)lazy_kv_width(&b->config);
+    b->kv.capacity = tokens;
+    int code = random_buffer(b, &b->kv.k, elements, b->backend->kv, -1.0f, err);
+    return code ? code : random_buffer(b, &b->kv.v, elements, b->backend->kv, -1.0f, err);
 }
 
 static int random_weights(lazy_bench *b, int most_copies, lazy_error *err)
@@ -175,7 +184,7 @@ static int prepare_rmsnorm(lazy_bench *b, lazy_error *err)
     const lazy_bench_shape *s = &b->shape;
     int code = activations(b, &b->x, s->n, s->cols, err);
     if (!code) code = activations(b, &b->y, s->n, s->cols, err);
-    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)s->cols, sizeof *b->factors, 0.5f, err);
+    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)s->cols, LAZY_F32, 0.5f, err);
     b->bytes = 1.0 * s->n * s->cols * (double)lazy_activation_bytes(b->backend);
     return code;
 }
@@ -204,12 +213,10 @@ static int prepare_rotate(lazy_bench *b, lazy_error *err)
 {
     const lazy_config *c = &b->config;
     int n = b->shape.n;
-    b->kv.capacity = n;
     int code = activations(b, &b->y, n, lazy_qkv_width(c), err);
-    if (!code) code = activations(b, &b->kv.k, n, lazy_kv_width(c), err);
-    if (!code) code = activations(b, &b->kv.v, n, lazy_kv_width(c), err);
+    if (!code) code = keys_and_values(b, n, err);
     if (!code) code = counting_up(b, &b->in_play, n, n, err);
-    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)n * (size_t)c->head_dim, sizeof *b->factors, 0.0f, err);
+    if (!code) code = random_buffer(b, (void **)&b->factors, (size_t)n * (size_t)c->head_dim, LAZY_F32, 0.0f, err);
     b->bytes = 1.0 * n * lazy_qkv_width(c) * (double)lazy_activation_bytes(b->backend);
     return code;
 }
@@ -221,7 +228,7 @@ static int run_rotate(lazy_bench *b, lazy_error *err)
 
 static int prepare_argmax(lazy_bench *b, lazy_error *err)
 {
-    int code = random_buffer(b, (void **)&b->scores, (size_t)b->shape.rows, sizeof *b->scores, -1.0f, err);
+    int code = random_buffer(b, (void **)&b->scores, (size_t)b->shape.rows, LAZY_F32, -1.0f, err);
     if (!code) code = b->backend->ops->alloc(b->backend, &b->y, sizeof(int32_t), "an id", err);
     b->bytes = 1.0 * b->shape.rows * (double)sizeof *b->scores;
     return code;
@@ -238,10 +245,8 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     int64_t kv_width = lazy_kv_width(c), q_width = lazy_q_width(c);
     int code = activations(b, &b->x, s->n, lazy_qkv_width(c), err);
     if (!code) code = activations(b, &b->y, s->n, q_width, err);
-    b->kv.capacity = s->m;
-    if (!code) code = activations(b, &b->kv.k, s->m, kv_width, err);
-    if (!code) code = activations(b, &b->kv.v, s->m, kv_width, err);
-    if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, sizeof *b->scores, 0.0f, err);
+    if (!code) code = keys_and_values(b, s->m, err);
+    if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, LAZY_F32, 0.0f, err);
     if (!code) code = counting_up(b, &b->in_play, s->m, s->m, err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->flags, (size_t)s->m, "flags", err);
@@ -254,7 +259,7 @@ static int prepare_attention(lazy_bench *b, lazy_error *err)
     double pairs = 0; /* row r of n sees the tokens up to its own, m - n + r + 1, or a window of them */
     for (int r = 0; r < s->n; r++) pairs += min_int(s->m - s->n + r + 1, window_of(s));
     b->flops = 4.0 * (double)q_width * pairs;
-    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_activation_bytes(b->backend);
+    b->bytes = 2.0 * (double)kv_width * s->m * (double)lazy_dtype_width(b->backend->kv);
     return code;
 }
 

@@ -12,7 +12,7 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
 {
     const lazy_config *c = &cache->model->config;
     size_t a = lazy_activation_bytes(cache->model->backend);
-    size_t d = (size_t)c->hidden * a, head = (size_t)c->head_dim * a;
+    size_t d = (size_t)c->hidden * a, head = (size_t)c->head_dim * lazy_dtype_width(cache->model->backend->kv);
     const int any = c->n_layers;
     int code = lazy_alloc_zeroed((void **)&cache->growing, 5 * (size_t)c->n_layers + MAX_PER_SESSION, sizeof *cache->growing,
                                  "the buffer list", err);

@@ -58,17 +58,25 @@ static int cuda_ordinal(const char *name)
     return ordinal;
 }
 
+/* The index of a name, the first one for NULL; -1 if it is none of them. */
+static int index_of(const char *name, const char *const *names, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!name || strcmp(name, names[i]) == 0) return i;
+    return -1;
+}
+
 int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype type, lazy_error *err)
 {
     *out = NULL;
     if (device->threads < 0 || device->threads > MAX_THREADS)
         return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MAX_THREADS);
-    const char *wish = device->compute ? device->compute : "f32";
     static const char *const computes[] = { [LAZY_COMPUTE_F32] = "f32", [LAZY_COMPUTE_BF16] = "bf16", [LAZY_COMPUTE_INT8] = "int8" };
-    int compute = (int)(sizeof computes / sizeof *computes) - 1;
-    while (compute >= 0 && strcmp(wish, computes[compute]) != 0) compute--;
-    if (compute < 0) return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", wish);
-    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, err);
+    static const char *const types[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
+    int compute = index_of(device->compute, computes, 3), kv = index_of(device->kv, types, 3);
+    if (compute < 0) return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
+    if (kv < 0) return lazy_fail(err, LAZY_INVALID, "kv is \"%s\"; it must be f32, f16 or bf16", device->kv);
+    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
 
     lazy_cuda_options options = {
         .device = cuda_ordinal(device->name), .type = type, .libraries = device->libraries, .n_libraries = device->n_libraries
@@ -76,6 +84,10 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
     if (options.device < 0) return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
     if (compute != LAZY_COMPUTE_F32)
         return lazy_fail(err, LAZY_INVALID, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
+    if (kv != LAZY_F32 && kv != (int)type)
+        return lazy_fail(err, LAZY_INVALID,
+                         "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out", types[kv],
+                         types[type]);
     const lazy_cuda_library *library;
     int code = load_library(&library, err);
     return code ? code : library->open(out, &options, err);

@@ -147,6 +147,30 @@ uint16_t lazy_narrow_f16(float value)
     return sign | (uint16_t)((magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
 }
 
+static uint16_t narrow_bf16(float value)
+{
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    if (isnan(value)) return (uint16_t)(word >> 16 | 0x40u);
+    return (uint16_t)((word + 0x7fffu + (word >> 16 & 1u)) >> 16);
+}
+
+bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n)
+{
+    uint16_t *halves = to;
+    const unsigned infinity = dtype == LAZY_BF16 ? 0x7f80u : 0x7c00u; /* the exponent's bits */
+    int n_lost = 0;
+    if (dtype == LAZY_F32) {
+        memcpy(to, x, (size_t)n * sizeof *x);
+        return true;
+    }
+    for (int i = 0; i < n; i++) {
+        halves[i] = dtype == LAZY_BF16 ? narrow_bf16(x[i]) : lazy_narrow_f16(x[i]);
+        n_lost += (halves[i] & infinity) == infinity && isfinite(x[i]);
+    }
+    return n_lost == 0;
+}
+
 /* 1 / scale, or 0 where f16 has no such small scale; *spoilt: a value is NaN or Inf, so that the block must not pass for a good one. */
 static float inverse_of(float scale, const float *x, bool *spoilt)
 {

@@ -283,6 +283,7 @@ static int ask_policy(pass *p, int l, float **out, lazy_error *err)
         .n_rows = p->computed.n,
         .window = window == INT32_MAX ? 0 : window,
         .activations = session->model->backend->activations,
+        .kv = session->model->backend->kv,
         .config = p->config,
         .state = &state,
     };

@@ -37,7 +37,7 @@ typedef struct lazy_watch {
 
 /* ---- model ------------------------------------------------------------------------------ */
 
-/* Types of values, as format.h describes them; activations are of one of the first three. */
+/* Types of values, as format.h describes them; activations, keys and values are of one of the first three. */
 typedef enum lazy_dtype {
     LAZY_F32,
     LAZY_F16,
@@ -91,6 +91,7 @@ typedef struct lazy_device {
     const char *name;             /* "cpu", "cuda" or "cuda:N" */
     int threads;                  /* on the CPU; 0: one per core that this process may use */
     const char *compute;          /* "f32", "bf16" or "int8", on the CPU; NULL: f32 */
+    const char *kv;               /* type of keys and values: "f32", "f16" or "bf16", on the CPU; NULL: f32 */
     const char *const *libraries; /* for CUDA: paths of cuBLASLt to try, in order */
     int n_libraries;
 } lazy_device;
@@ -109,7 +110,8 @@ void lazy_model_close(lazy_model *model); /* after its last session is closed; m
 const lazy_config *lazy_model_config(const lazy_model *model);
 uint64_t lazy_model_bytes(const lazy_model *model); /* of the weights in use */
 int lazy_model_threads(const lazy_model *model);
-lazy_dtype lazy_model_activations(const lazy_model *model); /* the type of K, V and hidden states */
+lazy_dtype lazy_model_activations(const lazy_model *model); /* the type of hidden states */
+lazy_dtype lazy_model_kv(const lazy_model *model);          /* the type of keys and values */
 const char *lazy_model_isa(const lazy_model *model);        /* instruction set of the kernels, or device and dtype */
 const char *lazy_model_device(const lazy_model *model);     /* "cpu", "cuda:0" */
 
@@ -140,7 +142,8 @@ typedef struct lazy_view {
     int n_in_play;          /* m */
     int n_rows;             /* n tokens of them computed in this layer */
     int window;             /* of this layer; 0: none */
-    lazy_dtype activations; /* type of queries, keys, values and hidden states */
+    lazy_dtype activations; /* type of queries and hidden states */
+    lazy_dtype kv;          /* type of keys and values */
     const lazy_config *config;
     const struct lazy_layer_state *state;
 } lazy_view;
@@ -247,7 +250,7 @@ int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
 /* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear, in the order of
  * their positions; tokens that are gone have none. */
 typedef enum lazy_state_part {
-    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; activations */
+    LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; of lazy_model_kv */
     LAZY_STATE_VALUES,     /* (G, n, D) */
     LAZY_STATE_AUX,        /* (n, hidden) of the tokens that wait for the layer; activations */
     LAZY_STATE_REMEMBERED, /* (n,) f32, scores of the stage after the layer, of the first n positions */

@@ -145,6 +145,7 @@ void lazy_model_close(lazy_model *model)
 const lazy_config *lazy_model_config(const lazy_model *model) { return &model->config; }
 uint64_t lazy_model_bytes(const lazy_model *model) { return model->bytes; }
 lazy_dtype lazy_model_activations(const lazy_model *model) { return model->backend->activations; }
+lazy_dtype lazy_model_kv(const lazy_model *model) { return model->backend->kv; }
 int lazy_model_threads(const lazy_model *model) { return model->backend->threads; }
 const char *lazy_model_isa(const lazy_model *model) { return model->backend->variant; }
 const char *lazy_model_device(const lazy_model *model) { return model->backend->name; }

@@ -305,7 +305,7 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
     cuda->base.name = cuda->name;
     cuda->base.variant = cuda->variant;
     cuda->base.threads = 1;
-    cuda->base.activations = cuda->type;
+    cuda->base.activations = cuda->base.kv = cuda->type;
     cuda->base.row_chunk = ROW_CHUNK;
     code = describe(cuda, err);
     if (!code) code = lazy_cuda_enter(&cuda->base, err);

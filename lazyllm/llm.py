@@ -13,7 +13,7 @@ from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
-from lazyllm.machine.device import check_device, check_weights, chosen_compute, open_model
+from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
@@ -35,6 +35,7 @@ def load(
     threads: int | None = None,
     compute: str = "f32",
     weights: str = "auto",
+    kv: str = "f32",
     cache_weights: bool = False,
 ) -> LLM:
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
@@ -46,7 +47,8 @@ def load(
     results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as stored, or q8 where
     they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4 bits:
     Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's cache
-    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them.
+    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU: the type that
+    keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
@@ -56,6 +58,7 @@ def load(
         raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all cores, not {threads}")
     check_device(device)
     check_weights(weights)
+    check_kv(kv)
     checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
@@ -67,13 +70,13 @@ def load(
             raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
         if can_be_rounded(checkpoint) and not device.startswith("cuda"):  # the core refuses these by name
             stored, rounding = rounded(checkpoint, weights), "auto"
-    core = open_model(checkpoint.config, stored, device, threads, compute, rounding)
-    return LLM(checkpoint, core, compute, weights)
+    core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
+    return LLM(checkpoint, core, compute, weights, kv)
 
 
 @cache
-def _opened(path: str, device: str, threads: int | None, compute: str) -> LLM:
-    return load(path, device=device, threads=threads, compute=compute)
+def _opened(path: str, device: str, threads: int | None, compute: str, kv: str) -> LLM:
+    return load(path, device=device, threads=threads, compute=compute, kv=kv)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
@@ -114,8 +117,8 @@ class LLM(Model):
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
 
-        ValueError for a file of another model, compute, weights or setting, and for a damaged one. `pruning`
-        is needed where the setting is code: a policy, or a method of your own.
+        ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
+        `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
         method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
         return Session.restored(self, Path(file), method, progress)
@@ -134,7 +137,7 @@ class LLM(Model):
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
         threads = self.threads if self.device == "cpu" else None
-        return _opened(path, self.device, threads, self.compute)
+        return _opened(path, self.device, threads, self.compute, self.kv)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too

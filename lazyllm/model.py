@@ -14,22 +14,29 @@ class Model:
     """Configuration, weights and tokenizer of one checkpoint."""
 
     def __init__(
-        self, checkpoint: Checkpoint, core: _core.Model, compute: str = "f32", weights: str = "auto"
+        self,
+        checkpoint: Checkpoint,
+        core: _core.Model,
+        compute: str = "f32",
+        weights: str = "auto",
+        kv: str = "f32",
     ) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
         self.core = core
         self.compute = compute
         self.weights = weights
+        self.kv = kv
 
     def __repr__(self) -> str:
         c = self.config
         threads = f", {self.threads} threads" if self.device == "cpu" else ""
         weights = f" in {self.weights}" if self.weights != "auto" else ""
+        kv = f", K and V in {self.kv}" if self.core.kv != self.core.activations else ""
         return (
             f"<{type(self).__name__} {c.name or c.architecture}: {c.n_layers} layers of {c.hidden}, "
             f"{c.n_heads} heads ({c.n_kv_heads} KV), vocabulary {c.vocab}, context {c.context}, "
-            f"{self.core.bytes / 2**20:.0f} MiB{weights} on {self.device} ({self.core.isa}{threads})>"
+            f"{self.core.bytes / 2**20:.0f} MiB{weights} on {self.device} ({self.core.isa}{threads}{kv})>"
         )
 
     @property

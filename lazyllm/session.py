@@ -41,7 +41,8 @@ IDENTITY = {
     "sha256": "a model of SHA-256",
     "compute": "compute",
     "weights": "weights",
-    "activations": "keys and values in",
+    "activations": "hidden states in",
+    "kv": "keys and values in",
     "pruning": "the pruning",
     "source": "a pruning whose source has the SHA-256",
 }
@@ -54,6 +55,7 @@ def _identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
         "compute": model.compute,
         "weights": model.weights,
         "activations": model.core.activations,
+        "kv": model.core.kv,
         "pruning": method.to_json(),
         "source": source_digest(type(method)) or "",
     }

@@ -18,7 +18,7 @@ from lazyllm.support.files import whole_file
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.progress import bar
 
-FORMAT, VERSION = "lazyllm session", "1"
+FORMAT, VERSION = "lazyllm session", "2"
 DIGEST = "sha256"
 TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
@@ -38,6 +38,7 @@ class Description:
     compute: str
     weights: str
     activations: str
+    kv: str
     pruning: str
     source: str
     drawn: int | None
@@ -49,7 +50,7 @@ def write(
     path: Path, core: _core.Session, config: ModelConfig, description: Description, progress: bool
 ) -> None:
     """Writes a session whole or not at all."""
-    entries = dict(layout(core, config, description.activations))
+    entries = dict(layout(core, config, description))
     total = sum(n_bytes for *_, n_bytes in entries.values())
     metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(asdict(description))}
     sizes = {**entries, DIGEST: ("U8", (hashlib.sha256().digest_size,), hashlib.sha256().digest_size)}
@@ -71,7 +72,7 @@ def bar_of(what: str, n_bytes: int, progress: bool) -> Any:
 
 
 def layout(
-    core: _core.Session, config: ModelConfig, activations: str
+    core: _core.Session, config: ModelConfig, described: Description
 ) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
     """Name, dtype, shape and bytes of each tensor of a session; wide types come first."""
 
@@ -89,9 +90,9 @@ def layout(
     for layer in range(config.n_layers):
         for part in ("keys", "values"):
             if n := core.state_length(part, layer):
-                yield entry(f"{part}.{layer}", activations, config.n_kv_heads, n, config.head_dim)
+                yield entry(f"{part}.{layer}", described.kv, config.n_kv_heads, n, config.head_dim)
         if n := core.state_length("aux", layer):
-            yield entry(f"aux.{layer}", activations, n, config.hidden)
+            yield entry(f"aux.{layer}", described.activations, n, config.hidden)
     yield entry("kinds", "U8", length)
     yield entry("gone", "U8", length)
 
@@ -165,7 +166,7 @@ class SessionFile:
             if name not in TOKENS:
                 part, _, layer = name.partition(".")
                 core.set_state(part, int(layer), self.tensor(name))
-        found = {name: n_bytes for name, (*_, n_bytes) in layout(core, config, self.description.activations)}
+        found = {name: n_bytes for name, (*_, n_bytes) in layout(core, config, self.description)}
         if found != {name: n_bytes for name, (_, n_bytes) in self._places.items()}:
             raise ValueError(f"{self.path} is damaged: its tensors are not those of its tokens")
         if self.description.drawn is not None:

@@ -21,6 +21,16 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
+def rounded(values: np.ndarray, kv: str) -> np.ndarray:
+    """The nearest numbers of that type, ties to even; f32 stands for exact."""
+    if kv == "f32":
+        return values
+    if kv == "f16":
+        return values.astype(np.float16).astype(np.float64)
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.rint(fraction * 256), exponent - 8))
+
+
 class ReferenceView:
     """What a policy sees of a layer; its arrays are in float64."""
 
@@ -127,8 +137,10 @@ class Reference:
         weights: dict[str, np.ndarray],
         pruning: dict[str, Any],
         policy: Any = None,
+        kv: str = "f32",
     ) -> None:
         self.policy = policy  # an object with score, observe and layers, in place of the rule's scores
+        self.kv = kv  # what K and V are rounded to
         self.config = config
         self.weights = {name: array.astype(np.float64) for name, array in weights.items()}
         self.pruning = pruning
@@ -299,8 +311,8 @@ class Reference:
                 k = self.norm(k, prefix + "self_attn.k_norm.weight")
             assert i not in self.K[layer], "computed twice"
             self.queries[i] = self.rope(q, i, layer)
-            self.K[layer][i] = self.rope(k, i, layer)
-            self.V[layer][i] = v
+            self.K[layer][i] = rounded(self.rope(k, i, layer), self.kv)
+            self.V[layer][i] = rounded(v, self.kv)
         keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
         values = np.stack([np.repeat(self.V[layer][j], group, axis=0) for j in in_play], axis=1)
         window = c["windows"][layer] or math.inf

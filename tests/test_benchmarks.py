@@ -191,6 +191,9 @@ def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> No
     for r in (0, 4, 16, 64):
         assert rows["decode", f"{r} revived"]["revived, counted"] == r
         assert rows["decode", f"{r} revived"]["computed in the last layer"] == 1 + r
+    exact, rounded = (rows["decode", f"compute f32, kv {kv}"]["MiB of a session"] for kv in ("f32", "bf16"))
+    kept = 2 * SHAPE.n_layers * SHAPE.n_kv_heads * SHAPE.head_dim * 4 * 128 / 2**20
+    assert exact - rounded == pytest.approx(kept / 2)
     assert rows["pruned", "one stage"]["counted"] == pytest.approx(
         lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
     )

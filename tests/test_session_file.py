@@ -199,9 +199,9 @@ def test_a_session_of_other_arithmetic(
 
 def test_a_later_version(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(session_file, "VERSION", "2")
+        patch.setattr(session_file, "VERSION", "3")
         ran(llm, None).save(kept)
-    with pytest.raises(ValueError, match="has version 2 of the format; this lazyllm reads 1"):
+    with pytest.raises(ValueError, match="has version 3 of the format; this lazyllm reads 2"):
         llm.restore(kept)
 
 

@@ -59,7 +59,7 @@ class Tiny:
     path: Path
     tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
 
-    def load(self, threads: int = 1, compute: str = "f32") -> _core.Model:
+    def load(self, threads: int = 1, compute: str = "f32", kv: str = "f32") -> _core.Model:
         from lazyllm import _core
         from lazyllm.machine.device import libraries
 
@@ -71,6 +71,7 @@ class Tiny:
             threads=threads,
             libraries=libraries(),
             compute=compute,
+            kv=kv,
         )
 
     def ids(self, count: int, seed: int = 0) -> list[int]:

@@ -15,7 +15,9 @@ HALF_LOGITS = {
     "F16": 0.006,
 }  # if activations also have 16 bits, as on CUDA: about six units of that type's precision
 INT8_LOGITS = 0.05  # if activations and weights have 8 bits
+KV_LOGITS = 5e-4  # if K and V have 16 bits: float32 sums may round a few of them the other way
 NEAR_TIE = 2e-5  # relative gap of scores below which float32 rounding may change a selection
+KV_NEAR_TIE = 2e-3  # the same, if K and V have 16 bits
 
 
 def error(got: np.ndarray, want: np.ndarray) -> float:

@@ -20,7 +20,6 @@ from lazyllm.support.checked import whole
 CPU = "cpu"
 DRIVER = Path("/proc/driver/nvidia/version")
 FACTS = ("GPU", "CUDA", "cuBLAS", "CUDA core")
-WIDTHS = {"f32": 4, "f16": 2, "bf16": 2}
 CUDA_RUNS = 4  # of a turn; each queues a short op many times
 
 
@@ -74,10 +73,6 @@ class Place:
 
     def load(self, folder: Path) -> LLM:
         return load(folder, device=self.device, threads=self.threads or None)
-
-    def activation_bytes(self, llm: LLM) -> int:
-        """Bytes of one number in the KV cache: float32 on the CPU, the dtype of the computation on a GPU."""
-        return WIDTHS["f32" if self.on_cpu else llm.core.isa.rsplit(", ", 1)[-1]]
 
 
 def on_threads(threads: int) -> str:

@@ -14,6 +14,7 @@ from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import Contestant, in_turn, timed
 from benchmarks.options import Options
 from benchmarks.peers.engines import OURS, Engines, start_engines
+from lazyllm import _core, load
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 from lazyllm.session import Session
@@ -27,6 +28,10 @@ SHARE, RATIO, BOUND = "of read ceiling", "time / ours", "time / bound"
 OVER_NONE = "time / none revived"
 OVER_PAPER = "time / the paper's rule"
 SPEEDUP = 2.0  # counted, of the prefill before pruned decode steps
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2}
+KV = ("f32", "bf16", "f16")
+PREFILL_TOKENS = 2048
+MIB = 1 << 20
 
 
 def decode(options: Options) -> Iterator[Section]:
@@ -45,15 +50,17 @@ def decode(options: Options) -> Iterator[Section]:
             rows = against_peers(options, engines, ceilings, place)
             yield Section(SUITE, title, rows, tuple(engines.notes))
         yield by_rules(options, engines.llm, place)
+        if place.on_cpu:
+            yield by_kv(options, ceilings, place)
         ceilings.begin_table()
         yield revived(options, engines.llm, ceilings, place)
 
 
-def step_bytes(place: Place, llm: LLM, last_pass: np.ndarray) -> int:
+def step_bytes(llm: LLM, last_pass: np.ndarray) -> int:
     """Bytes that a decode step reads: all weights but an untied embedding, and the KV cache in play."""
     embedding = next(tensor for tensor in llm.checkpoint.tensors if tensor[0].endswith("embed_tokens.weight"))
     weights = llm.core.bytes - (0 if llm.config.tied else embedding[5])
-    row = 2 * llm.config.n_kv_heads * llm.config.head_dim * place.activation_bytes(llm)
+    row = 2 * llm.config.n_kv_heads * llm.config.head_dim * WIDTHS[llm.core.kv]
     return weights + row * int(last_pass[:, 0].sum())
 
 
@@ -84,7 +91,7 @@ def against_peers(options: Options, engines: Engines, ceilings: Ceilings, place:
         **{name: peer_steps(peer.seconds("decode", new)) for name, peer in engines.peers.items()},
     }
     times = in_turn(contestants, options.rounds, f"decode, {place}")
-    ours, n_bytes = times[OURS].median, step_bytes(place, llm, session.last_pass)
+    ours, n_bytes = times[OURS].median, step_bytes(llm, session.last_pass)
     work = Pruning().pass_flops(llm.config, session.last_pass, generated=True)
     figures: dict[str, Figure] = {
         "time of a token": times[OURS],
@@ -135,6 +142,55 @@ def by_rules(options: Options, llm: LLM, place: Place) -> Section:
     return Section(SUITE, f"A decode step of a pruned session, by rule of scoring, {place}", rows, (note,))
 
 
+# ---- types of K and V ----------------------------------------------------------------------------
+
+
+def by_kv(options: Options, ceilings: Ceilings, place: Place) -> Section:
+    """A prefill, and a decode step after the context, with K and V of each type, in f32 and bf16."""
+    ids, new = options.prompt(options.context), options.prompt(STEPS)
+    n = min(PREFILL_TOKENS, options.context)
+    arithmetics = ["f32"] + ["bf16"] * bool(_core.features()["bf16"])
+    models = {
+        (compute, kv): load(options.folder, threads=place.threads or None, compute=compute, kv=kv)
+        for compute in arithmetics
+        for kv in KV
+    }
+    sessions = {one: llm.session() for one, llm in models.items()}
+    for session in sessions.values():
+        session.forward(ids, progress=False)
+    names = {one: "compute {}, kv {}".format(*one) for one in models}
+    reading = in_turn(
+        {names[one]: prefill_of(llm, ids[:n]) for one, llm in models.items()},
+        options.rounds,
+        f"prefill by kv, {place}",
+    )
+    writing = in_turn(
+        {**ceilings.both, **{names[one]: steps(session, new) for one, session in sessions.items()}},
+        options.rounds,
+        f"decode by kv, {place}",
+    )
+    rows = []
+    for (compute, kv), llm in models.items():
+        name, exact = names[compute, kv], names[compute, KV[0]]
+        session, step = sessions[compute, kv], writing[name]
+        share = step_bytes(llm, session.last_pass) / step.median / ceilings.bandwidth(writing)
+        figures: dict[str, Figure] = {
+            f"prefill of {n}": reading[name],
+            "prefill / kv f32": reading[name].median / reading[exact].median,
+            "decode step": step,
+            "step / kv f32": step.median / writing[exact].median,
+            SHARE: share,
+            "MiB of a session": session.core.bytes_for(options.context) / MIB,
+        }
+        rows.append(Row(name, figures, {}, {"tokens": options.context, **place.keys}))
+    title = f"K and V by type, {options.context} tokens, {options.config.name}, {place}"
+    return Section(SUITE, title, rows, ("All in one process, in turn.",))
+
+
+def prefill_of(llm: LLM, ids: list[int]) -> Contestant:
+    return timed(lambda: llm.session().forward(ids, progress=False))
+
+
 # ---- revived tokens ------------------------------------------------------------------------------
 
 
@@ -157,7 +213,7 @@ def revived(options: Options, llm: LLM, ceilings: Ceilings, place: Place) -> Sec
     rows, goals = [], decode_goals(options, place)
     for name, pruning in prunings.items():
         last = sessions[name].last_pass
-        n_bytes, work = step_bytes(place, llm, last), pruning.pass_flops(llm.config, last, generated=True)
+        n_bytes, work = step_bytes(llm, last), pruning.pass_flops(llm.config, last, generated=True)
         figures: dict[str, Figure] = {
             "revived, counted": float(last[:, 2].sum()),
             "computed in the last layer": float(last[-1, 1]),

@@ -78,8 +78,8 @@ class Ours:
     def decode(self) -> float:
         return steps(self._session, self._new)()
 
-    def step_bytes(self, place: Place) -> int:
-        return step_bytes(place, self._llm, self._session.last_pass)
+    def step_bytes(self) -> int:
+        return step_bytes(self._llm, self._session.last_pass)
 
 
 def formats(options: Options) -> Iterator[Section]:
@@ -134,7 +134,7 @@ def section(options: Options, subject: Subject, kind: str, place: Place) -> Sect
     for name in names:
         figures: dict[str, Figure] = dict(taken[name])
         if name in ours:
-            n_bytes = subject.of_layer([one.step_bytes(place) for one in ours[name]])
+            n_bytes = subject.of_layer([one.step_bytes() for one in ours[name]])
             figures[READ] = n_bytes / taken[name][DECODE].median / ceilings.bandwidth(writing)
         for phase, ratio in RATIOS.items():
             figures[ratio] = taken[name][phase].median / fastest[phase].median

@@ -36,7 +36,8 @@ typedef struct attending {
     float *y;         /* (n, H D) */
     const float *qkv; /* (n, width) */
     int n;
-    const float *k, *v;     /* (G, capacity, D) */
+    lazy_kv kv;
+    lazy_dtype kv_type;
     const int32_t *in_play; /* (m,) */
     const lazy_seen *seen;  /* (n,) tokens of in_play that each row sees */
     int first_key, n_keys;  /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
@@ -45,7 +46,6 @@ typedef struct attending {
     int m;
     float scale;
     int width;                 /* (H + 2G) D */
-    int64_t head;              /* capacity D: distance between two heads of k or v */
     int group;                 /* query heads that share a key head */
     int heads, head_blocks;    /* query heads in one task; tasks for each key head */
     int row_block, row_blocks; /* rows in one task; number of such blocks */
@@ -140,35 +140,38 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-/* Rows of one head in the cache serve as operands where these are f32 and the slots consecutive. */
+/* Keys in the cache serve as operands where they are of the operands' type and the slots consecutive. So do values in f32; in bf16 two
+ * tokens share an operand. */
 static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
-    return t->kernels->products.group == 1 && slot[n - 1] - slot[0] == n - 1;
+    return t->kv_type == (t->kernels->products.group == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
 }
 
 /* Copies run in several streams, which the hardware prefetches. */
 enum { COPY_STREAMS = 4 };
 
-/* n keys of one head as (n, D) operands. */
-static const float *key_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
+/* n keys of key head g as (n, D) operands. */
+static const float *key_operands(const attending *t, int g, const int32_t *slot, int n, float *room)
 {
     int d = t->c->head_dim, stride = (int)lazy_row_operands(&t->kernels->products, d), stream = ceil_div(n, COPY_STREAMS);
-    if (are_operands(t, slot, n)) return head + (int64_t)slot[0] * d;
+    if (are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->kv, t->kv.k, g, slot[0]);
     for (int i = 0; i < stream; i++)
-        for (int j = i; j < n; j += stream) t->kernels->products.convert(room + j * stride, head + (int64_t)slot[j] * d, d);
+        for (int j = i; j < n; j += stream)
+            t->kernels->convert_key(room + j * stride, kv_row(t->stream, t->kv, t->kv.k, g, slot[j]), t->kv_type, d);
     return room;
 }
 
-/* n values of one head as operands of neighbouring tokens, rows of value_stride. */
-static const float *value_operands(const attending *t, const float *head, const int32_t *slot, int n, float *room)
+/* n values of key head g as operands of neighbouring tokens, rows of value_stride. */
+static const float *value_operands(const attending *t, int g, const int32_t *slot, int n, float *room)
 {
     int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.group, rows = ceil_div(n, per),
         stream = ceil_div(rows, COPY_STREAMS);
-    if (are_operands(t, slot, n) && stride == d) return head + (int64_t)slot[0] * d;
+    if (per == 1 && stride == d && are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->kv, t->kv.v, g, slot[0]);
     for (int i = 0; i < stream; i++)
         for (int j = i; j < rows; j += stream) {
-            const float *first = head + (int64_t)slot[j * per] * d;
-            t->kernels->pair_values(room + j * stride, first, j * per + 1 < n ? head + (int64_t)slot[j * per + 1] * d : NULL, d);
+            const char *first = kv_row(t->stream, t->kv, t->kv.v, g, slot[j * per]);
+            const char *second = j * per + 1 < n ? kv_row(t->stream, t->kv, t->kv.v, g, slot[j * per + 1]) : NULL;
+            t->kernels->pair_values(room + j * stride, first, second, t->kv_type, d);
         }
     return room;
 }
@@ -215,7 +218,8 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
 {
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim;
-    kernels->key_dots(w->s, t->key_block, w->q, w->n, t->k + w->g * t->head, t->in_play + key, n_keys, d);
+    const char *keys = kv_row(t->stream, t->kv, t->kv.k, w->g, 0), *values = kv_row(t->stream, t->kv, t->kv.v, w->g, 0);
+    kernels->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
         float *s = w->s + i * t->key_block, *products = products_of(t, w, i);
         if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
@@ -227,7 +231,7 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
         float factor = kernels->online_softmax(s + begin, end - begin, &w->max[i], &w->sum[i]);
         if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
     }
-    kernels->value_sums(w->o, w->s, t->key_block, w->n, t->v + w->g * t->head, t->in_play + key, n_keys, d);
+    kernels->value_sums(w->o, w->s, t->key_block, w->n, values, t->kv_type, t->in_play + key, n_keys, d);
 }
 
 static void attend(void *job, int task, int worker)
@@ -244,8 +248,8 @@ static void attend(void *job, int task, int worker)
             sweep_rows(t, &w, key, n_keys);
             continue;
         }
-        w.keys = key_operands(t, t->k + w.g * t->head, t->in_play + key, n_keys, w.key_room);
-        w.values = value_operands(t, t->v + w.g * t->head, t->in_play + key, n_keys, w.value_room);
+        w.keys = key_operands(t, w.g, t->in_play + key, n_keys, w.key_room);
+        w.values = value_operands(t, w.g, t->in_play + key, n_keys, w.value_room);
         for (int top = 0; top < w.n; top += t->kernels->products.tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
     for (int i = 0; i < w.n; i++) write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
@@ -313,8 +317,8 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .y = y,
         .qkv = qkv,
         .n = n,
-        .k = kv.k,
-        .v = kv.v,
+        .kv = kv,
+        .kv_type = stream->backend->kv,
         .in_play = in_play,
         .seen = scratch->seen,
         .partial = scratch->partial,
@@ -322,7 +326,6 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .m = m,
         .scale = scale_of(c),
         .width = qkv_width(c),
-        .head = (int64_t)kv.capacity * c->head_dim,
         .group = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);

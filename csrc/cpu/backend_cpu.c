@@ -205,7 +205,7 @@ const char *lazy_cpu_variant_used(lazy_compute compute)
     return products ? products->name : NULL;
 }
 
-int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_error *err)
+int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err)
 {
     *out = NULL;
     const char *requested = requested_variant();
@@ -236,6 +236,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_er
         .variant = reference ? "reference" : products->name,
         .threads = threads,
         .activations = LAZY_F32,
+        .kv = kv,
         .row_chunk = ROW_CHUNK,
     };
     cpu->kernels = kernels;

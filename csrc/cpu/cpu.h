@@ -53,6 +53,13 @@ typedef struct lazy_cpu_stream {
 /* Values in a row of q, k and v: (H + 2G) D. */
 static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->n_kv_heads) * c->head_dim; }
 
+/* The row of K or V, `k_or_v` of kv, of one key head and slot: (D,) of the backend's type kv. */
+static inline char *kv_row(const lazy_stream *stream, lazy_kv kv, void *k_or_v, int head, int slot)
+{
+    int64_t row = (int64_t)head * kv.capacity + slot;
+    return (char *)k_or_v + row * stream->config->head_dim * (int64_t)lazy_dtype_width(stream->backend->kv);
+}
+
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
 static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
 static inline const lazy_products *product_kernels_of(const lazy_stream *stream) { return cpu_of(stream)->products; }
@@ -95,6 +102,7 @@ int lazy_cpu_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix 
 int lazy_cpu_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cpu_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* rows.c */
+int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
 int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
 int lazy_cpu_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *, lazy_error *);
 int lazy_cpu_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float, lazy_error *);

@@ -50,8 +50,10 @@ typedef struct lazy_kernels {
     /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n, width); width is
      * lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / group), queries a panel of d values, and
      * values operands of neighbouring tokens (n / group, stride).
-     * to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an operand is one value */
-    void (*pair_values)(void *to, const float *first, const float *second, int d);
+     * to[:] = the d values of a key in the cache as operands */
+    void (*convert_key)(void *to, const void *key, lazy_dtype dtype, int d);
+    /* to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an operand is one value */
+    void (*pair_values)(void *to, const void *first, const void *second, lazy_dtype dtype, int d);
     /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
     void (*key_columns)(float *s, int width, const void *key, const void *q, const void *value, int n, int d);
     /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries become 0. */
@@ -60,11 +62,13 @@ typedef struct lazy_kernels {
     /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May overwrite p. */
     void (*value_columns)(float *o, float *p, int width, int cols, const void *value, int64_t stride, int n, int d);
 
-    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache.
+    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache, of a type up to LAZY_BF16.
      * s[h, j] = q[h, :d] . key[slot[j], :d] */
-    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d);
+    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
+                     int d);
     /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
-    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d);
+    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
+                       int n, int d);
     /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),
      * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may be -INFINITY. */
     float (*online_softmax)(float *s, int n, float *max, float *sum);

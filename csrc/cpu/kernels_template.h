@@ -215,17 +215,33 @@ INLINE vec operands_part(const void *p, lazy_dtype dtype, int i, int k)
     return operands(part, LAZY_F32, 0);
 }
 
-static void convert(void *to, const float *from, int k)
+INLINE void convert_any(void *to, const void *from, lazy_dtype dtype, int k)
 {
     int i = 0;
     for (operand *out = to; i < k; i += STEP, out += LANES) {
         if (i + STEP <= k) {
-            store((float *)out, operands(from, LAZY_F32, i));
+            store((float *)out, operands(from, dtype, i));
             continue;
         }
-        vec part = operands_part(from, LAZY_F32, i, k);
+        vec part = operands_part(from, dtype, i, k);
         memcpy(out, &part, (size_t)ceil_div(k - i, PER_OPERAND) * sizeof *out);
     }
+}
+
+static void convert(void *to, const float *from, int k) { convert_any(to, from, LAZY_F32, k); }
+
+/* Calls work(type of K and V), a constant. */
+#define BY_KV_TYPE(work)                                                                                                                   \
+    switch (dtype) {                                                                                                                       \
+    case LAZY_F32: work(LAZY_F32); break;                                                                                                  \
+    case LAZY_F16: work(LAZY_F16); break;                                                                                                  \
+    default: work(LAZY_BF16);                                                                                                              \
+    }
+
+static void convert_key(void *to, const void *key, lazy_dtype dtype, int d){
+#define WORK(type) convert_any(to, key, type, d)
+    BY_KV_TYPE(WORK)
+#undef WORK
 }
 
 /* ---- the register tile ------------------------------------------------------------------ */
@@ -466,17 +482,23 @@ static void key_columns(float *s, int width, const void *key, const void *q, con
 }
 
 /* Values of neighbouring tokens come together in an operand, and so must the powers that they are multiplied by. */
-static void pair_values(void *to, const float *first, const float *second, int d)
+INLINE void pair_values_of(float *to, const void *first, const void *second, lazy_dtype dtype, int d)
 {
 #ifdef OPERANDS_BF16
     for (int i = 0; i < d; i += LANES) {
-        vec high = second ? load_part(second + i, d - i, 0.0f) : splat(0.0f);
-        store_part((float *)to + i, INTERLEAVED(load_part(first + i, d - i, 0.0f), high), d - i);
+        vec high = second ? widen_part(second, dtype, i, d) : splat(0.0f);
+        store_part(to + i, INTERLEAVED(widen_part(first, dtype, i, d), high), d - i);
     }
 #else
     (void)second;
-    memcpy(to, first, (size_t)d * sizeof *first);
+    widen_any(to, first, dtype, d);
 #endif
+}
+
+static void pair_values(void *to, const void *first, const void *second, lazy_dtype dtype, int d){
+#define WORK(type) pair_values_of(to, first, second, type, d)
+    BY_KV_TYPE(WORK)
+#undef WORK
 }
 
 /* (n, width) powers as operands, in place. */
@@ -520,18 +542,18 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
 /* Four rows of K or V and the tokens that they belong to. The n tokens are read in four streams, like weights; the last n % 4 come
  * together in one step, padded with the last one. */
 typedef struct four_rows {
-    const float *row[4];
+    const char *row[4];
     int token[4], n;
 } four_rows;
 
-INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int step, int n)
+INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot, int step, int n)
 {
     int stream = n / 4, left = step < stream ? 4 : n - 4 * stream;
     four_rows rows = { .n = left };
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         rows.token[i] = step < stream ? i * stream + step : 4 * stream + (i < left ? i : left - 1);
-        rows.row[i] = base + (int64_t)slot[rows.token[i]] * d;
+        rows.row[i] = (const char *)base + (size_t)slot[rows.token[i]] * row_bytes;
     }
     return rows;
 }
@@ -556,7 +578,7 @@ INLINE four_rows rows_at(const float *base, const int32_t *slot, int d, int step
 #define MORE_HEADS(work)
 #endif
 
-INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_rows *keys, int d, const int heads)
+INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_rows *keys, lazy_dtype dtype, int d, const int heads)
 {
     vec sum[DOT_ROWS][4];
 #pragma GCC unroll 8
@@ -567,7 +589,7 @@ INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_r
     for (; i + LANES <= d; i += LANES) {
         vec key[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) key[c] = load(keys->row[c] + i);
+        for (int c = 0; c < 4; c++) key[c] = widen(keys->row[c], dtype, i);
 #pragma GCC unroll 8
         for (int h = 0; h < heads; h++) {
             vec v = load(q + h * d + i);
@@ -579,22 +601,30 @@ INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_r
     for (int h = 0; h < heads; h++) {
         four total = sum_lanes_of_four(sum[h][0], sum[h][1], sum[h][2], sum[h][3]);
         for (int rest = i; rest < d; rest++)
-            for (int c = 0; c < 4; c++) total[c] += keys->row[c][rest] * q[h * d + rest];
+            for (int c = 0; c < 4; c++) total[c] += widen_one(keys->row[c], dtype, rest) * q[h * d + rest];
         for (int c = 0; c < keys->n; c++) s[h * s_stride + keys->token[c]] = total[c];
     }
 }
 
-static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const float *key, const int32_t *slot, int n, int d)
+INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot,
+                         int n, int d)
 {
     for (int step = 0; step < ceil_div(n, 4); step++) {
-        four_rows keys = rows_at(key, slot, d, step, n);
-#define WORK(heads) key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, d, heads)
+        four_rows keys = rows_at(key, lazy_row_bytes(dtype, d), slot, step, n);
+#define WORK(heads) key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, dtype, d, heads)
         BY_HEADS(WORK)
 #undef WORK
     }
 }
 
-INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four_rows *values, int d, const int heads)
+static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
+                     int d){
+#define WORK(type) key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d)
+    BY_KV_TYPE(WORK)
+#undef WORK
+}
+
+INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four_rows *values, lazy_dtype dtype, int d, const int heads)
 {
     float weight[DOT_ROWS][4] = { 0 };
 #pragma GCC unroll 8
@@ -604,7 +634,7 @@ INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four
     for (; i + LANES <= d; i += LANES) {
         vec value[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) value[c] = load(values->row[c] + i);
+        for (int c = 0; c < 4; c++) value[c] = widen(values->row[c], dtype, i);
 #pragma GCC unroll 8
         for (int h = 0; h < heads; h++) {
             vec sum = load(o + h * d + i);
@@ -615,17 +645,26 @@ INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four
     }
     for (; i < d; i++)
         for (int h = 0; h < heads; h++)
-            for (int c = 0; c < 4; c++) o[h * d + i] += values->row[c][i] * weight[h][c];
+            for (int c = 0; c < 4; c++) o[h * d + i] += widen_one(values->row[c], dtype, i) * weight[h][c];
 }
 
-static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const float *value, const int32_t *slot, int n, int d)
+INLINE void value_sums_any(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype,
+                           const int32_t *slot, int n, int d)
 {
     for (int step = 0; step < ceil_div(n, 4); step++) {
-        four_rows values = rows_at(value, slot, d, step, n);
-#define WORK(heads) value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, d, heads)
+        four_rows values = rows_at(value, lazy_row_bytes(dtype, d), slot, step, n);
+#define WORK(heads) value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, dtype, d, heads)
         BY_HEADS(WORK)
 #undef WORK
     }
+}
+
+static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
+                       int n, int d)
+{
+#define WORK(type) value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d)
+    BY_KV_TYPE(WORK)
+#undef WORK
 }
 
 /* ---- ceilings --------------------------------------------------------------------------- */
@@ -687,6 +726,7 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
         .multiply_adds = multiply_adds,
     },
     .lanes = LANES,
+    .convert_key = convert_key,
     .pair_values = pair_values,
     .key_columns = key_columns,
     .online_softmax_columns = online_softmax_columns,

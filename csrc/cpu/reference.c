@@ -109,38 +109,36 @@ static void rotate_head(float *head, int d, const float *rope, const float *weig
     }
 }
 
-static float *row_of(lazy_kv kv, void *k_or_v, int head, int slot, int d)
-{
-    return (float *)k_or_v + ((int64_t)head * kv.capacity + slot) * d;
-}
-
 static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
                             const float *k_norm, float eps, lazy_error *err)
 {
-    (void)err;
     const lazy_config *c = stream->config;
     int d = c->head_dim;
+    bool fits = true;
     for (int r = 0; r < n; r++) {
         float *q = (float *)qkv + (int64_t)r * qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
         const float *angles = rope + (int64_t)rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, angles, q_norm, eps);
         for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, angles, k_norm, eps);
         for (int g = 0; g < c->n_kv_heads; g++) {
-            memcpy(row_of(kv, kv.k, g, rows[r], d), k + g * d, (size_t)d * sizeof *k);
-            memcpy(row_of(kv, kv.v, g, rows[r], d), v + g * d, (size_t)d * sizeof *v);
+            fits &= lazy_narrow(kv_row(stream, kv, kv.k, g, rows[r]), k + g * d, stream->backend->kv, d);
+            fits &= lazy_narrow(kv_row(stream, kv, kv.v, g, rows[r]), v + g * d, stream->backend->kv, d);
         }
     }
-    return LAZY_OK;
+    return fits ? LAZY_OK : lazy_cpu_refuse_range(stream, err);
 }
 
 /* p[j] = the row's attention to in_play[j], for the tokens that it sees. */
-static void attend_row(const lazy_config *c, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, lazy_seen seen)
+static void attend_row(lazy_stream *stream, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, lazy_seen seen)
 {
+    const lazy_config *c = stream->config;
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
+    float *key = scratch_of(stream, 0);
     double max = -INFINITY, sum = 0;
     for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
-        for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * row_of(kv, kv.k, g, in_play[j], d)[i];
+        lazy_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
+        for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)(dot / sqrt(c->query_scalar ? c->query_scalar : d));
         max = fmax(max, p[j]);
     }
@@ -155,18 +153,21 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int d = c->head_dim, width = qkv_width(c);
+    double *sums = (double *)scratch_of(stream, 0);
+    float *value = (float *)(sums + d);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = 0; r < n; r++) {
         for (int h = 0; h < c->n_heads; h++) {
             float *p = scratch->shares, *out = (float *)y + ((int64_t)r * c->n_heads + h) * d;
             lazy_seen seen = scratch->seen[r];
             int g = h / (c->n_heads / c->n_kv_heads);
-            attend_row(c, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
-            for (int i = 0; i < d; i++) {
-                double sum = 0;
-                for (int j = seen.begin; j < seen.end; j++) sum += (double)p[j] * row_of(kv, kv.v, g, in_play[j], d)[i];
-                out[i] = (float)sum;
+            attend_row(stream, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
+            memset(sums, 0, (size_t)d * sizeof *sums);
+            for (int j = seen.begin; j < seen.end; j++) {
+                lazy_widen(value, kv_row(stream, kv, kv.v, g, in_play[j]), stream->backend->kv, d);
+                for (int i = 0; i < d; i++) sums[i] += (double)p[j] * value[i];
             }
+            for (int i = 0; i < d; i++) out[i] = (float)sums[i];
         }
     }
     return LAZY_OK;
@@ -188,7 +189,7 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
         memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {
             lazy_seen seen = scratch->seen[r];
-            attend_row(c, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
+            attend_row(stream, scratch->shares, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
             for (int j = seen.begin; j < seen.end; j++) sums[j] += scratch->shares[j];
         }
         for (int j = 0; j < m; j++) {

@@ -1,8 +1,8 @@
 /* rows.c — ops on single rows: RMS norm, RoPE, surprisal, argmax. */
 #include <math.h>
 #include <stdatomic.h>
-#include <string.h>
 
+#include "../error.h"
 #include "cpu.h"
 
 enum { ROWS_PER_TASK = 4 };
@@ -51,48 +51,59 @@ typedef struct rotating {
     lazy_kv kv;
     const float *rope, *q_norm, *k_norm;
     float eps;
+    atomic_bool too_large; /* a key or value is beyond the range of its type */
 } rotating;
 
-/* Rotates the pairs (i, i + D/2) of one head by the angles of its position. */
-static void rotate_head(float *to, const float *from, const float *rope, int head_dim)
+/* Rotates the pairs (i, i + D/2) of one head by the angles of its position, in place. */
+static void rotate_head(float *head, const float *rope, int head_dim)
 {
     int half = head_dim / 2;
     for (int i = 0; i < half; i++) {
-        float a = from[i], b = from[half + i], c = rope[i], s = rope[half + i];
-        to[i] = a * c - b * s;
-        to[half + i] = b * c + a * s;
+        float a = head[i], b = head[half + i], c = rope[i], s = rope[half + i];
+        head[i] = a * c - b * s;
+        head[half + i] = b * c + a * s;
     }
 }
 
 static void rotate_rows(void *job, int task, int worker)
 {
     (void)worker;
-    const rotating *t = job;
+    rotating *t = job;
     const lazy_config *c = t->stream->config;
     const lazy_kernels *kernels = kernels_of(t->stream);
+    lazy_dtype type = t->stream->backend->kv;
+    bool fits = true;
     int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
-        int64_t position = t->rows[r];
         float *q = t->qkv + (int64_t)r * qkv_width(c), *k = q + q_width, *v = k + kv_width;
-        const float *rope = t->rope + position * d;
-        int64_t slot = position * d, head = (int64_t)t->kv.capacity * d; /* offsets in the KV cache */
+        const float *rope = t->rope + (int64_t)t->rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) {
             if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);
-            rotate_head(q + h * d, q + h * d, rope, d);
+            rotate_head(q + h * d, rope, d);
         }
         for (int g = 0; g < c->n_kv_heads; g++) {
             if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps, false);
-            rotate_head((float *)t->kv.k + g * head + slot, k + g * d, rope, d);
-            memcpy((float *)t->kv.v + g * head + slot, v + g * d, (size_t)d * sizeof *v);
+            rotate_head(k + g * d, rope, d);
+            fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.k, g, t->rows[r]), k + g * d, type, d);
+            fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.v, g, t->rows[r]), v + g * d, type, d);
         }
     }
+    if (!fits) atomic_store_explicit(&t->too_large, true, memory_order_relaxed);
+}
+
+int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
+{
+    if (stream->backend->kv == LAZY_F16)
+        return lazy_fail(err, LAZY_INVALID, "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
+    return lazy_fail(err, LAZY_INVALID, "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 
 int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
                     const float *k_norm, float eps, lazy_error *err)
 {
-    rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps };
-    return lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps, false };
+    int code = lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
+    return !code && t.too_large ? lazy_cpu_refuse_range(stream, err) : code;
 }
 
 typedef struct surprising {

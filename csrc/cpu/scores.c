@@ -32,8 +32,8 @@ static void multiply_keys(void *job, int task, int worker)
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
     for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group,
-                         (const float *)t->kv.k + (int64_t)g * t->kv.capacity * d, t->in_play + first, n, d);
+    t->kernels->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group, kv_row(t->stream, t->kv, t->kv.k, g, 0),
+                         t->stream->backend->kv, t->in_play + first, n, d);
 }
 
 static void normalise_head(void *job, int head, int worker)

@@ -163,6 +163,15 @@ INLINE vec widen(const void *p, lazy_dtype dtype, int i)
 #endif
 }
 
+/* Values i … k-1 in the first lanes, 0 in the others; a whole vector if there are as many. */
+INLINE vec widen_part(const void *p, lazy_dtype dtype, int i, int k)
+{
+    if (i + LANES <= k) return widen(p, dtype, i);
+    float part[LANES] = { 0 };
+    for (int j = 0; i + j < k; j++) part[j] = widen_one(p, dtype, i + j);
+    return load(part);
+}
+
 INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
 {
     int i = 0;

@@ -36,7 +36,7 @@ PyObject *array_new_float(Py_ssize_t n, float **data)
     return array;
 }
 
-static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 }; /* of activations */
+static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16, [LAZY_BF16] = NPY_UINT16 };
 
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data)
 {
@@ -56,6 +56,7 @@ PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void
     case LAZY_VIEW_PROJECTIONS: break;
     case LAZY_VIEW_KEYS:
     case LAZY_VIEW_VALUES:
+        type = TYPES[view->kv];
         shape[0] = c->n_kv_heads;
         shape[1] = n;
         break;
@@ -73,10 +74,9 @@ PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, 
 {
     const lazy_config *c = lazy_model_config(model);
     npy_intp heads[3] = { c->n_kv_heads, n, c->head_dim }, rows[2] = { n, c->hidden };
-    int type = TYPES[lazy_model_activations(model)];
-    PyObject *array = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? PyArray_SimpleNew(3, heads, type)
-                      : part == LAZY_STATE_AUX                             ? PyArray_SimpleNew(2, rows, type)
-                                                                           : PyArray_SimpleNew(1, rows, NPY_FLOAT32);
+    PyObject *array = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? PyArray_SimpleNew(3, heads, TYPES[lazy_model_kv(model)])
+                      : part == LAZY_STATE_AUX ? PyArray_SimpleNew(2, rows, TYPES[lazy_model_activations(model)])
+                                               : PyArray_SimpleNew(1, rows, NPY_FLOAT32);
     if (array) *data = PyArray_DATA((PyArrayObject *)array);
     return array;
 }

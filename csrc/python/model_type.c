@@ -1,6 +1,8 @@
 /* model_type.c — lazyllm._core.Model. */
 #include "core.h"
 
+#include "../format.h"
+
 static const char *const WHAT = "config";
 
 /* Copies of the config's arrays; NULL where not read. */
@@ -124,14 +126,14 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", "weights", NULL };
+    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", "weights", "kv", NULL };
     static const char *const settings[] = { [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4" };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu" };
     const char *wish = settings[LAZY_WEIGHTS_AS_STORED];
     int weights = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!ss", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
-                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute, &wish))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
+                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute, &wish, &device.kv))
         return NULL;
     while (strcmp(wish, settings[weights]) != 0)
         if (++weights > LAZY_WEIGHTS_Q4) return PyErr_Format(PyExc_ValueError, "weights must be auto, q8 or q4, not \"%s\"", wish);
@@ -210,12 +212,17 @@ static PyObject *model_bytes(ModelObject *self, void *closure)
 static PyObject *model_activations(ModelObject *self, void *closure)
 {
     (void)closure;
-    static const char *const names[] = { [LAZY_F32] = "F32", [LAZY_F16] = "F16", [LAZY_BF16] = "BF16" };
-    return PyUnicode_FromString(names[lazy_model_activations(self->model)]);
+    return PyUnicode_FromString(lazy_formats[lazy_model_activations(self->model)].name);
+}
+static PyObject *model_kv(ModelObject *self, void *closure)
+{
+    (void)closure;
+    return PyUnicode_FromString(lazy_formats[lazy_model_kv(self->model)].name);
 }
 
 static PyGetSetDef model_members[] = {
-    { "activations", (getter)model_activations, NULL, "the type of keys, values and hidden states", NULL },
+    { "activations", (getter)model_activations, NULL, "the type of hidden states", NULL },
+    { "kv", (getter)model_kv, NULL, "the type of keys and values", NULL },
     { "threads", (getter)model_threads, NULL, "threads that compute", NULL },
     { "isa", (getter)model_isa, NULL, "kernels in use: an instruction set, or a device and its type", NULL },
     { "device", (getter)model_device, NULL, "device the weights are on", NULL },
@@ -235,7 +242,8 @@ PyType_Spec model_spec = {
     .slots =
         (PyType_Slot[]){
             { Py_tp_doc,
-              "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto'): weights, mapped and checked" },
+              "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto', kv='f32'): weights, mapped "
+              "and checked" },
             { Py_tp_new, model_new },
             { Py_tp_dealloc, model_dealloc },
             { Py_tp_getset, model_members },

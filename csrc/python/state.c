@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "../format.h"
+
 static const char *const PARTS[] = {
     [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values", [LAZY_STATE_AUX] = "aux", [LAZY_STATE_REMEMBERED] = "remembered",
     [LAZY_STATE_LOGITS] = "logits",
@@ -56,13 +58,14 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     Py_buffer given;
     if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &given)) return NULL;
     const lazy_config *c = lazy_model_config(self->model->model);
-    Py_ssize_t width = lazy_model_activations(self->model->model) == LAZY_F32 ? 4 : 2;
+    const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
     lazy_error err = { 0 };
     PyObject *result = NULL;
     if ((part = find_part(name)) < 0 || !session_at_rest(self)) goto end;
-    Py_ssize_t row = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? width * c->n_kv_heads * c->head_dim
-                     : part == LAZY_STATE_AUX                             ? width * c->hidden
-                                                                          : (Py_ssize_t)sizeof(float);
+    size_t bytes = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? lazy_row_bytes(kv, c->n_kv_heads * c->head_dim)
+                   : part == LAZY_STATE_AUX                             ? lazy_row_bytes(activations, c->hidden)
+                                                                        : sizeof(float);
+    Py_ssize_t row = (Py_ssize_t)bytes;
     if (given.len % row) {
         PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", given.len, name, row);
         goto end;

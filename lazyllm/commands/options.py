@@ -67,6 +67,9 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--weights", default="auto", help="on the CPU: auto (as stored), q8 or q4 (rounded on loading)"
     )
     parser.add_argument(
+        "--kv", default="f32", help="keys and values on the CPU: f32, f16 or bf16; default f32"
+    )
+    parser.add_argument(
         "--cache-weights", action="store_true", help="keep weights that --weights rounds for the next time"
     )
 
@@ -224,8 +227,8 @@ def loaded(args: argparse.Namespace) -> LLM:
 
     on_cluster = getattr(args, "scheduler", None) is not None
     device = "cpu" if on_cluster else args.device
-    chosen = {"threads": args.threads, "compute": args.compute, "weights": args.weights}
-    return load(args.model or demo_model(), device, cache_weights=args.cache_weights, **chosen)
+    names = ("threads", "compute", "weights", "kv", "cache_weights")
+    return load(args.model or demo_model(), device, **{name: getattr(args, name) for name in names})
 
 
 def chosen(args: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -30,10 +30,16 @@ def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
         "tokenizer sha256": digest(llm.checkpoint.tokenizer_files, progress=False),
         "dtype": [llm.weights] if llm.weights != "auto" else stored_types(llm.checkpoint),
         "device": llm.device.partition(":")[0],
-        "kernels": llm.core.isa,
+        "kernels": kernels(llm),
         "packages": {name: found for name in PACKAGES if (found := version(name))},
         "chat wrapper": chat_wrapper(llm.tokenizer, chat),
     }
+
+
+def kernels(llm: LLM) -> str:
+    """The kernels, and the type of keys and values where it is not that of the other activations."""
+    core = llm.core
+    return core.isa if core.kv == core.activations else f"{core.isa}, K and V in {llm.kv}"
 
 
 def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     """One model under one setting, as the harness calls it.
 
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
-    its parsed JSON; `device`, `dtype`, `threads`, `compute` and `weights` are those of `load`. Texts of
+    its parsed JSON; `device`, `dtype`, `threads`, `compute`, `weights` and `kv` are those of `load`. Texts of
     more than `max_length` tokens, by default the model's context, lose their beginning. `seed` is that of
     sampled answers. Requests run one by one at any batch size; what their prompts begin with is read once.
     """
@@ -61,6 +61,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         threads: int | None = None,
         compute: str = "f32",
         weights: str = "auto",
+        kv: str = "f32",
         max_length: int | None = None,
         seed: int = 0,
         batch_size: int | str = 1,
@@ -72,7 +73,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         self.llm = (
             pretrained
             if isinstance(pretrained, LLM)
-            else load(pretrained, device, dtype, threads, compute, weights)
+            else load(pretrained, device, dtype, threads, compute, weights, kv)
         )
         self.pruning.check(self.llm.config)
         self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None

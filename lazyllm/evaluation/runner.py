@@ -159,6 +159,7 @@ class Recipe:
     threads: int | None
     compute: str
     weights: str
+    kv: str
     tasks: Tasks
     measure: Measure
     chat: Chat
@@ -182,14 +183,15 @@ class Recipe:
             threads=options.worker_threads or threads,
             compute=llm.compute,
             weights=llm.weights,
+            kv=llm.kv,
             tasks=without_items,
             measure=measure,
             chat=options.chat,
             warm_ups=options.warm_ups,
         )
 
-    def model_options(self) -> tuple[str, str, int | None, str, str]:
-        return self.model, self.device, self.threads, self.compute, self.weights
+    def model_options(self) -> tuple[str, str, int | None, str, str, str]:
+        return self.model, self.device, self.threads, self.compute, self.weights, self.kv
 
 
 def results_here(llm: LLM, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
@@ -236,9 +238,9 @@ def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 
 
 @cache
-def model_there(model: str, device: str, threads: int | None, compute: str, weights: str) -> LLM:
+def model_there(model: str, device: str, threads: int | None, compute: str, weights: str, kv: str) -> LLM:
     """Loaded once in a worker's process."""
-    return load(model, device=device, threads=threads, compute=compute, weights=weights)
+    return load(model, device=device, threads=threads, compute=compute, weights=weights, kv=kv)
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:

@@ -32,6 +32,13 @@ def check_weights(weights: str) -> None:
         raise ValueError(f"weights must be auto, q8 or q4, not {weights!r}")
 
 
+def check_kv(kv: str) -> None:
+    if not isinstance(kv, str):
+        raise TypeError(f"kv must be a string, not {kv!r}")
+    if kv not in ("f32", "f16", "bf16"):
+        raise ValueError(f"kv must be f32, f16 or bf16, not {kv!r}")
+
+
 def chosen_compute(compute: str, device: str) -> str:
     """The arithmetic of a model: "fastest" becomes what this machine has, bf16 or f32, and logs it."""
     if not isinstance(compute, str):
@@ -56,10 +63,10 @@ def libraries() -> list[str]:
 
 
 def open_model(
-    config: ModelConfig, stored: Stored, device: str, threads: int | None, compute: str, weights: str
+    config: ModelConfig, stored: Stored, device: str, threads: int | None, compute: str, weights: str, kv: str
 ) -> _core.Model:
-    """Opens weights on a device; "auto" takes CUDA where it works and no arithmetic of the
-    CPU is asked for, and logs the choice."""
+    """Opens weights on a device; "auto" takes CUDA where it works and neither an arithmetic of the CPU nor
+    a type of its keys and values is asked for, and logs the choice."""
 
     def opened(name: str) -> _core.Model:
         return _core.Model(
@@ -70,11 +77,12 @@ def open_model(
             libraries=libraries(),
             compute=compute,
             weights=weights,
+            kv=kv,
         )
 
     if device != "auto":
         return opened(device)
-    if compute != "f32":
+    if (compute, kv) != ("f32", "f32"):
         return opened("cpu")
     try:
         core = opened("cuda")

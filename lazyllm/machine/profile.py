@@ -105,7 +105,7 @@ class ProfileFile:
             "threads": core.threads,
         }
         weights = {"weights": weights_state(checkpoint), "bytes in use": core.bytes}
-        made_by = {"kernels": core.isa, **weights, **software()}
+        made_by = {"kernels": core.isa, "kv": core.kv, **weights, **software()}
         self._conditions = {**place, **made_by}
         name = f"{checkpoint.path.name}-{json_digest(place)[:NAME_DIGITS]}.json"
         self.path = profile_folder() / name

@@ -49,6 +49,7 @@ static int random_int(int low, int high) { return low + (int)(random_bits() % (u
 static float random_float(void) { return (float)((double)random_bits() / 2147483648.0 - 1.0); }
 
 static lazy_compute computing;
+static lazy_dtype keeping; /* K and V */
 
 static float *random_floats(size_t n)
 {
@@ -118,7 +119,7 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     if (computing != LAZY_COMPUTE_F32) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
     setenv("LAZYLLM_CPU", variant, 1);
     lazy_compute compute = strcmp(variant, "reference") == 0 ? LAZY_COMPUTE_F32 : computing;
-    if (lazy_cpu_open(&s.backend, threads, compute, &err) || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
+    if (lazy_cpu_open(&s.backend, threads, compute, keeping, &err) || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
         s.backend->ops->reserve(s.stream, MAX_ROWS, MAX_TOKENS, &err)) {
         printf("%s: %s\n", variant, err.message);
         exit(1);
@@ -717,6 +718,175 @@ static void test_rotate(side fast, side plain, int n, bool normed)
     free(weight);
 }
 
+/* ---- K and V of 16 bits ----------------------------------------------------------------- */
+
+/* Rounding goes to the nearest of two neighbours, halfway between them to the even one, beyond the last one to infinity. */
+static void test_narrowing(lazy_dtype dtype)
+{
+    const char *name = lazy_formats[dtype].name;
+    const uint16_t infinity = dtype == LAZY_BF16 ? 0x7f80 : 0x7c00;
+    int n_wrong = 0;
+    double low = 0, step = 0;
+    for (uint16_t half = 0; half < infinity; half++, low += step) {
+        float next;
+        lazy_widen(&next, &(uint16_t){ (uint16_t)(half + 1) }, dtype, 1);
+        if (isfinite(next)) step = next - low; /* the last one is as far from infinity's place as from the one before */
+        float middle = (float)(low + step / 2);
+        const struct {
+            float x;
+            uint16_t want;
+        } cases[] = { { (float)low, half },
+                      { nextafterf(middle, 0), half },
+                      { middle, (uint16_t)(half + (half & 1)) },
+                      { nextafterf(middle, INFINITY), (uint16_t)(half + 1) } };
+        for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+            uint16_t got, sign = i % 2 ? 0x8000 : 0;
+            bool fits = lazy_narrow(&got, &(float){ sign ? -cases[i / 2].x : cases[i / 2].x }, dtype, 1);
+            n_wrong += got != (cases[i / 2].want | sign) || fits != (cases[i / 2].want != infinity);
+        }
+    }
+    check(n_wrong == 0, "rounding to %s: %d values are wrong", name, n_wrong);
+    uint16_t got[2];
+    float back[2];
+    bool fits = lazy_narrow(got, (float[]){ NAN, -INFINITY }, dtype, 2);
+    lazy_widen(back, got, dtype, 2);
+    check(fits && isnan(back[0]) && back[1] == -INFINITY, "rounding NaN and -Inf to %s: %g and %g", name, back[0], back[1]);
+}
+
+/* n values of `keeping`, in guarded memory; n is even. */
+static void *kept(const float *values, size_t n)
+{
+    void *data = guarded(n * lazy_row_bytes(keeping, 1) / sizeof(uint32_t));
+    lazy_narrow(data, values, keeping, (int)n);
+    return data;
+}
+
+/* Output and scores of attention with K and V of that type: (n, H D) and (m,). The data are the same in each call. */
+static float *attended(const char *variant, const lazy_config *c, lazy_dtype type, int n, int m, int length, int threads)
+{
+    keeping = type;
+    uint64_t before = seed;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
+    float *qkv = random_floats((size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d), *k = random_floats(kv_size),
+          *v = random_floats(kv_size), *y = malloc((size + (size_t)m) * sizeof *y);
+    for (size_t i = 0; i < kv_size; i++) { /* to 8 bits, which every type has */
+        k[i] = roundf(k[i] * 128) / 128;
+        v[i] = roundf(v[i] * 128) / 128;
+    }
+    lazy_kv kv = { kept(k, kv_size), kept(v, kv_size), length };
+    int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
+    int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
+    side s = open_side(variant, c, threads);
+    s.stream->scores_follow = n % 2;
+    s.backend->ops->attention(s.stream, y, qkv, rows, n, kv, in_play, m, window, NULL);
+    s.backend->ops->scores(s.stream, y + size, qkv, rows, n, n / 2 + 1, LAZY_POOLING_MEAN, 0, kv, in_play, m, window, NULL);
+    close_side(s);
+    free(in_play);
+    free(rows);
+    free(qkv);
+    free(k);
+    free(v);
+    size_t words = kv_size * lazy_row_bytes(type, 1) / sizeof(uint32_t);
+    bool whole = freed(kv.k, words);
+    check(freed(kv.v, words) && whole, "%s attention wrote to K or V", variant);
+    keeping = LAZY_F32;
+    seed = before;
+    return y;
+}
+
+/* Attention and scores read the same numbers from any type that holds them: on any number of threads and, where heads are whole vectors, to
+ * the bit. */
+static void test_kept_attention(const char *variant)
+{
+    const struct {
+        int heads, group, head_dim;
+    } shapes[] = { { 9, 3, 64 }, { 6, 6, 80 }, { 2, 1, 40 }, { 4, 2, 10 }, { 14, 14, 128 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8 };
+        config.n_kv_heads = config.n_heads / shapes[i].group;
+        const int numbers[] = { 1, 2, 5, 20, SPLIT_KEYS_ROWS + 20 };
+        bool whole_vectors = shapes[i].head_dim % 16 == 0;
+        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++) {
+            int n = numbers[k], m = random_int(n, 600), length = k % 2 ? m : m + random_int(0, 20);
+            size_t size = (size_t)n * (size_t)(config.n_heads * config.head_dim) + (size_t)m;
+            float *want = attended(variant, &config, LAZY_F32, n, m, length, 1);
+            for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
+                float *got = attended(variant, &config, type, n, m, length, 3);
+                double error = error_of(got, want, size), tolerance = computing == LAZY_COMPUTE_F32 ? TOLERANCE : ROUNDED;
+                check(whole_vectors ? memcmp(got, want, size * sizeof *got) == 0 : error < tolerance,
+                      "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m, length,
+                      config.head_dim, lazy_formats[type].name, error);
+                free(got);
+            }
+            free(want);
+        }
+    }
+}
+
+/* K and V of n tokens, (2, G, n, D), as rotate leaves them in that type. A value other than 0 takes the place of one of k and v, and is
+ * not rotated. */
+static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type, int n, float value, bool in_v, int *code, lazy_error *err)
+{
+    keeping = type;
+    uint64_t before = seed;
+    size_t d = (size_t)c->head_dim, heads = (size_t)(c->n_heads + 2 * c->n_kv_heads), kv_size = (size_t)n * (size_t)c->n_kv_heads * d;
+    size_t words = kv_size * lazy_row_bytes(type, 1) / sizeof(uint32_t);
+    float *qkv = random_floats((size_t)n * heads * d), *rope = random_floats((size_t)n * d), *norm = random_floats(d);
+    int32_t *rows = random_positions(n, n);
+    if (value != 0) {
+        size_t head = (heads - (in_v ? 1 : 1 + (size_t)c->n_kv_heads)) * d, row = (size_t)(n / 2);
+        qkv[row * heads * d + head] = value;
+        for (size_t i = 0; i < d / 2; i++) {
+            rope[row * d + i] = 1;
+            rope[row * d + d / 2 + i] = 0;
+        }
+    }
+    uint32_t *both = guarded(2 * words);
+    side s = open_side(variant, c, 3);
+    *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, norm, value != 0 ? NULL : norm, 1e-6f,
+                                   err);
+    close_side(s);
+    void *copy = memcpy(malloc(2 * words * sizeof *both), both, 2 * words * sizeof *both);
+    check(freed(both, 2 * words), "%s rotate n %d: wrote outside K and V", variant, n);
+    free(rows);
+    free(qkv);
+    free(rope);
+    free(norm);
+    keeping = LAZY_F32;
+    seed = before;
+    return copy;
+}
+
+/* What is kept is what would be kept in f32, rounded once. A finite value beyond the type's range is refused, others are not. */
+static void test_kept_rows(const char *variant)
+{
+    const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 4, .n_kv_heads = 2, .head_dim = 22, .ffn = 8 };
+    int code;
+    for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
+        for (int n = 1; n < 20; n += 6) {
+            size_t size = 2 * (size_t)n * 2 * 22;
+            lazy_error err = { 0 };
+            float *exact = rotated(variant, &config, LAZY_F32, n, 0, false, &code, &err);
+            uint16_t *got = rotated(variant, &config, type, n, 0, false, &code, &err), *want = malloc(size * sizeof *want);
+            lazy_narrow(want, exact, type, (int)size);
+            check(code == LAZY_OK && memcmp(got, want, size * sizeof *got) == 0, "%s rotate n %d: K or V in %s is not what F32 rounds to",
+                  variant, n, lazy_formats[type].name);
+            free(exact);
+            free(got);
+            free(want);
+        }
+        const float largest = type == LAZY_F16 ? 65504.0f : 0x1.fep127f, beyond = type == LAZY_F16 ? 65520.0f : 0x1.ffp127f;
+        const float values[] = { largest, nextafterf(beyond, 0), beyond, -beyond, FLT_MAX, INFINITY, NAN };
+        for (size_t i = 0; i < 2 * sizeof values / sizeof *values; i++) {
+            lazy_error err = { 0 };
+            bool refused = isfinite(values[i / 2]) && fabsf(values[i / 2]) >= beyond;
+            free(rotated(variant, &config, type, 13, values[i / 2], i % 2, &code, &err));
+            check(code == (refused ? LAZY_INVALID : LAZY_OK) && (!refused || strstr(err.message, "a key or value is beyond")),
+                  "%s rotate of %g in %s: code %d, \"%s\"", variant, values[i / 2], lazy_formats[type].name, code, err.message);
+        }
+    }
+}
+
 /* ---- selection and bookkeeping ---------------------------------------------------------- */
 
 /* rank of token j among the free ones: how many come before it by (score, position) */
@@ -1240,6 +1410,10 @@ static void test_variant(const char *variant, const lazy_config *shapes, size_t 
     for (size_t i = 0; i < n_shapes; i++) test_shapes(variant, shapes[i]);
     test_extremes(variant);
     test_columns(variant);
+    before = seed;
+    test_kept_attention(variant);
+    test_kept_rows(variant);
+    seed = before;
     test_any_threads(variant);
     test_short_gates(variant);
 }
@@ -1277,6 +1451,10 @@ int main(int argc, char **argv)
     test_smooth(any, plain, 10, INT32_MAX);
     close_side(plain);
     close_side(any);
+    test_kept_attention("reference");
+    test_kept_rows("reference");
+    test_narrowing(LAZY_F16);
+    test_narrowing(LAZY_BF16);
     test_cores();
     test_pool(&shapes[0]);
     test_short_jobs_beside_a_long_one(&shapes[0]);

@@ -104,7 +104,7 @@ class checkpoint
             tensors.push_back(
                 { t.name.c_str(), bf16 ? "BF16" : "F32", t.shape.data(), (int)t.shape.size(), 0, t.first * width(), t.count * width() });
         const char *shard = path;
-        lazy_device where = { device, 1, nullptr, nullptr, 0 };
+        lazy_device where = { device, 1, nullptr, nullptr, nullptr, 0 };
         lazy_model *model;
         lazy_error err = {};
         if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), LAZY_WEIGHTS_AS_STORED, &where, nullptr,

@@ -226,7 +226,7 @@ struct rig {
         lazy_cuda_options options = {};
         options.type = type;
         must(lazy_cuda_open(&cuda, &options, &err), err);
-        must(lazy_cpu_open(&cpu, 1, LAZY_COMPUTE_F32, &err), err);
+        must(lazy_cpu_open(&cpu, 1, LAZY_COMPUTE_F32, LAZY_F32, &err), err);
         gpu = stream_of(cuda, &config, rows, tokens);
         plain = stream_of(cpu, &config, rows, tokens);
     }
