@@ -466,6 +466,22 @@ static int check_logits(const float *logits, int vocab, lazy_error *err)
     return LAZY_OK;
 }
 
+static int refuse_layer(int layer, lazy_error *err)
+{
+    return lazy_fail(err, LAZY_CHECKPOINT, "layer %d gave a value that is no finite number: its weights, or those before it, are damaged",
+                     layer);
+}
+
+/* After a stage has refused its scores: names the layer below that made them, if there is one. */
+static int refuse_stage(pass *p, int layer, lazy_error *err)
+{
+    int32_t first_bad = p->config->n_layers;
+    bool noted = !p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL) && first_bad < layer;
+    if (!noted) return lazy_fail_in(err, "after layer %d", layer);
+    if (err) *err = (lazy_error){ 0 };
+    return refuse_layer(first_bad, err);
+}
+
 static int finish(pass *p, lazy_error *err)
 {
     lazy_session *session = p->session;
@@ -485,11 +501,10 @@ static int finish(pass *p, lazy_error *err)
     if (!code && logits) code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
     if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = p->ops->download(p->stream, cache->staging, cache->notes, lazy_n_notes(c) * sizeof *notes, err);
+    if (!code) code = lazy_model_check(model, err);
     if (code) return code;
 
-    if (notes[0] < c->n_layers)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
+    if (notes[0] < c->n_layers) return refuse_layer(notes[0], err);
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
     if (best && (*best = notes[1 + c->n_layers]) < 0) return refuse_logit(-1 - *best, err);
     for (int l = 0; l < c->n_layers; l++) session->under_way.counts[l].revived = notes[1 + l];
@@ -522,7 +537,8 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         const lazy_watch *watch = p.stream->watch;
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        if ((code = prune_and_revive(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
+        if ((code = prune_and_revive(&p, l, err)))
+            return code == LAZY_CHECKPOINT ? refuse_stage(&p, l, err) : lazy_fail_in(err, "after layer %d", l);
     }
     return finish(&p, err);
 }
