@@ -1,4 +1,4 @@
-"""Files of weights that change while they are in use: an error of the pass, and never a silently wrong answer."""
+"""Files of weights that change while they are in use: an error of the pass, never a silently wrong answer."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ with open(sys.argv[2], "r+b") as file:
 
 
 @pytest.mark.parametrize("how", ["read", "sent", "handled"])
-def test_other_bus_errors_are_not_ours(folder: Path, tmp_path: Path, how: str) -> None:
+def test_other_bus_errors_are_not_ours(folder: Path, tmp_path: Path, how: str, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("the sanitizer has a handler of its own")
     (tmp_path / "other").write_bytes(b"0" * 9000)
     command = [sys.executable, "-c", ELSEWHERE, str(folder), str(tmp_path / "other"), how]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
