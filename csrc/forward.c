@@ -472,12 +472,12 @@ static int refuse_layer(int layer, lazy_error *err)
                      layer);
 }
 
-/* After a stage has refused its scores: names the layer below that made them, if there is one. */
-static int refuse_stage(pass *p, int layer, lazy_error *err)
+/* Scores that are no numbers may be refused before the layer that has made them is: then that layer is named. */
+static int blame_layer(pass *p, int code, lazy_error *err)
 {
-    int32_t first_bad = p->config->n_layers;
-    bool noted = !p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL) && first_bad < layer;
-    if (!noted) return lazy_fail_in(err, "after layer %d", layer);
+    int32_t first_bad;
+    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL)) return code;
+    if (first_bad == p->config->n_layers) return code;
     if (err) *err = (lazy_error){ 0 };
     return refuse_layer(first_bad, err);
 }
@@ -537,8 +537,7 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         const lazy_watch *watch = p.stream->watch;
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
-        if ((code = prune_and_revive(&p, l, err)))
-            return code == LAZY_CHECKPOINT ? refuse_stage(&p, l, err) : lazy_fail_in(err, "after layer %d", l);
+        if ((code = prune_and_revive(&p, l, err))) return blame_layer(&p, lazy_fail_in(err, "after layer %d", l), err);
     }
-    return finish(&p, err);
+    return blame_layer(&p, finish(&p, err), err);
 }

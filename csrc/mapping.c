@@ -131,5 +131,5 @@ int lazy_mapping_check(const lazy_mapping *mapping, lazy_error *err)
     if (known) changed |= (uint64_t)info.st_size != mapping->bytes || info.st_mtim.tv_sec != mapping->modified.tv_sec;
     if (known) changed |= info.st_mtim.tv_nsec != mapping->modified.tv_nsec;
     if (!changed) return LAZY_OK;
-    return lazy_fail(err, LAZY_CHECKPOINT, "%s was changed or could not be read while it was in use; load the model again", mapping->path);
+    return lazy_fail(err, LAZY_IO, "%s was changed or could not be read while it was in use; load the model again", mapping->path);
 }

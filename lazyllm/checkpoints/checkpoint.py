@@ -103,10 +103,10 @@ class Checkpoint:
                 )
 
     def check_unchanged(self) -> None:
-        """Raises CheckpointError if a shard has been written to or replaced since its header was read."""
+        """Raises OSError if a shard has been written to or replaced since its header was read."""
         for shard, before in zip(self.shards, self.states, strict=True):
             if state(shard) != before:
-                raise CheckpointError(f"{shard} was changed while it was loaded; load it again")
+                raise OSError(f"{shard} was changed while it was loaded; load it again")
 
     @property
     def config_files(self) -> list[Path]:
