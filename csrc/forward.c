@@ -463,20 +463,6 @@ static int commit(pass *p, lazy_error *err)
     return LAZY_OK;
 }
 
-/* Reads the notes of all layers; they stay in the staging buffer. */
-static int check_notes(pass *p, lazy_error *err)
-{
-    const int32_t *notes = p->cache->staging;
-    int n_layers = p->config->n_layers;
-    int code = p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
-    if (code) return code;
-    if (notes[0] < n_layers)
-        return lazy_fail(err, LAZY_CHECKPOINT,
-                         "layer %d gave a value that is no finite number: its weights, or those before it, are damaged", notes[0]);
-    for (int l = 0; l < n_layers; l++) p->session->under_way.counts[l].revived = notes[1 + l];
-    return LAZY_OK;
-}
-
 static int refuse_logit(int id, lazy_error *err)
 {
     return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
@@ -487,6 +473,35 @@ static int check_logits(const float *logits, int vocab, lazy_error *err)
     for (int i = 0; i < vocab; i++)
         if (!isfinite(logits[i])) return refuse_logit(i, err);
     return LAZY_OK;
+}
+
+static int refuse_layer(int layer, lazy_error *err)
+{
+    return lazy_fail(err, LAZY_CHECKPOINT, "layer %d gave a value that is no finite number: its weights, or those before it, are damaged",
+                     layer);
+}
+
+/* Reads the notes of all layers; they stay in the staging buffer. The weights that they were computed from must be what they were. */
+static int check_notes(pass *p, lazy_error *err)
+{
+    const int32_t *notes = p->cache->staging;
+    int n_layers = p->config->n_layers;
+    int code = p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
+    if (!code) code = lazy_model_check(p->session->model, err);
+    if (code) return code;
+    if (notes[0] < n_layers) return refuse_layer(notes[0], err);
+    for (int l = 0; l < n_layers; l++) p->session->under_way.counts[l].revived = notes[1 + l];
+    return LAZY_OK;
+}
+
+/* Scores that are no numbers may be refused before the layer that has made them is: then that layer is named. */
+static int blame_layer(pass *p, int code, lazy_error *err)
+{
+    int32_t first_bad;
+    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL)) return code;
+    if (first_bad == p->config->n_layers) return code;
+    if (err) *err = (lazy_error){ 0 };
+    return refuse_layer(first_bad, err);
 }
 
 static int finish(pass *p, lazy_error *err)
@@ -563,7 +578,7 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
         bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
-        if (!early && (code = prune_and_revive(&p, l, err))) return lazy_fail_in(err, "after layer %d", l);
+        if (!early && (code = prune_and_revive(&p, l, err))) return blame_layer(&p, lazy_fail_in(err, "after layer %d", l), err);
     }
-    return n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err);
+    return blame_layer(&p, n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err), err);
 }

@@ -17,7 +17,7 @@ typedef enum lazy_code {
     LAZY_INVALID = -1,    /* an argument is invalid: the message names it and what is allowed */
     LAZY_CHECKPOINT = -2, /* the checkpoint is invalid, or a value computed from it is NaN or Inf */
     LAZY_MEMORY = -3,     /* not enough memory; the call has changed nothing */
-    LAZY_IO = -4,         /* a file could not be opened or mapped */
+    LAZY_IO = -4,         /* a file could not be opened or mapped, or has changed since */
     LAZY_DEVICE = -5,     /* the device is missing or failed */
     LAZY_CANCELLED = -6,  /* the progress callback stopped the call */
     LAZY_UNUSABLE = -7,   /* a call on the session is under way */

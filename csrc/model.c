@@ -1,12 +1,7 @@
 #include "model.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "binder.h"
 #include "device.h"
@@ -53,23 +48,6 @@ static int check_config(const lazy_config *c, lazy_error *err)
     return LAZY_OK;
 }
 
-static int map_shard(lazy_mapping *shard, const char *path, lazy_error *err)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
-    struct stat info;
-    int code = LAZY_OK;
-    if (fstat(fd, &info)) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
-    else if (info.st_size <= 0) code = lazy_fail(err, LAZY_CHECKPOINT, "%s: the file is empty", path);
-    else {
-        void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (data == MAP_FAILED) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
-        else *shard = (lazy_mapping){ data, (uint64_t)info.st_size };
-    }
-    close(fd);
-    return code;
-}
-
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
                     int n_tensors, lazy_weights weights, const lazy_device *device, const lazy_watch *watch, lazy_error *err)
 {
@@ -93,15 +71,23 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
 
     if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table", err))) goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
-        if ((code = map_shard(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
+        if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
     if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
         goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, weights, watch, err);
+    if (!code) code = lazy_model_check(model, err);
 done:
     if (code) lazy_model_close(model);
     else *out = model;
+    return code;
+}
+
+int lazy_model_check(const lazy_model *model, lazy_error *err)
+{
+    int code = LAZY_OK;
+    for (int i = 0; i < model->n_shards && !code; i++) code = lazy_mapping_check(&model->shards[i], err);
     return code;
 }
 
@@ -133,7 +119,7 @@ void lazy_model_close(lazy_model *model)
     }
     for (int i = 0; i < model->n_owned; i++) lazy_free(model->owned[i]);
     lazy_free(model->owned);
-    for (int i = 0; i < model->n_shards; i++) munmap((void *)model->shards[i].data, model->shards[i].bytes);
+    for (int i = 0; i < model->n_shards; i++) lazy_mapping_close(&model->shards[i]);
     lazy_free(model->shards);
     lazy_free(model->layers);
     lazy_free((void *)model->config.inv_freq);

@@ -3,6 +3,7 @@
 #define LAZY_MODEL_H
 
 #include "backend.h"
+#include "mapping.h"
 
 typedef struct lazy_layer {
     float *attention_norm;      /* (d,) */
@@ -18,11 +19,6 @@ typedef struct lazy_layer {
     bool local_rope;            /* rotates by local_inv_freq */
 } lazy_layer;
 
-typedef struct lazy_mapping {
-    const unsigned char *data; /* read-only */
-    uint64_t bytes;
-} lazy_mapping;
-
 struct lazy_model {
     lazy_config config; /* its arrays are owned */
     lazy_backend *backend;
@@ -36,6 +32,9 @@ struct lazy_model {
     int n_owned;
     uint64_t bytes; /* of the weights in use */
 };
+
+/* Fails if a shard has changed since it was opened. */
+int lazy_model_check(const lazy_model *model, lazy_error *err);
 
 /* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
 static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }

@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack, overload
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded
+from lazyllm.errors import CheckpointError
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
@@ -70,7 +71,11 @@ def load(
             raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
         if can_be_rounded(checkpoint) and not device.startswith("cuda"):  # the core refuses these by name
             stored, rounding = rounded(checkpoint, weights), "auto"
-    core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
+    try:
+        core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from None
+    checkpoint.check_unchanged()
     return LLM(checkpoint, core, compute, weights, kv)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lazyllm.model import Model
+from lazyllm.support import checked
 
 PromptIds = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
@@ -85,6 +86,19 @@ class Turn:
     messages: list[dict[str, Any]]
     text: str
     cut: bool = False  # the context was truncated within the messages
+
+    @classmethod
+    def checked(cls, values: Any) -> Turn:
+        """From a file."""
+        made = cls(**values)
+        checked.whole(made.begins, "a turn's begin", 0)
+        checked.whole(made.answer_begins, "the begin of a turn's answer", 0)
+        if not (
+            isinstance(made.text, str) and isinstance(made.messages, list) and isinstance(made.cut, bool)
+        ):
+            raise TypeError(f"a turn is {values!r:.80}")
+        checked_messages(made.messages)
+        return made
 
 
 class Conversation:

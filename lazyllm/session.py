@@ -68,6 +68,16 @@ class PromptPlace(NamedTuple):
     n_run: int
     n_given: int
 
+    @classmethod
+    def checked(cls, value: Any) -> PromptPlace:
+        """From a file."""
+        begins, n_run, n_given = value
+        return cls(
+            checked.whole(begins, "a prompt's begin", 0),
+            checked.whole(n_run, "the tokens of a prompt", 1),
+            checked.whole(n_given, "the given tokens of a prompt", 1),
+        )
+
     def cut(self, length: int) -> PromptPlace:
         """What a context of this length holds of it; of the removed tokens the same share counts."""
         n_run = min(self.n_run, max(0, length - self.begins))
@@ -222,8 +232,12 @@ class Session:
         with made._exclusive_use():
             made._reserve(saved.length)
             saved.fill(made.core, model.config)
-            made._prompts = [PromptPlace(*prompt) for prompt in told.prompts]
-            made._conversation = Conversation(model, [Turn(**turn) for turn in told.turns])
+            try:
+                made._prompts = [PromptPlace.checked(prompt) for prompt in told.prompts]
+                turns = [Turn.checked(turn) for turn in told.turns]
+            except (TypeError, ValueError) as error:
+                saved.damaged(str(error))
+            made._conversation = Conversation(model, turns)
         return made
 
     # ---- growing the context ---------------------------------------------------------------------

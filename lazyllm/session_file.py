@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,6 +22,8 @@ FORMAT, VERSION = "lazyllm session", "2"
 DIGEST = "sha256"
 TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
+KINDS = {"drawn": int | None, "prompts": list, "turns": list}
+"""The types of a description's values; all others are text."""
 BLOCK = 1 << 24  # bytes
 MIB = 20  # the shift from bytes to MiB
 LARGE = 256  # MiB that take long enough for a bar
@@ -127,9 +129,15 @@ class SessionFile:
             raise ValueError(
                 f"{path} is damaged or cut short: its contents do not have the digest at its end"
             )
-        self._places = {
-            name: (begin, n_bytes) for name, _, _, _, begin, n_bytes in read_shard(path, 0) if name != DIGEST
-        }
+        self._places = {tensor[0]: tensor for tensor in read_shard(path, 0) if tensor[0] != DIGEST}
+        for name, dtype, _, _, begin, _ in self._places.values():
+            if dtype not in WIDTHS or begin % WIDTHS[dtype]:
+                self.damaged(f"tensor {name!r} is of type {dtype} and begins at byte {begin}")
+        if missing := sorted(TOKENS.keys() - self._places):
+            self.damaged(f"tensor {missing[0]!r} is missing")
+
+    def damaged(self, problem: str) -> NoReturn:
+        raise ValueError(f"{self.path} is damaged: {problem}")
 
     def _described(self) -> Description:
         told = f"{self.path} is no session of lazyllm"
@@ -146,28 +154,35 @@ class SessionFile:
         if version != VERSION:
             raise ValueError(f"{self.path} has version {version} of the format; this lazyllm reads {VERSION}")
         try:
-            return Description(**parse_object(metadata["session"], self.path))
+            description = Description(**parse_object(metadata["session"], self.path))
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{told}, or is damaged") from None
+        for name, value in vars(description).items():
+            if not isinstance(value, KINDS.get(name, str)):
+                self.damaged(f"{name} is {value!r:.80}")
+        return description
 
     def tensor(self, name: str) -> np.ndarray:
         """The bytes of one tensor."""
-        begin, n_bytes = self._places[name]
+        *_, begin, n_bytes = self._places[name]
         return self._data[begin : begin + n_bytes]
 
     @property
     def length(self) -> int:
-        return self._places["kinds"][1]
+        return len(self.tensor("kinds"))
 
     def fill(self, core: _core.Session, config: ModelConfig) -> None:
         """Makes an empty session, of the same model and setting, what this one was."""
-        core.set_tokens(*(self.tensor(name) for name in ("ids", "kinds", "depths", "gone")))
-        for name in self._places:
-            if name not in TOKENS:
-                part, _, layer = name.partition(".")
-                core.set_state(part, int(layer), self.tensor(name))
-        found = {name: n_bytes for name, (*_, n_bytes) in layout(core, config, self.description)}
-        if found != {name: n_bytes for name, (_, n_bytes) in self._places.items()}:
-            raise ValueError(f"{self.path} is damaged: its tensors are not those of its tokens")
-        if self.description.drawn is not None:
-            core.drawn = self.description.drawn
+        try:
+            core.set_tokens(*(self.tensor(name) for name in ("ids", "kinds", "depths", "gone")))
+            for name in self._places:
+                if name not in TOKENS:
+                    part, _, layer = name.partition(".")
+                    core.set_state(part, int(layer), self.tensor(name))
+            if self.description.drawn is not None:
+                core.drawn = self.description.drawn
+        except (ValueError, OverflowError) as error:
+            self.damaged(str(error))
+        found = dict(layout(core, config, self.description))
+        if found != {name: (dtype, shape, n) for name, dtype, shape, _, _, n in self._places.values()}:
+            self.damaged("its tensors are not those of its tokens")

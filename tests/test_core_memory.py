@@ -10,28 +10,81 @@ from pathlib import Path
 
 import pytest
 
-# Every allocation of the core is a posix_memalign.
+# Every allocation of the core is a posix_memalign, every one of its binding to Python one of Python's domain
+# "mem". A block of the core has a mark in its last bytes, by which those not yet freed are counted.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 static int left = -1, failures; /* left: allocations that succeed before one fails; below 0: all */
+static atomic_int live;
 
 void fail_after(int n) { left = n, failures = 0; }
 int failures_made(void) { return failures; }
+int live_blocks(void) { return live; }
+
+static int fails(void) { return left >= 0 && left-- == 0 && ++failures; }
+
+enum { MARK = 16 }; /* bytes */
+static uint64_t *mark_of(void *block) { return (uint64_t *)((char *)block + malloc_usable_size(block)) - 1; }
+static uint64_t mark(void *block) { return (uint64_t)(uintptr_t)block ^ 0x5a5a1234abcd9876; }
 
 int posix_memalign(void **out, size_t alignment, size_t size)
 {
     static int (*real)(void **, size_t, size_t);
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "posix_memalign");
-    if (left >= 0 && left-- == 0) return failures++, ENOMEM;
-    return real(out, alignment, size);
+    if (fails()) return ENOMEM;
+    int code = real(out, alignment, size + MARK);
+    if (!code) *mark_of(*out) = mark(*out), live++;
+    return code;
+}
+
+extern void __libc_free(void *);
+void free(void *block)
+{
+    if (block && (uintptr_t)block % 64 == 0 && *mark_of(block) == mark(block)) *mark_of(block) = 0, live--;
+    __libc_free(block);
+}
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *argument)
+{
+    static int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "pthread_create");
+    return fails() ? EAGAIN : real(thread, attr, run, argument);
+}
+
+typedef struct allocator {
+    void *context;
+    void *(*malloc)(void *, size_t);
+    void *(*calloc)(void *, size_t, size_t);
+    void *(*realloc)(void *, void *, size_t);
+    void (*free)(void *, void *);
+} allocator;
+enum { DOMAIN_MEM = 1 };
+static allocator python;
+
+static void *try_malloc(void *c, size_t size) { return fails() ? NULL : python.malloc(c, size); }
+static void *try_calloc(void *c, size_t n, size_t size) { return fails() ? NULL : python.calloc(c, n, size); }
+static void *try_realloc(void *c, void *old, size_t n) { return fails() ? NULL : python.realloc(c, old, n); }
+
+void watch_python(void)
+{
+    void (*get)(int, allocator *), (*set)(int, allocator *);
+    *(void **)&get = dlsym(RTLD_DEFAULT, "PyMem_GetAllocator");
+    *(void **)&set = dlsym(RTLD_DEFAULT, "PyMem_SetAllocator");
+    get(DOMAIN_MEM, &python);
+    allocator failing = { python.context, try_malloc, try_calloc, try_realloc, python.free };
+    set(DOMAIN_MEM, &failing);
 }
 """
 SCRIPT = """
-import ctypes, sys
+import ctypes, gc, sys
 from itertools import count
 from pathlib import Path
 import numpy as np
@@ -39,10 +92,16 @@ import tiny
 from lazyllm import _core
 
 shim = ctypes.CDLL(None)
-made = tiny.build(tiny.Shape(n_layers=6), Path(sys.argv[1]))
-model = made.load(threads=2)
+shim.watch_python()
+local = tiny.Shape(n_layers=6, windows=(0, 9), local_theta=500.0)
+kinds = {"plain": tiny.Shape(n_layers=6), "windows": local}
+biased = tiny.Shape(n_layers=2, hidden=64, ffn=64, qkv_bias=True, o_bias=True, qk_norm=True, post_norms=True)
+built = {name: tiny.build(shape, Path(sys.argv[1])) for name, shape in (kinds | {"biased": biased}).items()}
+made = built["plain"]
+made.load()  # what Python imports for it is not the core's
 first, second = made.ids(40), made.ids(200, seed=1)
 stages = tiny.pruning([(0, 0.75), (1, 0.5), (3, 0.25)], sink=1, protect=[(3, 5)], smooth=3)
+heavy = tiny.pruning([(0, 0.3), (2, 0.2, True), (3, 0.1)], memory=0.8, layers=2, decode=[(1, 0.9), (3, 0.2)])
 
 def each_failure(prepare, call):
     # (prepared, call(prepared) or None) with each allocation of the call failing in turn, and once without
@@ -59,6 +118,18 @@ def each_failure(prepare, call):
         if not failures:
             return
 
+def refused(call, least):
+    # all calls but the last fail, and leave nothing behind
+    gc.collect()
+    before = shim.live_blocks()
+    results = [result for _, result in each_failure(lambda: None, lambda _: call())]
+    assert len(results) > least and results[-1] is not None and set(map(type, results[:-1])) == {type(None)}
+    last = results.pop()
+    kept = shim.live_blocks()
+    del last
+    gc.collect()
+    assert kept > before == shim.live_blocks(), (before, kept, shim.live_blocks())
+
 def session_of(pruning, *before):
     session = model.session(pruning)
     session.trace = True
@@ -66,15 +137,24 @@ def session_of(pruning, *before):
         session.forward(ids)
     return session
 
-def check(pruning, before, call):
+def state_of(session):
+    parts = "keys", "values", "aux", "remembered", "logits"
+    known = [session.state(part, layer) for part in parts for layer in range(6)]
+    arrays = session.ids, session.kinds, session.depths, session.gone
+    return [None if one is None else one.tobytes() for one in [*arrays, *known]]
+
+def check(pruning, before, call, least=20):
+    gc.collect()
+    blocks = shim.live_blocks()
     wanted = session_of(pruning, *before)
+    untouched = state_of(wanted)
     want, runs = call(wanted), len(wanted.last_trace)
     after = wanted.forward([7], generated=True)
     refused = lost = 0
     for session, got in each_failure(lambda: session_of(pruning, *before), call):
         if got is None:  # refused: nothing has changed
             refused += 1
-            assert session.length == sum(map(len, before))
+            assert state_of(session) == untouched
             got = call(session)
         else:
             try:
@@ -85,19 +165,41 @@ def check(pruning, before, call):
         np.testing.assert_array_equal(got, want)
         np.testing.assert_array_equal(session.forward([7], generated=True), after)
         assert session.last_trace
-    assert refused >= 20 and lost > 0, (refused, lost)
+    assert refused >= least and lost > 0, (refused, lost)
+    del session, wanted
+    gc.collect()
+    assert shim.live_blocks() == blocks, "a call that failed has left blocks behind"
 
-for opening in (lambda _: made.load(threads=2), lambda _: model.session(stages)):
-    results = [result for _, result in each_failure(lambda: None, opening)]
-    assert len(results) > 5 and results[-1] is not None and set(results[:-1]) == {None}
-whole = session_of(stages, first)
-forks = [fork for _, fork in each_failure(lambda: None, lambda _: whole.fork())]
-assert len(forks) > 30 and set(forks[:-1]) == {None}
-np.testing.assert_array_equal(forks[-1].forward(second), whole.forward(second))
-check(stages, [], lambda session: session.forward(second))
-check(stages, [first], lambda session: session.forward(second))
-check(stages, [first], lambda session: session.advance(second, _core.Sampler(0.8, 1.0, 0, 1)))
-check(None, [first], lambda session: session.surprisal(second))
+def restored(session):
+    new = model.session(heavy)
+    new.set_tokens(session.ids, session.kinds, session.depths, session.gone)
+    for layer in range(6):
+        for part in ("keys", "values", "aux", "remembered"):
+            if session.state_length(part, layer):
+                new.set_state(part, layer, session.state(part, layer))
+    return new
+
+for name in built:
+    refused(lambda: built[name].load(threads=3), 10)
+for weights in ("q8", "q4"):
+    it = built["biased"]
+    refused(lambda: _core.Model(it.config, [str(it.path)], it.tensors, weights=weights), 10)
+refused(lambda: _core.Sampler(0.8, 0.9, 5, 1), 0)
+for name in kinds:
+    model = built[name].load(threads=2)
+    whole = session_of(heavy, first)
+    for pruning in (None, stages, heavy):
+        refused(lambda: model.session(pruning), 10)
+    refused(whole.fork, 30)
+    refused(lambda: restored(whole), 40)
+    np.testing.assert_array_equal(restored(whole).forward(second), whole.fork().forward(second))
+    check(stages, [], lambda session: session.forward(second))
+    check(stages, [first], lambda session: session.forward(second))
+    check(heavy, [first], lambda session: session.forward(second))
+    check(heavy, [first], lambda session: session.forward([5], generated=True), least=1)
+    check(stages, [first], lambda session: session.advance(second, _core.Sampler(0.8, 0.9, 3, 1)))
+    check(None, [first], lambda session: session.surprisal(second))
+    del whole, model
 print("done")
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,27 @@ def test_a_damaged_layer_is_named(
     with pytest.raises(CheckpointError, match=f"layer {layer} gave a value that is no finite number"):
         session.forward(made.ids(20))
     assert session.length == 0
+
+
+MATRICES = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
+MATRICES += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", [*MATRICES, "input_layernorm", "post_attention_layernorm"])
+def test_each_damaged_tensor_of_a_layer_is_named_by_it(tmp_path: Path, name: str, value: float) -> None:
+    """With a stage after the layer, and one after the next, which meets the damage before the pass ends."""
+    name = f"model.layers.1.{name}.weight"
+    weight = tiny.random_weights(SHAPE)[name].copy()
+    weight[0] = value
+    made = tiny.build(SHAPE, tmp_path, {name: weight})
+    model = made.load()
+    for stages in ([], [(1, 0.5)], [(2, 0.5)], [(0, 0.9), (1, 0.8), (2, 0.5)]):
+        session = model.session(tiny.pruning(stages))
+        with pytest.raises(CheckpointError, match="layer 1") as caught:
+            session.forward(made.ids(20))
+        assert re.search("no finite number|score of the token .* is (-?nan|not a number)", str(caught.value)), stages
+        assert session.length == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -97,3 +119,25 @@ def test_a_tensor_may_not_begin_behind_its_file(tmp_path: Path, offset: int) -> 
     (*entry, _, size), *others = made.tensors
     with pytest.raises(CheckpointError, match="lie past the end of a file"):
         _core.Model(made.config, [str(made.path)], [(*entry, offset, size), *others])
+
+
+@pytest.mark.parametrize(("part", "layer"), [("keys", 2), ("values", 2), ("aux", 1)])
+def test_damaged_activations_are_named_by_the_layer_that_reads_them(
+    tmp_path: Path, part: str, layer: int
+) -> None:
+    """Planted in the state of a session. A token that waits for layer 2 waits with the output of layer 1."""
+    made = tiny.build(SHAPE, tmp_path)
+    rules = tiny.pruning([(1, 0.5)], memory=0.9, decode=[(0, 1.0), (1, 0.9)])
+    session, damaged = made.load().session(rules), made.load().session(rules)
+    session.forward(made.ids(20))
+    session.forward([5], generated=True)
+    damaged.set_tokens(session.ids, session.kinds, session.depths, session.gone)
+    for place in range(SHAPE.n_layers):
+        for one in ("keys", "values", "aux", "remembered"):
+            if (array := session.state(one, place)) is not None:
+                if (one, place) == (part, 2):
+                    array[:] = np.nan
+                damaged.set_state(one, place, array)
+    with pytest.raises(CheckpointError, match=f"layer {layer} gave a value that is no finite number"):
+        damaged.forward([6], generated=True)
+    assert damaged.length == 21

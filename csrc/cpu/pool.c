@@ -201,11 +201,12 @@ static void *run_worker(void *argument)
 
 /* ---- opening, closing ------------------------------------------------------------------- */
 
-/* Signals are the program's business: the workers take none. */
+/* Signals are the program's business: the workers take none but those of their own faults. */
 static int start_worker(worker *w)
 {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* see mapping.h */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&w->thread, NULL, run_worker, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -19,6 +20,7 @@ from lazyllm.support import hub
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 HEADER_LIMIT = 100_000_000
+MOST_DIMENSIONS = 8
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
@@ -78,6 +80,7 @@ class Checkpoint:
         self.config = ModelConfig.from_folder(self.path)
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
+        self.states = [state(shard) for shard in self.shards]
         self.tensors: list[Tensor] = []
         home: dict[str, str] = {}
         for index, name in enumerate(names):
@@ -99,6 +102,12 @@ class Checkpoint:
                     f"it is in {found}"
                 )
 
+    def check_unchanged(self) -> None:
+        """Raises OSError if a shard has been written to or replaced since its header was read."""
+        for shard, before in zip(self.shards, self.states, strict=True):
+            if state(shard) != before:
+                raise OSError(f"{shard} was changed while it was loaded; load it again")
+
     @property
     def config_files(self) -> list[Path]:
         """The files besides the shards on which the model's outputs depend."""
@@ -115,6 +124,12 @@ class Checkpoint:
         if any((self.path / name).exists() for name in VOCABULARIES):
             return Tokenizer.from_folder(self.path, self.config)
         return None
+
+
+def state(path: str | Path) -> tuple[int, ...]:
+    """Another one when the file has been written to or replaced."""
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -172,6 +187,11 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
                     )
                 view = file.get_slice(name)
                 shape = tuple(view.get_shape())
+                if len(shape) > MOST_DIMENSIONS or "\0" in name:
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r:.80} has {len(shape)} dimensions; expected at most "
+                        f"{MOST_DIMENSIONS}, and a name without NUL"
+                    )
                 tensors.append((name, view.get_dtype(), shape, index, start + begin, end - begin))
                 expected = end
     except SafetensorError as error:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from lazyllm.errors import CheckpointError
 from lazyllm.support.json_text import parse_object
 
-JSON_LIMIT = 256 << 20
+JSON_LIMIT = 32 << 20  # bytes; the largest known are indexes of 10 MiB
 
 
 def read_json(path: Path, strict: bool = False) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from lazyllm.checkpoints.config import (
     MODEL_TYPES,
 )
 from lazyllm.checkpoints.fields import Fields
+from lazyllm.checkpoints.gguf_file import read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_CONTEXT, MAX_FACTOR, MAX_THETA
 from lazyllm.errors import CheckpointError
@@ -128,7 +129,7 @@ class GgufModel:
             )
         self.layer_tensors = GEMMA3_TENSORS if self.arch == "gemma3" else LAYER_TENSORS
         self.names = self.hugging_face_names()
-        self.vocab = int(self.tensors["token_embd.weight"].shape[1])
+        self.vocab = self.tensors["token_embd.weight"].shape[1]
 
     def hugging_face_names(self) -> dict[str, str]:
         names = {}
@@ -249,7 +250,7 @@ class GgufModel:
         stored, width, _ = DTYPES[dtype]
         entries: dict[str, tuple[str, list[int], int]] = {}
         for name, hf_name in self.names.items():
-            shape = [int(size) for size in reversed(self.tensors[name].shape)]
+            shape = list(reversed(self.tensors[name].shape))
             entries[hf_name] = stored, shape, math.prod(shape) * width
         with path.open("wb") as file, bar(len(self.names), "converting", "tensor", progress) as line:
             file.write(header_bytes(entries, {"format": "pt"}))
@@ -264,7 +265,7 @@ class GgufModel:
         if self.arch != "llama" or kind not in ("attn_q", "attn_k"):
             return None
         heads = self.heads if kind == "attn_q" else self.kv_heads
-        rows = int(self.tensors[name].shape[-1])
+        rows = self.tensors[name].shape[-1]
         if rows != heads * self.head_dim:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has {rows} rows; expected {heads} x {self.head_dim}"
@@ -277,53 +278,24 @@ class GgufModel:
 
         Gemma 3's norms multiply by 1 + weight; the file stores the sum.
         """
+        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
         tensor = self.tensors[name]
+        kind = GGMLQuantizationType[tensor.kind]
         plus_one = self.arch == "gemma3" and name.endswith("norm.weight")
         by_rows = len(tensor.shape) > 1 or order is not None
-        data = tensor.data.reshape(int(tensor.shape[-1]) if by_rows else 1, -1)
-        step = max(1, CHUNK_VALUES * len(data) // max(1, math.prod(int(size) for size in tensor.shape)))
+        data = tensor.rows(tensor.shape[-1] if by_rows else 1)
+        step = max(1, CHUNK_VALUES * len(data) // math.prod(tensor.shape))
         for start in range(0, len(data), step):
             rows = data[start : start + step] if order is None else data[order[start : start + step]]
             try:
-                values = dequantize(rows, tensor.tensor_type).astype(np.float32, copy=False).ravel()
+                values = dequantize(rows, kind).astype(np.float32, copy=False).ravel()
             except NotImplementedError:
-                kind = tensor.tensor_type.name
                 raise CheckpointError(
-                    f"{self.path}: tensor {name!r} is {kind}, which gguf cannot read"
+                    f"{self.path}: tensor {name!r} is {tensor.kind}, which gguf cannot read"
                 ) from None
             yield values - np.float32(1) if plus_one else values
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metadata as plain values and tensors by name, from a file that may be damaged."""
-    try:
-        from gguf import GGUFReader
-    except ImportError:
-        raise ImportError("reading GGUF files needs the package gguf: pip install gguf") from None
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file")
-
-    class BoundedReader(GGUFReader):
-        """Refuses to read past the end of the file: the package trusts the counts that a file claims."""
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            if offset + int(count) * np.dtype(dtype).itemsize > len(self.data):
-                raise ValueError(f"it ends before the {count} values that begin at byte {offset}")
-            return super()._get(offset, dtype, count, override_order)
-
-    try:
-        reader = BoundedReader(path)
-        metadata = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
-    except (ValueError, LookupError, ArithmeticError, TypeError, MemoryError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
-    if reader.byte_order == "S":
-        raise CheckpointError(
-            f"{path} is a GGUF file in the byte order of other machines; expected little-endian"
-        )
-    return metadata, tensors
 
 
 def shortest_float(value: float) -> float:

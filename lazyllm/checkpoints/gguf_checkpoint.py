@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, state
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import GgufModel
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
@@ -18,6 +18,8 @@ class GgufCheckpoint(Checkpoint):
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.shards = [str(self.path)]
+        self.states = [state(self.path)]
         self.model = GgufModel(self.path)
         config = ModelConfig.from_dict(
             self.model.config("float32"), self.model.generation_config(), source=self.path
@@ -25,14 +27,12 @@ class GgufCheckpoint(Checkpoint):
         self.config = replace(
             config, name=self.path.stem, norm_plus_one=False, paired_rope=self.model.arch == "llama"
         )
-        self.shards = [str(self.path)]
         self.tensors = [self.entry(name) for name in self.model.names]
 
     def entry(self, name: str) -> Tensor:
         stored = self.model.tensors[name]
-        shape = tuple(int(size) for size in reversed(stored.shape))
-        place = (0, int(stored.data_offset), int(stored.n_bytes))
-        return (self.model.names[name], stored.tensor_type.name, shape, *place)
+        shape = tuple(reversed(stored.shape))
+        return (self.model.names[name], stored.kind, shape, 0, stored.offset, stored.n_bytes)
 
     @property
     def config_files(self) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class GgufVocabulary:
 
     def array(self, key: str, kind: type) -> list[Any]:
         values = self.metadata.get(f"tokenizer.ggml.{key}")
-        if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        if not isinstance(values, list | array) or not all(type(value) is kind for value in values):
             self.refuse(key, "missing" if values is None else "of another form", f"a list of {kind.__name__}")
         return list(values or ())
 

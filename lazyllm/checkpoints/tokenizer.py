@@ -17,6 +17,7 @@ from lazyllm.errors import CheckpointError
 
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MAX_TOKENS = 1 << 24
+VOCABULARY_LIMIT = 256 << 20  # bytes; the largest known have 35 MiB
 
 
 class Tokenizer:
@@ -55,9 +56,9 @@ class Tokenizer:
         settings = Fields(settings_path, read_json(settings_path) if settings_path.exists() else {})
         extra = folder / "special_tokens_map.json"
         tokens = read_token_names(settings, Fields(extra, read_json(extra) if extra.exists() else {}))
-        template = find_template(folder, settings.values)
+        template, template_source = find_template(folder, settings.values)
         vocabulary, source = open_vocabulary(folder, settings, tokens)
-        return cls._made(vocabulary, source, tokens, template, settings_path, config)
+        return cls._made(vocabulary, source, tokens, template, template_source, config)
 
     @classmethod
     def from_contents(
@@ -182,6 +183,11 @@ class TextStream:
 
 def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> tuple[Vocabulary, Path]:
     """The vocabulary that the folder's files describe, and the file that describes it."""
+    for name in ("tokenizer.json", "tokenizer.model"):
+        if (path := folder / name).is_file() and path.stat().st_size > VOCABULARY_LIMIT:
+            raise CheckpointError(
+                f"{path} has {path.stat().st_size} bytes; expected at most {VOCABULARY_LIMIT}"
+            )
     if (path := folder / "tokenizer.json").is_file():
         return JsonVocabulary(path, tokens.get("bos_token"), settings.flag("add_bos_token", False)), path
     if (path := folder / "tokenizer.model").is_file():

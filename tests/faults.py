@@ -1,0 +1,857 @@
+"""Faults of files that a stranger may have made: a line each, with words that the error must have.
+
+A fault changes one file of something whole (a folder, its shards, a GGUF file, a saved session, a preset).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SETTINGS, VOCABULARY, TEMPLATE = "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
+SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+NORM = "model.norm.weight"
+Change = Callable[[Path], None]
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str  # the change is made to it, and the error names it
+    change: Change
+    words: str  # in the error, as a regular expression
+
+
+def faults(file: str, *lines: tuple[str, Change, str]) -> list[Fault]:
+    return [Fault(f"{file}: {name}", file, change, words) for name, change, words in lines]
+
+
+# ---- changes -----------------------------------------------------------------------------------------------
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def holds(contents: bytes) -> Change:
+    return lambda path: path.write_bytes(contents) and None
+
+
+def sized(n_bytes: int, first: bytes = b"") -> Change:
+    """Then zeros, which take no room on disk."""
+
+    def change(path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(first)
+            file.truncate(n_bytes)
+
+    return change
+
+
+def cut(n_bytes: int) -> Change:
+    """The first bytes; a negative number is taken from the end."""
+    return lambda path: path.write_bytes(path.read_bytes()[:n_bytes]) and None
+
+
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def replaced(old: bytes, new: bytes) -> Change:
+    def change(path: Path) -> None:
+        contents = path.read_bytes()
+        assert old in contents, old
+        path.write_bytes(contents.replace(old, new, 1))
+
+    return change
+
+
+def edited(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """A JSON file whose object is changed."""
+
+    def change(path: Path) -> None:
+        values = json.loads(path.read_bytes()) if path.exists() else {}
+        edit(values)
+        path.write_text(json.dumps(values))
+
+    return change
+
+
+def having(**fields: Any) -> Change:
+    return edited(lambda values: values.update(fields))
+
+
+def lacking(name: str) -> Change:
+    return edited(lambda values: values.pop(name))
+
+
+def beside(name: str, change: Change) -> Change:
+    """Another file than the one that the error names is changed."""
+    return lambda path: change(path.with_name(name))
+
+
+def inside(name: str, change: Change) -> Change:
+    """A file of the folder that the error names is changed."""
+    return lambda path: change(path / name)
+
+
+def both(*changes: Change) -> Change:
+    return lambda path: [change(path) for change in changes] and None
+
+
+# ---- safetensors -------------------------------------------------------------------------------------------
+
+
+def split(contents: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header of a safetensors file, and what follows it."""
+    end = 8 + int.from_bytes(contents[:8], "little")
+    return json.loads(contents[8:end]), contents[end:]
+
+
+def joined(header: Any, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text += b" " * (-len(text) % 8) if not isinstance(header, bytes) else b""
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def header(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    def change(path: Path) -> None:
+        entries, data = split(path.read_bytes())
+        edit(entries)
+        path.write_bytes(joined(entries, data))
+
+    return change
+
+
+def tensor(name: str = NORM, **fields: Any) -> Change:
+    """Fields of a tensor's entry."""
+    return header(lambda entries: entries[name].update(fields))
+
+
+def only(entry: Any, data: bytes = b"1234", name: str = "a") -> Change:
+    """A file with one tensor."""
+    return lambda path: path.write_bytes(joined({name: entry}, data)) and None
+
+
+def entry(begin: int = 0, end: int = 4, shape: Any = (1,), dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def several(**entries: Any) -> Change:
+    return lambda path: path.write_bytes(joined(entries, b"0" * 12)) and None
+
+
+def extra(name: str, **fields: Any) -> Change:
+    """One more tensor of one value, at the end."""
+
+    def change(path: Path) -> None:
+        entries, data = split(path.read_bytes())
+        entries[name] = entry(len(data), len(data) + 4) | fields
+        path.write_bytes(joined(entries, data + b"\0\0\0\0"))
+
+    return change
+
+
+def values(name: str, raw: bytes) -> Change:
+    """The first bytes of a tensor."""
+
+    def change(path: Path) -> None:
+        entries, data = split(path.read_bytes())
+        begin = entries[name]["data_offsets"][0]
+        path.write_bytes(joined(entries, data[:begin] + raw + data[begin + len(raw) :]))
+
+    return change
+
+
+def shifted(path: Path) -> None:
+    """A header of odd length: each tensor begins at an odd byte."""
+    entries, data = split(path.read_bytes())
+    text = json.dumps(entries).encode()
+    path.write_bytes(joined(text + b" " * (1 - len(text) % 2), data))
+
+
+# ---- sessions ----------------------------------------------------------------------------------------------
+
+
+def sealed(contents: bytes) -> bytes:
+    """With the digest at the end made anew, as the author of the file can."""
+    return contents[:-32] + hashlib.sha256(contents[:-32]).digest()
+
+
+def resealed(change: Change) -> Change:
+    def change_and_seal(path: Path) -> None:
+        change(path)
+        path.write_bytes(sealed(path.read_bytes()))
+
+    return change_and_seal
+
+
+def described(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    def edit_metadata(entries: dict[str, Any]) -> None:
+        description = json.loads(entries["__metadata__"]["session"])
+        edit(description)
+        entries["__metadata__"]["session"] = json.dumps(description)
+
+    return resealed(header(edit_metadata))
+
+
+def describing(**fields: Any) -> Change:
+    return described(lambda description: description.update(fields))
+
+
+def metadata(**fields: Any) -> Change:
+    return resealed(header(lambda entries: entries["__metadata__"].update(fields)))
+
+
+def renamed(old: str, new: str) -> Change:
+    def edit(entries: dict[str, Any]) -> None:
+        entries[new] = entries.pop(old)
+
+    return resealed(header(edit))
+
+
+# ---- GGUF --------------------------------------------------------------------------------------------------
+
+U8, U32, F32, BOOL, STRING, ARRAY, U64 = 0, 4, 6, 7, 8, 9, 10
+
+
+def string(text: bytes) -> bytes:
+    return struct.pack("<Q", len(text)) + text
+
+
+def field(name: bytes, kind: int, raw: bytes) -> bytes:
+    return string(name) + struct.pack("<I", kind) + raw
+
+
+def gguf(
+    fields: bytes = b"",
+    n_fields: int = 0,
+    tensors: bytes = b"",
+    n_tensors: int = 0,
+    magic: bytes = b"GGUF",
+    version: int = 3,
+) -> Change:
+    """A file of nothing else."""
+    counts = struct.pack("<IQQ", version, n_tensors, n_fields)
+    return holds(magic + counts + fields + tensors + b"\0" * 64)
+
+
+def one(kind: int, raw: bytes, name: bytes = b"a") -> Change:
+    """A file with one metadata field."""
+    return gguf(field(name, kind, raw), 1)
+
+
+def info(name: bytes = b"t", shape: tuple[int, ...] = (4,), kind: int = 0, offset: int = 0) -> bytes:
+    return string(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
+
+
+def placed(*infos: bytes) -> Change:
+    """A file with these tensors."""
+    return gguf(tensors=b"".join(infos), n_tensors=len(infos))
+
+
+def number(name: bytes, value: int) -> Change:
+    """A number of the metadata, as it stands in the file."""
+
+    def change(path: Path) -> None:
+        contents = path.read_bytes()
+        begin = contents.index(string(name)) + 8 + len(name) + 4
+        path.write_bytes(contents[:begin] + struct.pack("<I", value) + contents[begin + 4 :])
+
+    return change
+
+
+def typed(name: bytes, kind: int) -> Change:
+    """The type of a metadata field, whose bytes stay."""
+
+    def change(path: Path) -> None:
+        contents = path.read_bytes()
+        begin = contents.index(string(name)) + 8 + len(name)
+        path.write_bytes(contents[:begin] + struct.pack("<I", kind) + contents[begin + 4 :])
+
+    return change
+
+
+def of_tensor(name: bytes, at: int, raw: bytes) -> Change:
+    """Bytes of a tensor's entry: at 4 its shape begins."""
+
+    def change(path: Path) -> None:
+        contents = path.read_bytes()
+        begin = contents.rindex(string(name)) + 8 + len(name) + at
+        path.write_bytes(contents[:begin] + raw + contents[begin + len(raw) :])
+
+    return change
+
+
+# ---- the faults --------------------------------------------------------------------------------------------
+
+JSON_TEXTS = {
+    "empty": (b"", "is not JSON"),
+    "cut": (b'{"a": ', "is not JSON"),
+    "a list": (b"[]", "holds a list; expected a JSON object"),
+    "not UTF-8": (b'{"a": "\xff"}', "is not JSON: .*utf-8"),
+    "nested": (b'{"a":' * 100_000, "is not JSON: "),
+    "a number of 5000 digits": (b'{"a": ' + b"9" * 5000 + b"}", "is not JSON: .*4300 digits"),
+}
+WHOLE = "is not a whole safetensors file: "
+TWICE = b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2)
+NAN, INF = b"\0\0\xc0\x7f", b"\0\0\x80\x7f"
+FOREVER = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% for c in range(9**5) %}{% endfor %}"
+FOREVER += "{% endfor %}{% endfor %}"
+
+
+def template(text: str) -> Change:
+    return having(chat_template=text)
+
+
+FOLDER = [
+    *faults(
+        CONFIG,
+        *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
+        ("missing", remove, "is missing"),
+        ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
+        ("another model", having(architectures=["GPT2LMHeadModel"]), "architectures is .*; expected one of"),
+        (
+            "two models",
+            having(architectures=["LlamaForCausalLM"] * 2),
+            "architectures is .*; expected one of",
+        ),
+        ("two types", having(model_type="qwen2"), "model_type is 'qwen2'; expected 'llama'"),
+        ("no layers", having(num_hidden_layers=0), "num_hidden_layers is 0; expected"),
+        ("10^9 layers", having(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; expected"),
+        ("a number as text", having(hidden_size="32"), "hidden_size is '32'; expected a whole number"),
+        ("a truth as number", having(hidden_size=True), "hidden_size is True; expected a whole number"),
+        ("a fraction", having(hidden_size=32.5), "hidden_size is 32.5; expected a whole number"),
+        ("negative heads", having(num_attention_heads=-4), "num_attention_heads is -4; expected"),
+        ("heads that do not divide", having(num_key_value_heads=3), "num_key_value_heads is 3; expected"),
+        ("more KV heads than heads", having(num_key_value_heads=8), "num_key_value_heads is 8; expected"),
+        ("an odd head", having(head_dim=7), "head_dim is 7; expected an even"),
+        ("a head of 2^30", having(head_dim=1 << 30), "head_dim is 1073741824; expected"),
+        ("a vocabulary of 2^60", having(vocab_size=1 << 60), "vocab_size is 1152921504606846976; expected"),
+        ("a context of 2^40", having(max_position_embeddings=1 << 40), "max_position_embeddings is .*; exp"),
+        ("epsilon of NaN", having(rms_norm_eps=float("nan")), "rms_norm_eps is nan; expected"),
+        ("a base of 0", having(rope_theta=0), "rope_theta is 0; expected a number above 1"),
+        ("a base of 10^400", having(rope_theta=10**400), "rope_theta is 1000.*; expected"),
+        ("scaling as a list", having(rope_scaling=[1]), r"rope_scaling is \[1\]; expected an object"),
+        ("another scaling", having(rope_scaling={"type": "dynamic"}), "type is 'dynamic'; expected one of"),
+        ("no factor", having(rope_scaling={"type": "linear"}), "factor is missing; expected"),
+        ("YaRN by 0", having(rope_scaling={"type": "yarn", "factor": 0}), "factor is 0; expected"),
+        ("an end beyond", having(eos_token_id=300), "eos_token_id is 300; expected token ids below"),
+        ("ends in ends", having(eos_token_id=[2, [3]]), r"eos_token_id is \[2, \[3\]\]; expected"),
+        ("tied by number", having(tie_word_embeddings=1), "tie_word_embeddings is 1; expected true or false"),
+        ("quantized", having(quantization_config={"bits": 4}), "quantization_config is .*; expected no such"),
+        ("another activation", having(hidden_act="gelu"), "hidden_act is 'gelu'; expected 'silu'"),
+        ("biases in the FFN", having(mlp_bias=True), "mlp_bias is True; expected false"),
+        ("partial RoPE", having(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; expected 1.0"),
+    ),
+    *faults("generation_config.json", ("an end below 0", having(eos_token_id=-1), "eos_token_id is -1; exp")),
+    *faults(
+        ".",  # config.json and the weights do not agree: the folder is named
+        ("a layer more", inside(CONFIG, having(num_hidden_layers=7)), r"layers\.6\.\S+: missing"),
+        (
+            "wider heads",
+            inside(CONFIG, having(head_dim=16)),
+            r"q_proj\S+ shape \(32, 32\), but .* \(64, 32\)",
+        ),
+        ("a wide FFN", inside(CONFIG, having(intermediate_size=1 << 20)), r"asks for \(1048576, 32\)"),
+        (
+            "a row more",
+            inside(CONFIG, having(vocab_size=301)),
+            r"embed_tokens.* \(300, 32\), but .* \(301, 32",
+        ),
+        ("biases", inside(CONFIG, having(attention_bias=True)), r"q_proj\.bias: missing from the checkpoint"),
+        ("no weights", inside(WEIGHTS, remove), "neither model.safetensors nor"),
+        (
+            "pickles",
+            both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))),
+            "pickles, which can run code",
+        ),
+        ("a tensor missing", inside(WEIGHTS, header(lambda e: e.update(x=e.pop(NORM)))), f"{NORM}: missing"),
+        ("integers", inside(WEIGHTS, tensor(dtype="I32")), f"{NORM}: dtype I32 is not supported; F32"),
+        ("a matrix", inside(WEIGHTS, tensor(shape=[4, 8])), rf"{NORM}: shape \(4, 8\), but the config asks"),
+        ("odd places", inside(WEIGHTS, shifted), "begins at byte .*, which is no multiple of its 4-byte"),
+    ),
+    *faults(
+        WEIGHTS,
+        *((f"header {name}", holds(joined(text, b"")), words) for name, (text, words) in JSON_TEXTS.items()),
+        ("empty", holds(b""), "has 0 bytes and a header said to have 0"),
+        ("7 bytes", holds(b"1234567"), "has 7 bytes"),
+        ("a header of 2^63", holds((1 << 63).to_bytes(8, "little") + b"{}"), "9223372036854775808; expected"),
+        (
+            "a header of 1 GiB",
+            sized(1 << 31, (1 << 30).to_bytes(8, "little")),
+            "said to have 1073741824; expected a whole file with a header of at most",
+        ),
+        ("a header that is longer", cut(100), "has 100 bytes and a header said to have"),
+        ("an entry that is a number", only(1), "tensor 'a' is 1; expected data_offsets"),
+        ("no place", only({"dtype": "F32", "shape": [1]}), "tensor 'a' is .*; expected data_offsets"),
+        ("three offsets", only(entry() | {"data_offsets": [0, 4, 8]}), "expected data_offsets of two"),
+        (
+            "offsets with a point",
+            only(entry() | {"data_offsets": [0.0, 4.0]}),
+            "expected data_offsets of two",
+        ),
+        ("offsets of truth", only(entry() | {"data_offsets": [False, 4]}), "expected data_offsets of two"),
+        ("a negative offset", only(entry(-4, 0)), WHOLE),
+        ("an end before its begin", only(entry(4, 0)), WHOLE),
+        ("offsets of 2^63", only(entry(1 << 63, (1 << 63) + 4)), WHOLE),
+        ("a negative shape", only(entry(shape=[-1])), WHOLE),
+        ("a shape with a point", only(entry(shape=[1.0])), WHOLE),
+        ("a shape of text", only(entry(shape="1")), WHOLE),
+        ("2^64 values", only(entry(shape=[1 << 62, 4])), WHOLE),
+        ("2^64 + 1 values", only(entry(shape=[(1 << 64) + 1])), WHOLE),
+        ("more values than bytes", only(entry(shape=[2])), WHOLE),
+        ("another type", only(entry(dtype="F31")), WHOLE),
+        ("two in one place", several(a=entry(0, 8, [2]), b=entry(4, 12, [2])), WHOLE),
+        ("a hole", several(a=entry(0, 4), b=entry(8, 12)), WHOLE),
+        ("a hole before the first", several(a=entry(4, 12, [2])), WHOLE),
+        ("a tail", longer, WHOLE),
+        ("cut by a byte", cut(-1), WHOLE),
+        ("a name twice", holds(joined(TWICE, b"1234")), "'a' appears twice"),
+        ("metadata of a number", header(lambda e: e.update(__metadata__=3)), WHOLE),
+        ("nine dimensions", extra("a", shape=[1] * 9), "'a' has 9 dimensions; expected at most 8"),
+        ("a name with NUL", extra("a\0b"), "and a name without NUL"),
+        ("a name that is no text", extra("\ud800"), WHOLE),
+    ),
+    *faults(
+        VOCABULARY,
+        *((name, holds(text), "is not a tokenizer.json: ") for name, (text, _) in JSON_TEXTS.items()),
+        ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
+        ("another kind", edited(lambda t: t["model"].update(type="Own")), "is not a tokenizer.json: "),
+        (
+            "an id beyond",
+            edited(lambda t: t["model"]["vocab"].update(x=1 << 31)),
+            "up to 2147483648; expected",
+        ),
+        (
+            "an id of 2^40",
+            edited(lambda t: t["model"]["vocab"].update(x=1 << 40)),
+            "is not a tokenizer.json: ",
+        ),
+        (
+            "a token that only merges name",
+            edited(lambda t: t["model"].update(merges=[["x", "yy"]])),
+            "is not a",
+        ),
+        (
+            "another decoder",
+            having(decoder={"type": "BPEDecoder", "suffix": "_"}),
+            "BPEDecoder is not supported",
+        ),
+        (
+            "a damaged expression",
+            having(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}),
+            "is not a",
+        ),
+    ),
+    *faults(
+        "tokenizer.model",
+        ("junk", both(beside(VOCABULARY, remove), holds(b"\x0a\xff\xff")), "is not a SentencePiece model"),
+        ("1 GiB", both(beside(VOCABULARY, remove), sized(1 << 30)), "has 1073741824 bytes; expected at most"),
+    ),
+    *faults(
+        "added_tokens.json",
+        (
+            "an id below 0",
+            both(having(a=-1), beside(VOCABULARY, remove), beside("tokenizer.model", holds(b"."))),
+            "'a' is -1; expected a token with its id",
+        ),
+    ),
+    *faults(
+        "special_tokens_map.json", ("a list", having(unk_token=["a"]), "unk_token is .*; expected a string")
+    ),
+    *faults(
+        SETTINGS,
+        *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
+        ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
+        ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
+        (
+            "code",
+            both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})),
+            "auto_map is .* co",
+        ),
+        ("a template of a number", having(chat_template=3), "chat_template is a int; expected a string"),
+        ("a template that is none", template("{% if %}"), "the chat template is not valid: "),
+        (
+            "a template in 30 loops",
+            template("{% for a in 'a' %}" * 30 + "{% endfor %}" * 30),
+            "is not valid: ",
+        ),
+        (
+            "a template in 10^4 brackets",
+            template("{{" + "(" * 10**4 + "1" + ")" * 10**4 + "}}"),
+            "is not valid: ",
+        ),
+        (
+            "a template that breaks out",
+            template("{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+            "failed: ",
+        ),
+        ("a template that reads globals", template("{{ cycler.__init__.__globals__ }}"), "failed: "),
+        ("a template that changes messages", template("{{ messages.append(1) }}"), "failed: "),
+        ("a template that opens files", template("{% include 'config.json' %}"), "failed: "),
+        ("a template without an end", template(FOREVER), "failed: it took more than 0.5 seconds"),
+        (
+            "a template that calls itself",
+            template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+            "failed: ",
+        ),
+        (
+            "a template of 10^10 letters",
+            template("{{ 'a' * 10**10 }}"),
+            "the chat template (failed|is not valid)",
+        ),
+        (
+            "a template of a large power",
+            template("{{ 10 ** (10 ** 9) }}"),
+            "the chat template (failed|is not val)",
+        ),
+        (
+            "a template that fills",
+            template("{{ 'a' | center(10**10) }}"),
+            "the chat template (failed|is not va)",
+        ),
+        (
+            "a template that doubles",
+            template(
+                "{% set s = namespace(a='a') %}{% for i in range(99) %}{% set s.a = s.a ~ s.a %}{% endfor %}"
+            ),
+            "the chat template failed: ",
+        ),
+        (
+            "a template that writes on",
+            template("{% for i in range(9**5) %}{{ 'abcdefghij' * 100 }}{% endfor %}"),
+            "failed: it wrote more than 1000000 characters",
+        ),
+    ),
+    *faults(
+        TEMPLATE,
+        ("not UTF-8", holds(b"\xff"), "is not UTF-8: "),
+        ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
+        ("a missing message", holds(b"{{ messages[9].role }}"), "the chat template failed: "),
+        ("a division by 0", holds(b"{{ 1 / 0 }}"), "the chat template failed: division by zero"),
+    ),
+]
+RUN = [  # found when the weights are used: the layer is named
+    Fault(
+        "NaN in an embedding",
+        WEIGHTS,
+        values("model.embed_tokens.weight", NAN * 4000),
+        "layer 0 gave a value",
+    ),
+    Fault(
+        "Inf in a norm", WEIGHTS, values("model.layers.4.input_layernorm.weight", INF), "layer 4 gave a value"
+    ),
+    Fault(
+        "NaN in the head", WEIGHTS, values("lm_head.weight", NAN), "the logit of token 0 is no finite number"
+    ),
+]
+
+
+def placing(name: Any) -> Change:
+    """The index has this for the place of a tensor."""
+    return edited(lambda index: index["weight_map"].update({NORM: name}))
+
+
+def twice(folder: Path) -> None:
+    (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
+
+
+SHARDED = [
+    *faults(
+        INDEX,
+        *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
+        ("no places", lacking("weight_map"), "weight_map is missing; expected an object"),
+        ("places as a list", having(weight_map=[]), r"weight_map is \[\]; expected an object"),
+        ("empty places", having(weight_map={}), "weight_map is {}; expected an object naming"),
+        ("a place above", placing("../model.safetensors"), "'../model.safetensors'; expected the plain name"),
+        ("a place of the system", placing("/etc/passwd"), "'/etc/passwd'; expected the plain name"),
+        ("a place with a backslash", placing("a\\b.safetensors"), "expected the plain name"),
+        ("a pickle", placing("a.bin"), "'a.bin'; expected the plain name"),
+        ("a number", placing(3), "is said to be in 3; expected the plain name"),
+        (
+            "a place twice",
+            replaced(b'"weight_map": {', b'"weight_map": {"a": "", "a": "",'),
+            "'a' appears twice",
+        ),
+        ("another shard", placing(SHARDS[0]), f"'{NORM}' is said to be in {SHARDS[0]}; it is in {SHARDS[2]}"),
+        ("no tensor", edited(lambda i: i["weight_map"].update(x=SHARDS[0])), "'x' is .*; it is in no shard"),
+    ),
+    *faults(
+        SHARDS[1],
+        ("missing", remove, "is missing; model.safetensors.index.json names it"),
+        ("cut", cut(-1), WHOLE),
+        ("empty", holds(b""), "has 0 bytes"),
+    ),
+    *faults(".", ("a shard twice", twice, f"is in {SHARDS[0]} and in {SHARDS[1]}; expected one")),
+]
+FILE = "model.gguf"
+ENDS = "the file ends after"
+GGUF = faults(
+    FILE,
+    ("empty", holds(b""), "its beginning: it has 4 bytes; the file ends after 0"),
+    ("3 bytes", cut(3), "its beginning: it has 4 bytes; the file ends after 3"),
+    ("a zip file", gguf(magic=b"PK\3\4"), r"its beginning: it is b'PK\\x03\\x04'; expected b'GGUF'"),
+    ("version 0", gguf(version=0), "it has version 0; supported are 2, 3"),
+    ("version 99", gguf(version=99), "it has version 99; supported are 2, 3"),
+    ("other byte order", gguf(version=3 << 24), "in the byte order of other machines"),
+    ("2^60 tensors", gguf(n_tensors=1 << 60), "the number of tensors: 1152921504606846976 tensors; expected"),
+    ("2^60 fields", gguf(n_fields=1 << 60), "the number of metadata fields: 1152921504606846976 fields; exp"),
+    ("more fields than there are", one(U8, b"\1" + b"\xff" * 8), "general.architecture is 'None'; supported"),
+    (
+        "a name of 2^60",
+        gguf(struct.pack("<Q", 1 << 60), 1),
+        f"the name of metadata field 0: it has 115.*; {ENDS}",
+    ),
+    ("a name that is no text", one(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
+    ("a field twice", gguf(field(b"a", U8, b"\1") * 2, 2), "metadata field 'a': it appears twice"),
+    ("a type of 99", one(99, b""), "metadata field 'a': its type is 99; expected 0, 1"),
+    ("a text of 2^60", one(STRING, struct.pack("<Q", 1 << 60)), f"metadata field 'a': it has 115.*; {ENDS}"),
+    ("a text that is none", one(STRING, string(b"\xff")), "metadata field 'a': it is not UTF-8"),
+    (
+        "2^60 texts",
+        one(ARRAY, struct.pack("<IQ", STRING, 1 << 60)),
+        "an array of 115.* strings; expected at most",
+    ),
+    ("10^6 texts", one(ARRAY, struct.pack("<IQ", STRING, 10**6)), f"metadata field 'a': .*; {ENDS}"),
+    ("2^62 numbers", one(ARRAY, struct.pack("<IQ", U64, 1 << 62)), f"it has 368.* bytes; {ENDS}"),
+    (
+        "arrays of arrays",
+        one(ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000),
+        "an array of type 9; expected numbers",
+    ),
+    ("an array of nothing", one(ARRAY, struct.pack("<IQ", 77, 1)), "an array of type 77; expected numbers"),
+    ("an alignment of 0", one(U32, b"\0" * 4, b"general.alignment"), "alignment': it is 0; expected a power"),
+    ("an alignment of 3", one(U32, b"\3\0\0\0", b"general.alignment"), "it is 3; expected a power of two"),
+    ("an alignment of 2^31", one(U32, b"\0\0\0\x80", b"general.alignment"), "it is 2147483648; expected"),
+    (
+        "an alignment as text",
+        one(STRING, string(b"32"), b"general.alignment"),
+        "it is '32'; expected a power",
+    ),
+    ("a tensor twice", placed(info(), info()), "tensor 't': it appears twice"),
+    (
+        "a tensor's name of 2^60",
+        gguf(tensors=struct.pack("<Q", 1 << 60), n_tensors=1),
+        "the name of tensor 0: it",
+    ),
+    (
+        "2^31 dimensions",
+        gguf(tensors=string(b"t") + struct.pack("<I", 1 << 31), n_tensors=1),
+        "2147483648 dimens",
+    ),
+    ("no dimension", placed(info(shape=())), r"tensor 't': its shape is \[\]; expected rows"),
+    ("a dimension of 0", placed(info(shape=(4, 0))), r"tensor 't': its shape is \[4, 0\]; expected rows"),
+    ("2^126 values", placed(info(shape=(1 << 63, 1 << 63))), "tensor 't': it is at bytes .*; the file has"),
+    ("2^64 values", placed(info(shape=(1 << 32, 1 << 32))), "tensor 't': it is at bytes .*; the file has"),
+    ("a format of 77", placed(info(kind=77)), "tensor 't': its type is 77, which the gguf package"),
+    (
+        "half a block",
+        placed(info(shape=(16,), kind=8)),
+        r"its shape is \[16\]; expected rows of .* 32 for Q8_0",
+    ),
+    (
+        "an offset of 2^63",
+        placed(info(offset=1 << 63)),
+        "tensor 't': it is at bytes 92233720368547.*; the file",
+    ),
+    ("cut by a byte", cut(-1), "it is at bytes .*; the file has"),
+    ("cut in half", cut(20_000), "it is at bytes .*; the file has 20000"),
+    ("cut in its metadata", cut(400), f"metadata field .*; {ENDS}|metadata field .* it is not UTF-8"),
+    (
+        "another model",
+        replaced(string(b"llama"), string(b"falco")),
+        "architecture is 'falco'; supported are llama",
+    ),
+    (
+        "a field missing",
+        replaced(b"llama.embedding_length", b"llama.embedding_lengtx"),
+        "length is missing; expected",
+    ),
+    (
+        "a field as a fraction",
+        typed(b"llama.block_count", F32),
+        "llama.block_count is .*; expected a whole number",
+    ),
+    (
+        "no heads",
+        number(b"llama.attention.head_count", 0),
+        "llama.attention.head_count is 0; expected a whole",
+    ),
+    ("more KV heads than heads", number(b"llama.attention.head_count_kv", 9), "head_count_kv is 9; expected"),
+    ("2^31 layers", number(b"llama.block_count", 1 << 31), "llama.block_count is 2147483648; expected"),
+    ("a layer more", number(b"llama.block_count", 4), r"layers\.3\.\S+: missing from the checkpoint"),
+    (
+        "an epsilon of NaN",
+        number(b"llama.attention.layer_norm_rms_epsilon", 0x7FC00000),
+        "epsilon is nan; exp",
+    ),
+    ("a base of 0", number(b"llama.rope.freq_base", 0), "llama.rope.freq_base is 0.0; expected"),
+    (
+        "no embedding",
+        replaced(b"token_embd.weight", b"token_embx.weight"),
+        "'token_embx.weight' has no place",
+    ),
+    (
+        "another tensor",
+        replaced(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"),
+        "'blk.0.attn_x.weight' has no",
+    ),
+    ("a layer of another name", replaced(b"blk.0.attn_q.weight", b"blk.x.attn_q.weight"), "has no place"),
+    (
+        "a vector as a matrix",
+        of_tensor(b"output_norm.weight", 0, struct.pack("<IQ", 1, 16)),
+        r"shape \(16\), but",
+    ),
+    (
+        "an odd offset",
+        of_tensor(b"output_norm.weight", 16, struct.pack("<Q", 1)),
+        "which is no multiple of its",
+    ),
+    ("the end token beyond", number(b"tokenizer.ggml.eos_token_id", 96), "eos_token_id is 96; expected"),
+    (
+        "the first token beyond",
+        number(b"tokenizer.ggml.bos_token_id", 1 << 30),
+        "bos_token_id is 107.*; expected",
+    ),
+    (
+        "another tokenizer",
+        replaced(string(b"gpt2"), string(b"bert")),
+        "tokenizer.ggml.model is bert; expected",
+    ),
+    (
+        "tokens as numbers",
+        replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"),
+        "tokens is missing; exp",
+    ),
+    ("a token twice", replaced(string(b"%"), string(b"&")), "tokens is a list with a token twice; expected"),
+    ("a merge of nothing", replaced(string(b"h i"), string(b"hii")), "its tokenizer is not consistent"),
+)
+SESSION = [
+    *faults(
+        "kept",
+        ("empty", holds(b""), "has 0 bytes and is no session"),
+        ("cut by a byte", cut(-1), "is damaged or cut short"),
+        ("cut in its header", cut(100), "is no session of lazyllm"),
+        ("a tail", longer, "is damaged or cut short"),
+        (
+            "a header of 2^63",
+            lambda p: p.write_bytes((1 << 63).to_bytes(8, "little") + p.read_bytes()[8:]) and None,
+            "is no session of lazyllm",
+        ),
+        (
+            "a changed byte",
+            lambda p: p.write_bytes(p.read_bytes()[:-40] + b"\7" + p.read_bytes()[-39:]) and None,
+            "does not have the digest|do not have the digest",
+        ),
+        *(
+            (
+                f"header {name}",
+                resealed(holds(joined(text, b"\0" * 40))),
+                "is no session of lazyllm",
+            )
+            for name, (text, _) in JSON_TEXTS.items()
+        ),
+        ("weights", header(lambda e: e.pop("__metadata__")), "is no session of lazyllm"),
+        ("another format", metadata(format="x"), "its format is 'x'"),
+        ("another version", metadata(version="2"), "has version 2 of the format; this lazyllm reads 1"),
+        ("a description that is none", metadata(session="3"), "is no session of lazyllm, or is damaged"),
+        ("a value too few", described(lambda d: d.pop("compute")), "is no session of lazyllm, or is damaged"),
+        ("a value too many", describing(x=1), "is no session of lazyllm, or is damaged"),
+        ("another model", describing(sha256="0" * 64), "a session with a model of SHA-256 000"),
+        ("a setting that is none", describing(pruning="{"), "is a session with {; give it as pruning="),
+        ("a setting beyond the model", describing(pruning='{"stages": [[99, 0.5]]}'), "is a session with|99"),
+        ("a drawn token as text", describing(drawn="x"), "is damaged: drawn is 'x'"),
+        ("a drawn token beyond", describing(drawn=300), "is damaged: drawn is 300; it must be 0 to 299"),
+        ("prompts as a number", describing(prompts=5), "is damaged: prompts is 5"),
+        ("prompts of two numbers", describing(prompts=[[0, 1]]), "is damaged: not enough values"),
+        (
+            "prompts of text",
+            describing(prompts=[["a", 1, 1]]),
+            "is damaged: a prompt's begin must be a whole",
+        ),
+        (
+            "a prompt of no token",
+            describing(prompts=[[0, 0, 1]]),
+            "is damaged: the tokens of a prompt must be",
+        ),
+        ("turns of numbers", describing(turns=[1]), "is damaged: "),
+        ("a turn of other values", describing(turns=[{"x": 1}]), "is damaged: .*'x'"),
+        (
+            "a turn of numbers",
+            describing(turns=[{"begins": 0, "answer_begins": 1, "messages": 3, "text": ""}]),
+            "is damaged: a turn is {'begins': 0",
+        ),
+        ("no ids", renamed("ids", "idz"), "is damaged: tensor 'ids' is missing"),
+        ("an unknown part", renamed("keys.0", "kex.0"), "is damaged: there is no part kex"),
+        ("a part of no layer", renamed("keys.0", "keys.x"), "is damaged: invalid literal"),
+        ("a part of layer 10^20", renamed("keys.0", "keys.100000000000000000000"), "is damaged: "),
+        (
+            "a part of layer -1",
+            renamed("keys.0", "keys.-1"),
+            "is damaged: the session has no part 0 of layer -1",
+        ),
+        (
+            "a part of layer 6",
+            renamed("keys.0", "keys.6"),
+            "is damaged: the session has no part 0 of layer 6",
+        ),
+        (
+            "another type",
+            resealed(tensor("keys.0", dtype="I32")),
+            "is damaged: its tensors are not those of its",
+        ),
+        ("a type of none", resealed(tensor("gone", dtype="I8")), "is damaged: tensor 'gone' is of type I8"),
+        ("odd places", resealed(shifted), "is damaged: tensor .* begins at byte"),
+        (
+            "an id beyond",
+            resealed(values("ids", struct.pack("<i", 300))),
+            "is damaged: token id 300 at position 0",
+        ),
+        (
+            "an id below 0",
+            resealed(values("ids", struct.pack("<i", -1))),
+            "is damaged: token id -1 at position 0",
+        ),
+        (
+            "a kind of 7",
+            resealed(values("kinds", b"\7")),
+            "is damaged: kind 7 at position 0; it must be 0 or 1",
+        ),
+        (
+            "a depth of 99",
+            resealed(values("depths", struct.pack("<i", 99))),
+            "is damaged: depth 99 at position 0",
+        ),
+        (
+            "a depth below 0",
+            resealed(values("depths", struct.pack("<i", -1))),
+            "is damaged: depth -1 at position 0",
+        ),
+        (
+            "a token that waits nowhere",
+            resealed(values("depths", struct.pack("<i", 1))),
+            "is damaged: the token at po",
+        ),
+        ("other depths", resealed(values("depths", struct.pack("<2i", 4, 4))), "is damaged: part 0 of layer"),
+    ),
+]
+PRESET = faults(
+    "preset.json",
+    *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
+    ("a field twice", replaced(b"{", b'{"model": "", '), "'model' appears twice"),
+    ("NaN", replaced(b'"speedup": 2.0', b'"speedup": NaN'), "NaN is not a JSON number"),
+    ("another format", having(format=2), "is no preset of format 1"),
+    ("a field missing", lacking("sha256"), "the preset has no sha256"),
+    ("an unknown field", having(code="x"), "a preset has no field 'code'; it has pruning"),
+    ("a speedup of text", having(speedup="fast"), "speedup must be a number, not 'fast'"),
+    ("a hash of a number", having(sha256=1), "sha256 must be text, not 1"),
+    ("stages beyond 1", having(pruning={"stages": [[1, 1.5]]}), "must be above 0 and at most 1, not 1.5"),
+    ("an unknown option", having(pruning={"stages": [], "x": 1}), "preset.json: "),
+    ("evidence of a list", having(evidence=[]), r"evidence must be an object, not \[\]"),
+    ("evidence without candidates", having(evidence={}), "evidence is not as calibrate or search writes it"),
+)

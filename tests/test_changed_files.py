@@ -1,0 +1,125 @@
+"""Files of weights that change while they are in use: an error of the pass, never a silently wrong answer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import model_folder
+from tiny import Shape
+
+import lazyllm
+from lazyllm import CheckpointError
+from lazyllm import llm as llm_module
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.machine.device import open_model
+
+IDS = list(range(40, 90))
+WEIGHTS = "model.safetensors"
+CHANGED = rf"{WEIGHTS} was changed or could not be read while it was in use; load the model again"
+SHAPE = Shape(
+    vocab=300, n_layers=4, hidden=128, n_heads=4, n_kv_heads=4, head_dim=32, ffn=256
+)  # of many pages
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return model_folder(tmp_path, SHAPE)
+
+
+def shorten(path: Path, n_bytes: int) -> None:
+    os.truncate(path, n_bytes)
+
+
+def overwrite(path: Path, _: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(-64, os.SEEK_END)
+        file.write(b"\7" * 64)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("change", "n_bytes"),
+    [(shorten, 0), (shorten, 4096), (shorten, 300_000), (shorten, -1), (overwrite, 0)],
+    ids=["empty", "a page", "half", "a byte", "overwritten"],
+)
+def test_a_file_that_changes_between_passes(folder: Path, threads: int, change: Any, n_bytes: int) -> None:
+    path = folder / WEIGHTS
+    size = path.stat().st_size
+    llm = lazyllm.load(folder, device="cpu", threads=threads)
+    session = llm.session({1: 0.5})
+    session.forward(IDS)
+    change(path, n_bytes if n_bytes >= 0 else size + n_bytes)
+    for one in (session, session.fork(), llm.session()):
+        length = one.length
+        with pytest.raises(OSError, match=CHANGED):
+            one.forward([5, 6, 7])
+        assert one.length == length
+
+
+def test_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:
+    llm = lazyllm.load(folder, device="cpu", threads=1)
+    want = llm.session().forward(IDS)
+    (folder / "new").write_bytes(b"other contents")
+    (folder / "new").rename(folder / WEIGHTS)
+    np.testing.assert_array_equal(llm.session().forward(IDS), want)
+
+
+def test_a_file_that_changes_while_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, path = llm_module.open_model, folder / WEIGHTS
+
+    def replacing(*given: Any) -> Any:
+        shutil.copy(path, folder / "new")
+        (folder / "new").rename(path)
+        return plain(*given)
+
+    monkeypatch.setattr(llm_module, "open_model", replacing)
+    with pytest.raises(OSError, match=f"{WEIGHTS} was changed while it was loaded; load it again"):
+        lazyllm.load(folder, device="cpu")
+
+
+def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> None:
+    found = Checkpoint(folder)
+    shorten(folder / WEIGHTS, 300_000)
+    with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
+        open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto")
+
+
+# ---- the handler of SIGBUS ---------------------------------------------------------------------------------
+
+ELSEWHERE = """
+import faulthandler, mmap, os, signal, sys
+import lazyllm
+
+faulthandler.disable()
+if sys.argv[3] == "handled":
+    signal.signal(signal.SIGBUS, lambda number, frame: os.write(1, b"handled") and os._exit(0))
+llm = lazyllm.load(sys.argv[1], device="cpu", threads=1)
+llm.session().forward([5, 6])
+if sys.argv[3] == "sent":
+    os.kill(os.getpid(), signal.SIGBUS)
+with open(sys.argv[2], "r+b") as file:
+    data = mmap.mmap(file.fileno(), 0)
+    os.truncate(sys.argv[2], 0)
+    if sys.argv[3] == "handled":
+        os.kill(os.getpid(), signal.SIGBUS)
+    data[5]
+"""
+
+
+@pytest.mark.parametrize("how", ["read", "sent", "handled"])
+def test_other_bus_errors_are_not_ours(folder: Path, tmp_path: Path, how: str, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("the sanitizer has a handler of its own")
+    (tmp_path / "other").write_bytes(b"0" * 9000)
+    command = [sys.executable, "-c", ELSEWHERE, str(folder), str(tmp_path / "other"), how]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    want = (0, b"handled") if how == "handled" else (-signal.SIGBUS, b"")
+    assert (done.returncode, done.stdout) == want, done.stderr

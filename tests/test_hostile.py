@@ -1,0 +1,221 @@
+"""Files of strangers: each of the faults in faults.py is refused with the file's name and what is wrong, in
+seconds and with little memory."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from families import RECORDED
+from faults import Fault
+from folders import TURN, model_folder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_gguf import as_gguf
+from toys import write_gguf
+
+import lazyllm
+from lazyllm import CheckpointError, Preset, Pruning
+from lazyllm.checkpoints import chat
+
+SECONDS = 60  # after which the whole run ends with a traceback: nothing may hang
+# bytes beside twice those of the files, for what a library loads when it is first used, and a sanitizer keeps
+SPARE = (512 if os.environ.get("LAZYLLM_SANITIZED") else 48) << 20
+CANDIDATE = {"pruning": {"stages": [[1, 0.5]]}, "speedup": 2.0}
+
+
+def opened(path: Path) -> lazyllm.LLM:
+    """A model that has done what needs each of its files."""
+    llm = lazyllm.load(path, device="cpu", threads=1)
+    if llm.tokenizer_if_any and llm.tokenizer.has_chat_template:
+        llm.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
+    return llm
+
+
+def used(path: Path) -> None:
+    opened(path).core.session(None).forward([1, 2, 3])
+
+
+@contextmanager
+def bounded(path: Path) -> Iterator[None]:
+    """Ends a run that hangs; fails if more than twice the bytes of the files were taken."""
+    files = [path] if path.is_file() else list(path.iterdir())
+    most = 2 * sum(file.stat().st_blocks * 512 for file in files) + SPARE
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    Path("/proc/self/clear_refs").write_text("5")  # the highest use so far is forgotten
+    before = in_use("VmRSS")
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    assert in_use("VmHWM") - before <= most
+
+
+def in_use(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+def refused(fault: Fault, place: Path, open_it: Callable[[Path], Any]) -> None:
+    """`place` is the folder, or the file that has no other beside it."""
+    file = place / fault.file if place.is_dir() else place
+    fault.change(file)
+    with bounded(place), pytest.raises(ValueError, match=fault.words) as caught:
+        open_it(place)
+    assert str(file) in str(caught.value)
+
+
+def named(table: list[Fault]) -> Any:
+    return pytest.mark.parametrize("fault", table, ids=[fault.name for fault in table])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One of each kind of file, which opens."""
+    place = tmp_path_factory.mktemp("whole")
+    (place / "folder").mkdir()
+    made = {
+        "folder": model_folder(place / "folder"),
+        "sharded": RECORDED / "families" / "llama2",
+        "gguf": write_gguf(place / "model.gguf", *as_gguf("llama1")),
+    }
+    session = opened(made["folder"]).session(Pruning({1: 0.6, 3: 0.3}))
+    session.ask([{"role": "user", "content": "Hello"}], chat=True, max_new_tokens=3)
+    session.save(place / "kept")
+    evidence = {"candidates": [CANDIDATE], "prompts": {}}
+    preset = Preset(Pruning({1: 0.5}), 2.0, "a model", "0" * 64, {}, evidence).save(place / "preset.json")
+    return made | {"session": place / "kept", "preset": preset}
+
+
+@pytest.fixture(scope="module")
+def llm(whole: dict[str, Path]) -> lazyllm.LLM:
+    return opened(whole["folder"])
+
+
+def copied(source: Path, to: Path) -> Path:
+    copy = shutil.copytree if source.is_dir() else shutil.copy
+    return Path(copy(source, to / source.name))
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "SECONDS", 0.5)
+    monkeypatch.setattr(chat, "CHARACTERS", 10**6)
+
+
+def test_what_is_whole_opens(whole: dict[str, Path], llm: lazyllm.LLM) -> None:
+    for kind in ("folder", "sharded", "gguf"):
+        used(whole[kind])
+    assert llm.restore(whole["session"]).ask("And?", chat=True, max_new_tokens=2).token_ids
+    assert Preset.load(whole["preset"]).speedup == 2.0
+
+
+@named(faults.FOLDER)
+def test_folders(fault: Fault, whole: dict[str, Path], short: None, tmp_path: Path) -> None:
+    refused(fault, copied(whole["folder"], tmp_path), opened)
+
+
+@named(faults.RUN)
+def test_weights_that_are_no_numbers(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
+    folder = copied(whole["folder"], tmp_path)
+    fault.change(folder / fault.file)
+    with bounded(folder), pytest.raises(CheckpointError, match=fault.words):
+        used(folder)
+
+
+@named(faults.SHARDED)
+def test_shards(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
+    refused(fault, copied(whole["sharded"], tmp_path), opened)
+
+
+@named(faults.GGUF)
+def test_gguf(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
+    refused(fault, copied(whole["gguf"], tmp_path), opened)
+
+
+@named(faults.SESSION)
+def test_sessions(fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path) -> None:
+    refused(fault, copied(whole["session"], tmp_path), llm.restore)
+
+
+@named(faults.PRESET)
+def test_presets(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
+    refused(fault, copied(whole["preset"], tmp_path), Preset.load)
+
+
+def test_faults_have_names_of_their_own() -> None:
+    tables = (faults.FOLDER, faults.RUN, faults.SHARDED, faults.GGUF, faults.SESSION, faults.PRESET)
+    names = [fault.name for table in tables for fault in table]
+    assert len(set(names)) == len(names) >= 200
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), min_size=1, max_size=4))
+def test_damaged_sessions_are_refused_or_go_on(
+    whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, changes: list[tuple[int, int]]
+) -> None:
+    """The digest is made anew, as the author of a file can."""
+    contents = bytearray(whole["session"].read_bytes())
+    for place, byte in changes:
+        contents[place] = byte
+    path = tmp_path / "kept"
+    path.write_bytes(faults.sealed(bytes(contents)))
+    with contextlib.suppress(ValueError):
+        restored = llm.restore(path)
+        restored.forward([1, 2, 3])
+        restored.ask("And?", chat=True, max_new_tokens=2)
+
+
+# ---- the process that renders templates --------------------------------------------------------------------
+
+
+def test_a_template_after_one_that_had_to_be_stopped(llm: lazyllm.LLM, short: None) -> None:
+    message = [{"role": "user", "content": "Hi"}]
+    want = llm.tokenizer.apply_chat_template(message, tokenize=False)
+    assert want.startswith("<s>" + TURN)
+    endless = chat.ChatTemplate(faults.FOREVER, Path("endless.jinja"), {})
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"endless\.jinja: .* it took more than 0\.5 seconds"):
+            endless.render(message, True)
+        assert llm.tokenizer.apply_chat_template(message, tokenize=False) == want
+
+
+def test_a_template_is_given_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "BYTES", 256 << 20)
+    template = chat.ChatTemplate("{{ messages | list * 10**9 }}", Path("large.jinja"), {})
+    with pytest.raises(CheckpointError, match=r"large\.jinja: the chat template (failed|is not valid): "):
+        template.render([{"role": "user"}], True)
+
+
+def test_a_template_that_was_interrupted(llm: lazyllm.LLM, alarm: Any) -> None:
+    """The next reply is that to the next request."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    endless = chat.ChatTemplate(faults.FOREVER, Path("endless.jinja"), {})
+    alarm(interrupt, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        endless.render([], True)
+    assert chat.ChatTemplate("{{ 1 + 1 }}", Path("a.jinja"), {}).render([], True) == "2"
+
+
+def test_templates_in_a_forked_process() -> None:
+    template = chat.ChatTemplate("{{ messages[0].content }}", Path("a.jinja"), {})
+    assert template.render([{"content": "before"}], True) == "before"
+    child = os.fork()
+    if not child:
+        os._exit(template.render([{"content": "child"}], True) != "child")
+    assert template.render([{"content": "parent"}], True) == "parent"
+    assert os.waitpid(child, 0)[1] == 0
+    assert template.render([{"content": "after"}], True) == "after"
