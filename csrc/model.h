@@ -2,7 +2,10 @@
 #ifndef LAZY_MODEL_H
 #define LAZY_MODEL_H
 
+#include <stdatomic.h>
+
 #include "backend.h"
+#include "rope.h"
 
 typedef struct lazy_layer {
     float *attention_norm;      /* (d,) */
@@ -34,7 +37,8 @@ struct lazy_model {
     int n_shards;
     void **owned; /* weights that are not used as they lie in the shards */
     int n_owned;
-    uint64_t bytes; /* of the weights in use */
+    uint64_t bytes;              /* of the weights in use */
+    _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
 };
 
 /* Widths of the projections' outputs: H D, G D and (H + 2G) D. */

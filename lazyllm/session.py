@@ -149,7 +149,7 @@ class Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self._exclusive_use():
             if self.llm.device == "cpu":
-                check_memory(self.core.bytes_for(self._room), self._room)
+                check_memory(self.core.fork_bytes, self._room)
             made = Session(self.llm, self.pruning, self.core.fork())
             made._room = self._room
             made._prompts = list(self._prompts)
