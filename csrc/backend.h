@@ -51,6 +51,12 @@ enum {
     LAZY_FORCED = 2,   /* is always kept */
 };
 
+/* Memory that a session shares with its forks. */
+typedef struct lazy_shared {
+    char *data;
+    bool owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it is its own */
+} lazy_shared;
+
 typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
@@ -58,6 +64,13 @@ typedef struct lazy_ops {
     /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical memory. May be
      * NULL: all of it does anyway. */
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
+    /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it is written. */
+    int (*share_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
+    /* For a fork: it holds what the owner has written, not what another session has. */
+    int (*share_join)(lazy_shared **out, const lazy_shared *from, lazy_error *);
+    /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child process no session is. */
+    int (*share_leave)(lazy_shared *, lazy_error *);
+    void (*share_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
     /* Makes a matrix in host memory, which outlives it, usable by the ops. bias is in the backend's memory already. */

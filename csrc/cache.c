@@ -1,12 +1,11 @@
 #include "cache.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "memory.h"
 #include "numeric.h"
 
-enum { MAX_PER_SESSION = 18 };
+enum { MAX_PER_SESSION = 16, PAGE = 4096 };
 
 static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)
 {
@@ -39,11 +38,8 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
         };
     if (lazy_rules_drop_for_good(rules))
         list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, 0, any, "tokens dropped for good", NULL };
-    const size_t angles = (size_t)c->head_dim * sizeof(float);
-    if (c->local_inv_freq) list[n++] = (lazy_growing){ (void **)&cache->rope[1], 1, angles, true, false, 0, any, "the RoPE table", NULL };
     const lazy_growing others[] = {
         { (void **)&cache->depth, 1, sizeof(int32_t), false, false, 0, any, "the depths", NULL },
-        { (void **)&cache->rope[0], 1, angles, true, false, 0, any, "the RoPE table", NULL },
         { (void **)&cache->ids, 1, sizeof(int32_t), false, false, 0, any, "the token ids", NULL },
         { (void **)&cache->flags, 1, sizeof(uint8_t), false, false, 0, any, "the token flags", NULL },
         { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, false, 0, any, "the tokens in play", NULL },
@@ -83,14 +79,21 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     return code;
 }
 
+/* K,V and Aux: their rows are of tokens that some layer has computed. */
+static bool has_rows(const lazy_growing *g) { return g->least > 0; }
+static bool in_shared(const lazy_cache *cache, const lazy_growing *g) { return has_rows(g) && cache->shared; }
+
 void lazy_cache_close(lazy_cache *cache)
 {
     if (!cache->model) return;
     lazy_backend *backend = cache->model->backend;
     void *fixed[] = { cache->normed, cache->ffn, cache->logits, cache->fresh_logits, cache->notes };
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) backend->ops->free(backend, fixed[i]);
-    for (int i = 0; i < cache->n_growing; i++) backend->ops->free(backend, *cache->growing[i].slot);
+    for (int i = 0; i < cache->n_growing; i++)
+        if (!in_shared(cache, &cache->growing[i])) backend->ops->free(backend, *cache->growing[i].slot);
+    if (cache->shared) backend->ops->share_close(cache->shared);
     backend->ops->stream_close(cache->stream);
+    lazy_free(cache->shared_depths);
     lazy_free(cache->staging);
     lazy_free(cache->growing);
     lazy_free(cache->kv);
@@ -101,9 +104,8 @@ void lazy_cache_close(lazy_cache *cache)
 
 static size_t staging_words(const lazy_config *c, int capacity)
 {
-    size_t words = (size_t)capacity;
-    if (words < lazy_n_notes(c)) words = lazy_n_notes(c);
-    return words < (size_t)c->head_dim ? (size_t)c->head_dim : words;
+    size_t words = (size_t)capacity, notes = lazy_n_notes(c);
+    return words < notes ? notes : words;
 }
 
 uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
@@ -115,31 +117,57 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
         per_token += g->per_token * (uint64_t)g->pieces;
     uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + 2 * (uint64_t)c->vocab * sizeof(float) + lazy_n_notes(c) * sizeof(int32_t);
     uint64_t scratch = backend->ops->scratch_bytes ? backend->ops->scratch_bytes(cache->stream, capacity, capacity) : 0;
-    return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed + scratch;
+    return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed + scratch +
+           lazy_rope_bytes(cache->model, capacity);
 }
 
-/* A buffer of `capacity` tokens. */
+uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length)
+{
+    uint64_t per_token = 0;
+    for (const lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++)
+        if (in_shared(cache, g)) per_token += g->per_token * (uint64_t)g->pieces;
+    return per_token * (uint64_t)length;
+}
+
+/* ---- room ------------------------------------------------------------------------------- */
+
+/* A buffer, and the tokens that it has room for. */
 typedef struct buffer {
     void *data;
     int capacity;
 } buffer;
 
+static int room_of(const lazy_cache *cache, const lazy_growing *g) { return in_shared(cache, g) ? cache->kv->capacity : cache->capacity; }
+static buffer buffer_of(const lazy_cache *cache, const lazy_growing *g) { return (buffer){ *g->slot, room_of(cache, g) }; }
 static bool holds(const lazy_growing *g, int depth) { return g->least <= depth && depth <= g->most; }
 
-/* Copies the first `length` tokens from one buffer to another; of sparse ones those alone that have rows, so that the others go on
- * taking no physical memory. */
-static int copy_rows(lazy_stream *stream, const lazy_growing *g, buffer to, buffer from, const int32_t *depths, int length, lazy_error *err)
+/* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
+static bool is_own(const lazy_cache *cache, const lazy_growing *g, const int32_t *depths, int i)
 {
-    const lazy_ops *ops = stream->backend->ops;
-    bool all = !g->sparse || !ops->expect_sparse;
+    return holds(g, depths[i]) && !(has_rows(g) && i < cache->n_shared && holds(g, cache->shared_depths[i]));
+}
+
+static int copy_tokens(lazy_stream *stream, const lazy_growing *g, buffer to, buffer from, int first, int end, lazy_error *err)
+{
+    int code = LAZY_OK;
+    for (size_t i = 0; i < (size_t)g->pieces && !code; i++)
+        code = stream->backend->ops->copy(stream, (char *)to.data + (i * (size_t)to.capacity + (size_t)first) * g->per_token,
+                                          (char *)from.data + (i * (size_t)from.capacity + (size_t)first) * g->per_token,
+                                          (size_t)(end - first) * g->per_token, err);
+    return code;
+}
+
+/* Copies what the cache does not share of the first `length` tokens from one buffer to another. Where memory may be sparse, only rows that
+ * are there, so that the others go on taking none. */
+static int copy_own(const lazy_cache *cache, const lazy_growing *g, buffer to, buffer from, const int32_t *depths, int length,
+                    lazy_error *err)
+{
+    bool all = !cache->model->backend->ops->expect_sparse;
     int code = LAZY_OK;
     for (int first = 0, end; first < length && !code; first = end) {
-        bool held = all || holds(g, depths[first]);
-        for (end = all ? length : first + 1; end < length && holds(g, depths[end]) == held;) end++;
-        for (size_t i = 0; i < (size_t)g->pieces && held && !code; i++)
-            code = ops->copy(stream, (char *)to.data + (i * (size_t)to.capacity + (size_t)first) * g->per_token,
-                             (char *)from.data + (i * (size_t)from.capacity + (size_t)first) * g->per_token,
-                             (size_t)(end - first) * g->per_token, err);
+        bool own = all || is_own(cache, g, depths, first);
+        for (end = all ? length : first + 1; end < length && is_own(cache, g, depths, end) == own;) end++;
+        if (own) code = copy_tokens(cache->stream, g, to, from, first, end, err);
     }
     return code;
 }
@@ -149,20 +177,21 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
     lazy_backend *backend = cache->model->backend;
     lazy_growing *end = cache->growing + cache->n_growing;
     const lazy_config *c = &cache->model->config;
-    size_t words = staging_words(c, capacity);
     int32_t *staging;
-    int code = lazy_alloc((void **)&staging, words, sizeof *staging, "the staging room", err);
+    int code = lazy_alloc((void **)&staging, staging_words(c, capacity), sizeof *staging, "the staging room", err);
     if (!code) code = backend->ops->reserve(cache->stream, capacity, capacity, err);
+    if (!code) code = lazy_rope_find(&cache->rope, cache->model, cache->stream, capacity, err);
     for (lazy_growing *g = cache->growing; g < end && !code; g++) {
         size_t bytes = g->per_token * (size_t)capacity * (size_t)g->pieces;
+        if (in_shared(cache, g)) continue;
         code = backend->ops->alloc(backend, &g->fresh, bytes, g->what, err);
-        if (!code && g->sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, g->fresh, bytes);
-        if (!code && g->remembered) {
-            buffer to = { g->fresh, capacity }, from = { *g->slot, cache->capacity };
-            code = copy_rows(cache->stream, g, to, from, depths, length, err);
-        }
+        bool sparse = g->sparse || cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
+        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, g->fresh, bytes);
+        if (!code && g->remembered)
+            code = copy_own(cache, g, (buffer){ g->fresh, capacity }, buffer_of(cache, g), depths, length, err);
     }
     for (lazy_growing *g = cache->growing; g < end; g++) {
+        if (in_shared(cache, g)) continue;
         void *outdated = code ? g->fresh : *g->slot;
         if (!code) *g->slot = g->fresh;
         backend->ops->free(backend, outdated);
@@ -171,29 +200,107 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
     lazy_free(code ? staging : cache->staging);
     if (code) return code;
     cache->staging = staging;
-    cache->staging_words = words;
     cache->capacity = capacity;
-    for (int l = 0; l < c->n_layers; l++) cache->kv[l].capacity = capacity;
-    if (cache->rope_length > length) cache->rope_length = length;
+    for (int l = 0; l < c->n_layers && !cache->shared; l++) cache->kv[l].capacity = capacity;
     return LAZY_OK;
 }
 
-int lazy_cache_copy(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
+/* ---- forks ------------------------------------------------------------------------------ */
+
+/* Bytes of a buffer with room for the model's context, in whole pages. */
+static size_t shared_bytes(const lazy_cache *cache, const lazy_growing *g)
+{
+    return (g->per_token * (size_t)cache->model->config.context * (size_t)g->pieces + PAGE - 1) / PAGE * PAGE;
+}
+
+/* K,V and Aux lie in the shared memory one after the other. */
+static void place_rows(lazy_cache *cache)
+{
+    const lazy_config *c = &cache->model->config;
+    char *data = cache->shared->data;
+    for (lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++) {
+        if (!has_rows(g)) continue;
+        *g->slot = data;
+        data += shared_bytes(cache, g);
+    }
+    for (int l = 0; l < c->n_layers; l++) cache->kv[l].capacity = c->context;
+}
+
+/* Moves K,V and Aux into shared memory as its owner, if there is any to be had. */
+static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
+{
+    lazy_backend *backend = cache->model->backend;
+    const lazy_growing *end = cache->growing + cache->n_growing;
+    lazy_shared *shared;
+    size_t bytes = 0;
+    for (const lazy_growing *g = cache->growing; g < end; g++)
+        if (has_rows(g)) bytes += shared_bytes(cache, g);
+    if (cache->shared || !backend->ops->share_open || backend->ops->share_open(backend, &shared, bytes, NULL)) return LAZY_OK;
+    int code = LAZY_OK;
+    char *data = shared->data;
+    for (const lazy_growing *g = cache->growing; g < end && !code; g++) {
+        if (!has_rows(g)) continue;
+        code = copy_own(cache, g, (buffer){ data, cache->model->config.context }, buffer_of(cache, g), depths, length, err);
+        data += shared_bytes(cache, g);
+    }
+    if (code) {
+        backend->ops->share_close(shared);
+        return code;
+    }
+    for (const lazy_growing *g = cache->growing; g < end; g++)
+        if (has_rows(g)) backend->ops->free(backend, *g->slot);
+    cache->shared = shared;
+    cache->written = length;
+    place_rows(cache);
+    return LAZY_OK;
+}
+
+/* Joins the memory of `from`, if it has any and the address space suffices. */
+static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
+{
+    if (!from->shared || to->model->backend->ops->share_join(&to->shared, from->shared, NULL)) return LAZY_OK;
+    place_rows(to);
+    bool owned = from->shared->owner;
+    int n = owned ? length : min_int(from->n_shared, length);
+    int code = lazy_alloc_copy((void **)&to->shared_depths, owned ? depths : from->shared_depths, (size_t)n, sizeof *depths,
+                               "the shared tokens", err);
+    if (!code) to->n_shared = n;
+    return code;
+}
+
+int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
 {
     const lazy_config *c = &to->model->config;
     const lazy_ops *ops = to->model->backend->ops;
-    int code = LAZY_OK;
+    int code = move_to_shared(from, depths, length, err);
+    if (!code) code = join_shared(to, from, depths, length, err);
+    if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
+    bool all_shared = to->shared && from->shared->owner;
     for (int i = 0; i < to->n_growing && !code; i++) {
         const lazy_growing *g = &to->growing[i];
-        buffer target = { *g->slot, to->capacity }, source = { *from->growing[i].slot, from->capacity };
-        if (g->remembered) code = copy_rows(to->stream, g, target, source, depths, length, err);
+        if (g->remembered && !(has_rows(g) && all_shared))
+            code = copy_own(to, g, buffer_of(to, g), buffer_of(from, &from->growing[i]), depths, length, err);
     }
     if (!code) code = ops->copy(to->stream, to->logits, from->logits, (size_t)c->vocab * sizeof *to->logits, err);
     if (!code) code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits, err); /* waits: `from` may change then */
     for (int l = 0; l < c->n_layers; l++) to->remembered[l].n = from->remembered[l].n;
     to->has_logits = from->has_logits;
-    to->rope_length = min_int(from->rope_length, length);
     return code;
+}
+
+int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err)
+{
+    if (first < cache->written && cache->shared && cache->shared->owner) {
+        int code = cache->model->backend->ops->share_leave(cache->shared, err);
+        if (!code && !cache->shared->owner) {
+            code = lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)first, sizeof *depths, "the shared tokens", err);
+            if (!code) cache->n_shared = first;
+        }
+        if (code) return code;
+    }
+    cache->n_shared = min_int(cache->n_shared, first);
+    cache->written = max_int(cache->written, end);
+    return LAZY_OK;
 }
 
 const lazy_growing *lazy_cache_find(const lazy_cache *cache, const void *slot)
@@ -213,7 +320,7 @@ static int move_rows(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, b
         size_t bytes = (size_t)(end - first) * g->per_token;
         for (size_t i = 0; i < (size_t)g->pieces && !code; i++) {
             char *here = rows.data + (i * (size_t)rows.n + (size_t)done) * g->per_token;
-            char *there = (char *)*g->slot + (i * (size_t)cache->capacity + (size_t)first) * g->per_token;
+            char *there = (char *)*g->slot + (i * (size_t)room_of(cache, g) + (size_t)first) * g->per_token;
             code = writes ? ops->upload(cache->stream, there, here, bytes, err) : ops->download(cache->stream, here, there, bytes, err);
         }
         done += end - first;
@@ -259,34 +366,4 @@ void lazy_cache_commit(lazy_cache *cache)
     cache->logits = cache->fresh_logits;
     cache->fresh_logits = outdated;
     cache->has_logits = true;
-}
-
-/* Rows first … first+n-1 of a RoPE table, by way of the staging buffer. */
-static int fill_rows(lazy_cache *cache, float *rope, const float *inv_freq, float scale, int first, int n, lazy_error *err)
-{
-    const lazy_config *c = &cache->model->config;
-    size_t d = (size_t)c->head_dim, half = d / 2;
-    float *table = (float *)cache->staging;
-    for (int i = 0; i < n; i++) {
-        float *row = table + (size_t)i * d;
-        for (size_t j = 0; j < half; j++) {
-            float angle = (float)(first + i) * inv_freq[j]; /* in f32, as in training */
-            row[j] = (float)cos((double)angle) * scale;
-            row[half + j] = (float)sin((double)angle) * scale;
-        }
-    }
-    return cache->model->backend->ops->upload(cache->stream, rope + (size_t)first * d, table, (size_t)n * d * sizeof *table, err);
-}
-
-int lazy_cache_fill_rope(lazy_cache *cache, int length, lazy_error *err)
-{
-    const lazy_config *c = &cache->model->config;
-    int at_once = (int)(cache->staging_words / (size_t)c->head_dim), code = LAZY_OK;
-    while (cache->rope_length < length && !code) {
-        int first = cache->rope_length, n = length - first < at_once ? length - first : at_once;
-        code = fill_rows(cache, cache->rope[0], c->inv_freq, c->rope_scale, first, n, err);
-        if (!code && c->local_inv_freq) code = fill_rows(cache, cache->rope[1], c->local_inv_freq, 1.0f, first, n, err);
-        if (!code) cache->rope_length = first + n;
-    }
-    return code;
 }

@@ -1,8 +1,12 @@
 /* cache.h — a session's buffers on its backend: K,V, the Aux cache, and the working memory of a pass.
  *
- * K,V slots, Aux rows and RoPE angles are indexed by the token's position. A row is written once, by the first pass that computes its
- * token in its layer (K,V) or drops it before that layer (Aux). What a pass writes beyond the context or above the depth of a token is
- * not read before the pass has ended, so that a pass that does not end leaves nothing to be undone. */
+ * K,V slots and Aux rows are indexed by the token's position. A row is written once, by the first pass that computes its token in its
+ * layer (K,V) or drops it before that layer (Aux). What a pass writes beyond the context or above the depth of a token is not read
+ * before the pass has ended, so that a pass that does not end leaves nothing to be undone.
+ *
+ * Where the backend can share memory, the first fork moves K,V and Aux into memory that forks share. A fork may see there what the owner
+ * has written since: rows beyond the fork's context or above its depths, which it does not read before it has written them itself. Only
+ * rows that are written a second time, after truncation or a pass that did not end, would show; before those the owner leaves. */
 #ifndef LAZY_CACHE_H
 #define LAZY_CACHE_H
 
@@ -30,17 +34,22 @@ typedef struct lazy_remembered {
 } lazy_remembered;
 
 typedef struct lazy_cache {
-    const lazy_model *model;
+    lazy_model *model;
     lazy_stream *stream;
     int capacity;          /* tokens */
     lazy_growing *growing; /* (n_growing,) all buffers below with a capacity in their shape */
     int n_growing;
 
-    /* kept from pass to pass */
-    lazy_kv *kv;     /* (n_layers,) */
-    void **aux;      /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
-    float *rope[2];  /* (capacity, D) D/2 cosines, then D/2 sines, of each position's angles; [1] by local_inv_freq, NULL without */
-    int rope_length; /* positions filled */
+    lazy_shared *shared;    /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
+    int written;            /* positions below it may have rows, of passes that did not end too */
+    int32_t *shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the owner's, */
+    int n_shared;           /*   of these first positions; all others it has written itself */
+
+    const lazy_rope *rope; /* the model's, of `capacity` positions at least */
+
+    /* kept from pass to pass; K,V and Aux with room for kv->capacity tokens */
+    lazy_kv *kv; /* (n_layers,) */
+    void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
@@ -62,9 +71,7 @@ typedef struct lazy_cache {
     float *fresh_logits; /* (vocab,) */
     int32_t *notes;      /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
 
-    /* (host) staging buffer of uploads and downloads: holds the flags or positions of all tokens, the notes, or rows of a RoPE table */
-    int32_t *staging;
-    size_t staging_words;
+    int32_t *staging; /* (host) of uploads and downloads: holds the flags or positions of all tokens, or the notes */
 } lazy_cache;
 
 static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_layers + 2; }
@@ -76,8 +83,12 @@ void lazy_cache_close(lazy_cache *cache);
  * changed. */
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
 
-/* Copies what is kept of the first `length` tokens to a cache that was opened with the same rules and has room for them. Waits. */
-int lazy_cache_copy(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
+/* Gives a cache that has just been opened with the same rules the same room, and what is kept of the first `length` tokens. depths:
+ * (length,) (host). Waits. */
+int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
+
+/* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */
+int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err);
 
 /* Rows of some tokens, one after the other: (pieces, n, per_token) bytes on the host. */
 typedef struct lazy_rows {
@@ -100,10 +111,10 @@ void lazy_cache_truncate(lazy_cache *cache, int length);
 void lazy_cache_begin(lazy_cache *cache, bool generated);
 void lazy_cache_commit(lazy_cache *cache);
 
-/* Bytes of all buffers at this capacity. */
+/* Bytes of all buffers at this capacity, and of a RoPE table that is still to be made. */
 uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity);
 
-/* Fills the RoPE tables up to `length` positions. */
-int lazy_cache_fill_rope(lazy_cache *cache, int length, lazy_error *err);
+/* Bytes of the rows of `length` tokens, which a fork shares; 0 before the first fork. */
+uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length);
 
 #endif

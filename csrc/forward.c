@@ -115,8 +115,7 @@ static int begin(pass *p, int n_new, lazy_error *err)
     p->x = cache->x[0];
     p->x_next = cache->x[1];
 
-    int code = lazy_cache_fill_rope(cache, p->length, err);
-    if (!code) code = upload_notes(p, err);
+    int code = upload_notes(p, err);
     if (!code) code = upload_positions(p, p->in_play.positions, 0, p->in_play.n, err);
     if (!code && !computes_all(p)) code = upload_positions(p, p->computed.positions, p->first_new, p->computed.n, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
@@ -225,7 +224,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, "q, k and v projection");
     }
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope[w->local_rope], w->q_norm, w->k_norm, c->norm_eps,
+    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm, c->norm_eps,
                                err)))
         return lazy_fail_in(err, "RoPE");
 

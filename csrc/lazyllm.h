@@ -214,6 +214,10 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 /* Bytes of all buffers of a session with room for n_tokens, without the weights. */
 uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
 
+/* Bytes that the next fork takes beyond what it shares with the session. The first one of a session moves it into memory that can be
+ * shared, which for a moment takes as much as a copy. */
+uint64_t lazy_session_fork_bytes(const lazy_session *session);
+
 /* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
  * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. If that
  * pass fails they are no longer left out. */

@@ -115,6 +115,7 @@ void lazy_model_close(lazy_model *model)
         if (!model->config.tied) drop_matrix(backend, &model->head);
         drop_matrix(backend, &model->embedding);
         backend->ops->free(backend, model->final_norm);
+        lazy_rope_close(model);
         backend->ops->close(backend);
     }
     for (int i = 0; i < model->n_owned; i++) lazy_free(model->owned[i]);

@@ -2,8 +2,11 @@
 #ifndef LAZY_MODEL_H
 #define LAZY_MODEL_H
 
+#include <stdatomic.h>
+
 #include "backend.h"
 #include "mapping.h"
+#include "rope.h"
 
 typedef struct lazy_layer {
     float *attention_norm;      /* (d,) */
@@ -30,7 +33,8 @@ struct lazy_model {
     int n_shards;
     void **owned; /* weights that are not used as they lie in the shards */
     int n_owned;
-    uint64_t bytes; /* of the weights in use */
+    uint64_t bytes;              /* of the weights in use */
+    _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
 };
 
 /* Fails if a shard has changed since it was opened. */

@@ -84,6 +84,11 @@ uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
     return lazy_cache_bytes(&s->cache, n_tokens) + (uint64_t)n_tokens * LAZY_TOKEN_BYTES;
 }
 
+uint64_t lazy_session_fork_bytes(const lazy_session *s)
+{
+    return lazy_session_bytes(s, s->cache.capacity) - lazy_cache_shared_bytes(&s->cache, s->tokens.length);
+}
+
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
     int code = lazy_session_enter(s, err);
@@ -120,8 +125,8 @@ static int copy_session(lazy_session **out, lazy_session *s, void *policy_contex
     int code = lazy_session_open(out, s->model, &pruning, err);
     if (code || s->cache.capacity == 0) return code;
     lazy_session *made = *out;
-    code = reserve(made, s->cache.capacity, s->cache.capacity, err);
-    if (!code) code = lazy_cache_copy(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
+    code = lazy_tokens_reserve(&made->tokens, s->cache.capacity, err);
+    if (!code) code = lazy_cache_fork(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
     if (code) {
         lazy_session_close(made);
         *out = NULL;
@@ -175,6 +180,7 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
                          s->tokens.left_out_end - 1);
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
+    if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     if (code) return code;
     const lazy_tokens before = s->tokens;
     lazy_tokens_append(&s->tokens, ids, n, generated);

@@ -74,12 +74,13 @@ int lazy_session_write_state(lazy_session *s, lazy_state_part part, int layer, i
     lazy_cache *cache = &s->cache;
     int code = lazy_session_enter(s, err);
     if (code) return code;
-    if (part != LAZY_STATE_LOGITS) {
+    code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
+    if (!code && part != LAZY_STATE_LOGITS) {
         code = move_part(s, part, layer, n, (void *)data, true, err);
         if (!code && part == LAZY_STATE_REMEMBERED) cache->remembered[layer].n = n;
-    } else if (n != s->model->config.vocab) {
+    } else if (!code && n != s->model->config.vocab) {
         code = lazy_fail(err, LAZY_INVALID, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
-    } else {
+    } else if (!code) {
         code = s->model->backend->ops->upload(cache->stream, cache->logits, data, (size_t)n * sizeof *cache->logits, err);
         cache->has_logits = !code;
     }

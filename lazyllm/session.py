@@ -172,7 +172,7 @@ class Session:
 
     def _forked(self) -> Session:
         if self.llm.device == "cpu":
-            check_memory(self.core.bytes_for(self._room), self._room)
+            check_memory(self.core.fork_bytes, self._room)
         made = Session(self.llm, self.pruning, self.core.fork())
         made._room = self._room
         made._prompts = list(self._prompts)

@@ -95,6 +95,11 @@ static inline float scale_of(const lazy_config *c)
 /* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of usable processors
  * if the files are not all there. */
 int lazy_count_cores(const char *folder, const bool *usable, int n);
+/* shared.c */
+int lazy_cpu_share_open(lazy_backend *, lazy_shared **, size_t, lazy_error *);
+int lazy_cpu_share_join(lazy_shared **, const lazy_shared *, lazy_error *);
+int lazy_cpu_share_leave(lazy_shared *, lazy_error *);
+void lazy_cpu_share_close(lazy_shared *);
 /* linear.c */
 int lazy_cpu_quantize(lazy_stream *, void *, lazy_dtype, const lazy_part *, int, lazy_error *);
 int lazy_cpu_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);

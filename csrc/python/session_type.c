@@ -270,6 +270,7 @@ READ(computed, PyFloat_FromDouble(lazy_session_computed(s)))
 READ(reached_top, PyFloat_FromDouble(lazy_session_reached_top(s)))
 READ(last_pass, array_of_counts(lazy_session_last_pass(s), lazy_model_config(self->model->model)->n_layers))
 READ(trace, PyBool_FromLong(lazy_session_traces(s)))
+READ(fork_bytes, PyLong_FromUnsignedLongLong(lazy_session_fork_bytes(s)))
 READ(policy_seconds, PyFloat_FromDouble((double)self->policy_ns * 1e-9))
 
 static PyObject *session_logits(SessionObject *self, void *closure)
@@ -358,6 +359,7 @@ static PyGetSetDef session_members[] = {
     { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
     { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
     { "last_pass", (getter)session_last_pass, NULL, "(layers, 3): in play, computed, revived", NULL },
+    { "fork_bytes", (getter)session_fork_bytes, NULL, "bytes that a fork takes beyond what it shares", NULL },
     { "policy_seconds", (getter)session_policy_seconds, NULL, "spent in the policy by the last pass", NULL },
     { "trace", (getter)session_trace, (setter)session_set_trace, "whether to keep the sets of each pass", NULL },
     { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers", NULL },

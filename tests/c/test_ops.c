@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "../../csrc/cpu/cpu.h"
 #include "../../csrc/error.h"
@@ -1160,6 +1162,125 @@ static void test_pool(const lazy_config *config)
     }
 }
 
+/* ---- shared memory ---------------------------------------------------------------------- */
+
+enum { SHARED_BYTES = 1 << 20, PLACES = 3 }; /* bytes are written at three places, pages apart */
+
+static void put(lazy_shared *shared, const char *text)
+{
+    for (int i = 0; i < PLACES; i++)
+        if (text[i] != ' ') shared->data[i * (SHARED_BYTES / PLACES)] = text[i];
+}
+
+static bool holds_text(const lazy_shared *shared, const char *text)
+{
+    bool same = true;
+    for (int i = 0; i < PLACES; i++) same = same && (text[i] == '?' || shared->data[i * (SHARED_BYTES / PLACES)] == text[i]);
+    return same;
+}
+
+static lazy_shared *joined(const lazy_shared *from)
+{
+    lazy_shared *shared;
+    lazy_error err = { 0 };
+    if (lazy_cpu_share_join(&shared, from, &err) == LAZY_OK) return shared;
+    printf("%s\n", err.message);
+    exit(1);
+}
+
+static lazy_shared *opened_shared(void)
+{
+    lazy_shared *shared;
+    lazy_error err = { 0 };
+    if (lazy_cpu_share_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
+    printf("%s\n", err.message);
+    exit(1);
+}
+
+static void test_shared(void)
+{
+    lazy_shared *owner = opened_shared();
+    put(owner, "ab ");
+    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner, "shared memory: an owner that is alone stays");
+    lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
+    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"), "shared memory: a fork has what the owner wrote");
+    put(fork_a, " x1");
+    put(owner, "  c");
+    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"), "shared memory: forks write for themselves");
+    lazy_shared *later = joined(fork_a);
+    check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"), "shared memory: an owner leaves");
+    put(owner, "zzz");
+    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"), "shared memory: one that left shows nowhere");
+    lazy_cpu_share_close(owner);
+    lazy_cpu_share_close(fork_b);
+    check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
+    lazy_cpu_share_close(fork_a);
+    lazy_cpu_share_close(later);
+}
+
+/* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
+static bool in_child(bool (*good)(lazy_shared *), lazy_shared *shared)
+{
+    pid_t child = fork();
+    if (!child) _exit(good(shared) ? 0 : 1);
+    int status;
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+static bool writes_for_itself(lazy_shared *shared)
+{
+    if (shared->owner) return false;
+    put(shared, "xyz");
+    return holds_text(shared, "xyz");
+}
+
+static void test_shared_in_child(void)
+{
+    lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
+    lazy_cpu_share_close(others[2]);
+    for (int round = 0; round < 2; round++) {
+        put(owner, "abc");
+        check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
+        check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
+    }
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner, "shared memory: whoever shares it with a child is not alone");
+    lazy_cpu_share_close(owner);
+    check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
+    lazy_cpu_share_close(others[0]);
+}
+
+static void *share_and_close(void *argument)
+{
+    bool *good = argument;
+    *good = true;
+    for (int round = 0; round < ROUNDS; round++) {
+        lazy_shared *owner = opened_shared();
+        put(owner, "abc");
+        lazy_shared *fork_a = joined(owner);
+        put(fork_a, " x ");
+        lazy_shared *later = joined(fork_a);
+        *good = *good && lazy_cpu_share_leave(owner, NULL) == LAZY_OK;
+        lazy_cpu_share_close(owner);
+        *good = *good && holds_text(fork_a, "axc") && holds_text(later, "abc");
+        lazy_cpu_share_close(fork_a);
+        lazy_cpu_share_close(later);
+    }
+    return NULL;
+}
+
+static void test_shared_by_threads(void)
+{
+    enum { SHARING_THREADS = 4 };
+    pthread_t threads[SHARING_THREADS];
+    bool good[SHARING_THREADS];
+    for (int i = 0; i < SHARING_THREADS; i++) pthread_create(&threads[i], NULL, share_and_close, &good[i]);
+    for (int i = 0; i < SHARING_THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        check(good[i], "shared memory: thread %d of %d", i, SHARING_THREADS);
+    }
+}
+
 /* ---- cores ------------------------------------------------------------------------------ */
 
 enum { CPUS = 8 };
@@ -1456,6 +1577,9 @@ int main(int argc, char **argv)
     test_narrowing(LAZY_F16);
     test_narrowing(LAZY_BF16);
     test_cores();
+    test_shared();
+    test_shared_in_child();
+    test_shared_by_threads();
     test_pool(&shapes[0]);
     test_short_jobs_beside_a_long_one(&shapes[0]);
     printf("%d passed, %d failed\n", passed, failed);

@@ -1,0 +1,190 @@
+"""Suite `sessions`: what forks take in time and memory, a second question, and many questions on one document."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.measuring import goals
+from benchmarks.measuring.place import Place
+from benchmarks.measuring.process import Process
+from benchmarks.measuring.report import Figure, Row, Section
+from benchmarks.measuring.rounds import Contestant, Times, in_turn, timed
+from benchmarks.options import Options
+from lazyllm.llm import LLM
+from lazyllm.machine.info import field
+from lazyllm.session import Session
+
+SUITE = "sessions"
+SPARE = 192  # tokens of the model's context that are left for questions and answers
+QUESTION, ANSWER = 32, 32  # tokens
+FORKS = 10
+MANY = 8000  # tokens; a fork of fewer is not judged
+ROLLUP, DESCRIPTORS = Path("/proc/self/smaps_rollup"), Path("/proc/self/fd")
+SHARED_FILE = "memfd:lazyllm"
+MIB = 1 << 20
+MS, RATIO = "fork, ms", "memory of all / of one"
+OVER_RESERVED, OVER_OWN = "time / room reserved before", "time / one prefill and ten answers"
+
+
+def sessions(options: Options) -> Iterator[Section]:
+    place = options.widest
+    fitting = options.config.context - SPARE
+    if fitting < 1:
+        raise ValueError(f"the model's context is {options.config.context}; the suite needs more than {SPARE}")
+    longest = min(max(options.tokens), fitting)
+    yield forks(options, place, longest)
+    llm = place.load(options.folder)
+    yield second_question(options, place, llm, longest * 3 // 4)
+    yield one_document(options, place, llm, min(options.context, fitting))
+
+
+def question(options: Options, number: int = 0) -> list[int]:
+    return options.prompt(QUESTION + number)[number:]
+
+
+# ---- forks ---------------------------------------------------------------------------------------
+
+
+class Probe:
+    """A session in a process of its own, so that nobody else's memory is counted."""
+
+    def __init__(self, folder: Path, threads: int, prompt: list[int]) -> None:
+        llm = Place(threads).load(folder)
+        llm.session().forward(prompt[:QUESTION], progress=False)  # maps the weights
+        before = physical()
+        self._session = llm.session()
+        self._session.forward(prompt, progress=False)
+        self.one = physical() - before
+        self._forks: list[Session] = []
+
+    def fork(self) -> float:
+        """Seconds of one fork, which ends afterwards."""
+        started = time.perf_counter()
+        made = self._session.fork()
+        seconds = time.perf_counter() - started
+        del made
+        return seconds
+
+    def memory(self, ids: list[int], n_new: int) -> tuple[int, int, int]:
+        """Bytes of one session; of it and ten forks; and when each of these has answered a question."""
+        before = physical() - self.one
+        self._forks = [self._session.fork() for _ in range(FORKS)]
+        idle = physical() - before
+        for one in self._forks:
+            one.ask(ids, max_new_tokens=n_new)
+        return self.one, idle, physical() - before
+
+
+def physical() -> int:
+    """Bytes that this process and the files of its sessions take, those pages included that nobody maps."""
+    anonymous = field(ROLLUP, "Pss_Anon")
+    if anonymous is None:
+        raise RuntimeError(f"{ROLLUP} has no Pss_Anon, so the memory of this process is unknown")
+    return int(anonymous.split()[0]) * 1024 + sum(map(file_bytes, DESCRIPTORS.iterdir()))
+
+
+def file_bytes(descriptor: Path) -> int:
+    try:
+        return os.stat(descriptor).st_blocks * 512 if SHARED_FILE in os.readlink(descriptor) else 0
+    except OSError:  # the descriptor by which the folder was read
+        return 0
+
+
+def forks(options: Options, place: Place, n: int) -> Section:
+    prompt = options.prompt(n)
+    with Process(Probe, options.folder, place.threads, prompt, environment={}) as probe:
+        times = in_turn({"fork": probe.seconds("fork")}, options.rounds, f"forks of {n} tokens")["fork"]
+        one, idle, answered = probe.call("memory", question(options), ANSWER)
+    keys: dict[str, str | int] = {"tokens": n, **place.keys}
+    judged = n >= MANY
+    rows = [Row("one session", {"MiB": one / MIB}, {}, keys)]
+    for label, taken in ((f"and {FORKS} forks", idle), ("which have answered", answered)):
+        figures: dict[str, Figure] = {MS: times.median * 1e3, "MiB": taken / MIB, RATIO: taken / one}
+        rows.append(Row(label, figures, {MS: goals.FORK, RATIO: goals.FORKS} if judged else {}, keys))
+    notes = (
+        f"A fork: {times}. Memory is counted in a process of its own, weights left out, shared files included.",
+        f"Each fork has read {QUESTION} tokens more and generated {ANSWER}.",
+    )
+    return Section(SUITE, f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
+
+
+# ---- questions -----------------------------------------------------------------------------------
+
+
+def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section:
+    prompt, ids = options.prompt(n), question(options)
+
+    def contestant(reserved: bool) -> Contestant:
+        def run() -> float:
+            session = llm.session()
+            if reserved:
+                session.core.reserve(options.config.context)
+            session.ask(prompt, max_new_tokens=1)
+            return timed(lambda: session.ask(ids, max_new_tokens=1))()
+
+        return run
+
+    contestants = {"as it comes": contestant(False), "room reserved before": contestant(True)}
+    times = in_turn(contestants, options.rounds, f"second question, {place}")
+    return compared(
+        f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}",
+        times,
+        "room reserved before",
+        OVER_RESERVED,
+        goals.SECOND_QUESTION,
+        {"tokens": n, **place.keys},
+        f"The question has {QUESTION} tokens. Room for the model's whole context was reserved, or for the "
+        "prompt alone, so that the session grows.",
+    )
+
+
+def one_document(options: Options, place: Place, llm: LLM, n: int) -> Section:
+    prompt = options.prompt(n)
+    questions = [question(options, k) for k in range(FORKS)]
+
+    def by_forks() -> None:
+        base = llm.session()
+        base.forward(prompt, progress=False)
+        for ids in questions:
+            base.fork().ask(ids, max_new_tokens=ANSWER)
+
+    def own_work() -> None:
+        session = llm.session()
+        session.core.reserve(n + QUESTION + ANSWER)
+        session.forward(prompt, progress=False)
+        for ids in questions:
+            session.ask(ids, max_new_tokens=ANSWER)
+            session.truncate(n)
+
+    contestants = {"by forks": timed(by_forks), "one prefill and ten answers": timed(own_work)}
+    times = in_turn(contestants, options.rounds, f"ten questions, {place}")
+    return compared(
+        f"{FORKS} questions on a document of {n} tokens, {options.config.name}, {place}",
+        times,
+        "one prefill and ten answers",
+        OVER_OWN,
+        goals.ONE_DOCUMENT,
+        {"tokens": n, **place.keys},
+        f"Questions of {QUESTION} tokens, answers of {ANSWER}. The second row takes one session back to the "
+        "document after each answer.",
+    )
+
+
+def compared(
+    title: str,
+    times: dict[str, Times],
+    base: str,
+    ratio: str,
+    goal: goals.Goal,
+    keys: dict[str, str | int],
+    note: str,
+) -> Section:
+    """One row for each contestant; those that are not the base are judged by their ratio to it."""
+    rows = []
+    for name, seconds in times.items():
+        figures: dict[str, Figure] = {"time": seconds, ratio: seconds.median / times[base].median}
+        rows.append(Row(name, figures, {} if name == base else {ratio: goal}, keys))
+    return Section(SUITE, title, rows, (note,))

@@ -1,0 +1,175 @@
+/* shared.c — memory that a session shares with its forks, page by page.
+ *
+ * It is a file that lies in memory. The session that opens it is its owner and writes into the file. A fork maps the file privately: it
+ * sees the file's page until it writes there, when the system copies that page for it alone. So a fork costs one mapping, and memory only for
+ * the pages that it writes. The file ends with its last mapping. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "../error.h"
+#include "../memory.h"
+#include "cpu.h"
+
+typedef struct memory_file {
+    int fd;
+    size_t bytes;
+    atomic_int n_mappings; /* of this process */
+    atomic_bool foreign;   /* mapped in another process too, for ever: nobody tells when that one ends */
+} memory_file;
+
+typedef struct mapping {
+    lazy_shared base;
+    memory_file *file;
+    struct mapping *next, *before; /* in the list of owners */
+} mapping;
+
+/* A child process must not write into its parent's files: fork() makes all owners' mappings private in the child. */
+static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, and of every `owner` */
+static mapping *owners;
+static pthread_once_t handlers_once = PTHREAD_ONCE_INIT;
+static int handlers_failed;
+
+static void list_owner(mapping *m)
+{
+    m->base.owner = true;
+    m->next = owners;
+    if (owners) owners->before = m;
+    owners = m;
+}
+
+static void unlist_owner(mapping *m)
+{
+    if (!m->base.owner) return;
+    m->base.owner = false;
+    if (m->next) m->next->before = m->before;
+    *(m->before ? &m->before->next : &owners) = m->next;
+    m->next = m->before = NULL;
+}
+
+/* Maps the file at m->base.data, or anywhere if that is NULL. sharing: MAP_SHARED or MAP_PRIVATE */
+static bool map_file(mapping *m, int sharing)
+{
+    int fixed = m->base.data ? MAP_FIXED : 0;
+    void *data = mmap(m->base.data, m->file->bytes, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE | fixed, m->file->fd, 0);
+    if (data == MAP_FAILED) return false;
+    m->base.data = data;
+    lazy_use_small_pages(data, m->file->bytes); /* with huge ones a single row would take two megabytes */
+    return true;
+}
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&owners_lock);
+    for (mapping *m = owners; m; m = m->next) atomic_store(&m->file->foreign, true);
+}
+
+static void after_fork(void) { pthread_mutex_unlock(&owners_lock); }
+
+static void after_fork_in_child(void)
+{
+    while (owners) {
+        if (!map_file(owners, MAP_PRIVATE)) abort(); /* else a pass in the child would change the parent's session */
+        unlist_owner(owners);
+    }
+    pthread_mutex_unlock(&owners_lock);
+}
+
+static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
+
+/* An unnamed file in memory of that many bytes, which takes room where it is written. Returns its descriptor, or -1 and errno. */
+static int create_file(size_t bytes)
+{
+    struct rlimit most;
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && bytes > most.rlim_cur) { /* beyond it a signal would end the process */
+        errno = EFBIG;
+        return -1;
+    }
+    int fd = memfd_create("lazyllm", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes)) {
+        int reason = errno;
+        close(fd);
+        errno = reason;
+        return -1;
+    }
+    return fd;
+}
+
+static void drop_file(memory_file *file)
+{
+    if (!file || atomic_fetch_sub(&file->n_mappings, 1) > 1) return;
+    if (file->fd >= 0) close(file->fd);
+    lazy_free(file);
+}
+
+void lazy_cpu_share_close(lazy_shared *shared)
+{
+    if (!shared) return;
+    mapping *m = (mapping *)shared;
+    pthread_mutex_lock(&owners_lock);
+    unlist_owner(m);
+    pthread_mutex_unlock(&owners_lock);
+    if (m->base.data) munmap(m->base.data, m->file->bytes);
+    drop_file(m->file);
+    lazy_free(m);
+}
+
+int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, lazy_error *err)
+{
+    (void)backend;
+    mapping *m;
+    *out = NULL;
+    pthread_once(&handlers_once, install_handlers);
+    if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "shared memory: %s", strerror(handlers_failed));
+    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    if (code) return code;
+    code = lazy_alloc_zeroed((void **)&m->file, 1, sizeof *m->file, "a mapping", err);
+    if (!code) {
+        *m->file = (memory_file){ .fd = create_file(bytes), .bytes = bytes, .n_mappings = 1 };
+        if (m->file->fd < 0 || !map_file(m, MAP_SHARED))
+            code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", bytes, strerror(errno));
+    }
+    if (code) {
+        lazy_cpu_share_close(&m->base);
+        return code;
+    }
+    pthread_mutex_lock(&owners_lock);
+    list_owner(m);
+    pthread_mutex_unlock(&owners_lock);
+    *out = &m->base;
+    return LAZY_OK;
+}
+
+int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, lazy_error *err)
+{
+    mapping *m;
+    *out = NULL;
+    int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "a mapping", err);
+    if (code) return code;
+    m->file = ((const mapping *)from)->file;
+    atomic_fetch_add(&m->file->n_mappings, 1);
+    if (map_file(m, MAP_PRIVATE)) *out = &m->base;
+    else {
+        code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
+        lazy_cpu_share_close(&m->base);
+    }
+    return code;
+}
+
+int lazy_cpu_share_leave(lazy_shared *shared, lazy_error *err)
+{
+    mapping *m = (mapping *)shared;
+    if (!shared->owner || (atomic_load(&m->file->n_mappings) == 1 && !atomic_load(&m->file->foreign))) return LAZY_OK;
+    pthread_mutex_lock(&owners_lock);
+    bool mapped = map_file(m, MAP_PRIVATE);
+    int reason = errno;
+    if (mapped) unlist_owner(m);
+    pthread_mutex_unlock(&owners_lock);
+    return mapped ? LAZY_OK : lazy_fail(err, LAZY_MEMORY, "shared memory: could not map it privately: %s", strerror(reason));
+}
