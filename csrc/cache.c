@@ -187,8 +187,7 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
         code = backend->ops->alloc(backend, &g->fresh, bytes, g->what, err);
         bool sparse = g->sparse || cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
         if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, g->fresh, bytes);
-        if (!code && g->remembered)
-            code = copy_own(cache, g, (buffer){ g->fresh, capacity }, buffer_of(cache, g), depths, length, err);
+        if (!code && g->remembered) code = copy_own(cache, g, (buffer){ g->fresh, capacity }, buffer_of(cache, g), depths, length, err);
     }
     for (lazy_growing *g = cache->growing; g < end; g++) {
         if (in_shared(cache, g)) continue;

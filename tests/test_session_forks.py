@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -179,7 +180,7 @@ def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
 
 
 def in_child(work: Callable[[], None]) -> Callable[[], int]:
-    """Runs the work in a forked child, which starts it when the call returned here is made: the exit status."""
+    """A forked child, which does the work when the call returned here is made: that gives its exit status."""
     ours, theirs = multiprocessing.Pipe()
     child = os.fork()
     if not child:
@@ -273,10 +274,8 @@ def test_a_process_forks_in_the_middle_of_a_pass(made: Tiny) -> None:
         one.forward([1], generated=True)
     session.fork()  # which ends at once: the memory may be shared from now on
     policy._within = fork
-    try:
+    with contextlib.suppress(LookupError):
         session.forward(made.ids(12, 1))
-    except LookupError:
-        pass
     pid, pipe = children[0]
     if pid == 0:
         status = 1
@@ -350,7 +349,11 @@ def in_python(script: str, *arguments: str, given: bytes = b"") -> str:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], input=given, capture_output=True, check=False, env=environment
+        [sys.executable, "-c", script, *arguments],
+        input=given,
+        capture_output=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
