@@ -224,8 +224,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, "q, k and v projection");
     }
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm, c->norm_eps,
-                               err)))
+    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm,
+                               c->norm_eps, err)))
         return lazy_fail_in(err, "RoPE");
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */

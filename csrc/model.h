@@ -33,7 +33,7 @@ struct lazy_model {
     int n_shards;
     void **owned; /* weights that are not used as they lie in the shards */
     int n_owned;
-    uint64_t bytes;              /* of the weights in use */
+    uint64_t bytes;             /* of the weights in use */
     _Atomic(lazy_rope *) ropes; /* the one made last, or NULL */
 };
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-# Every allocation of the core is a posix_memalign, every one of its binding to Python one of Python's domain
-# "mem". A block of the core has a mark in its last bytes, by which those not yet freed are counted.
+# Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every one
+# of its binding to Python is one of Python's domain "mem". A block of the core has a mark in its last bytes, by
+# which those not yet freed are counted.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -81,6 +82,14 @@ void watch_python(void)
     get(DOMAIN_MEM, &python);
     allocator failing = { python.context, try_malloc, try_calloc, try_realloc, python.free };
     set(DOMAIN_MEM, &failing);
+}
+
+int memfd_create(const char *name, unsigned flags)
+{
+    static int (*real)(const char *, unsigned);
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "memfd_create");
+    if (fails()) return errno = ENFILE, -1;
+    return real(name, flags);
 }
 """
 SCRIPT = """
@@ -179,6 +188,21 @@ def restored(session):
                 new.set_state(part, layer, session.state(part, layer))
     return new
 
+def check_forks(already_shared, fewest):
+    # a fork that gets no memory is refused, or one that shares none; the session is as before
+    def prepare():
+        session = session_of(stages, first)
+        return session, session.fork() if already_shared else None
+
+    want = session_of(stages, first, second).forward([7], generated=True)
+    made = 0
+    for (session, _), fork in each_failure(prepare, lambda prepared: prepared[0].fork()):
+        made += fork is not None
+        for one in filter(None, (fork, session)):
+            one.forward(second)
+            np.testing.assert_array_equal(one.forward([7], generated=True), want)
+    assert made == fewest, made
+
 for name in built:
     refused(lambda: built[name].load(threads=3), 10)
 for weights in ("q8", "q4"):
@@ -187,10 +211,14 @@ for weights in ("q8", "q4"):
 refused(lambda: _core.Sampler(0.8, 0.9, 5, 1), 0)
 for name in kinds:
     model = built[name].load(threads=2)
+    for session, got in each_failure(lambda: built[name].load(threads=2).session(stages), lambda s: s.forward(first)):
+        np.testing.assert_array_equal(session.forward(first) if got is None else got, session_of(stages, first).logits)
+    model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
     whole = session_of(heavy, first)
     for pruning in (None, stages, heavy):
         refused(lambda: model.session(pruning), 10)
-    refused(whole.fork, 30)
+    check_forks(False, 5)
+    check_forks(True, 2)
     refused(lambda: restored(whole), 40)
     np.testing.assert_array_equal(restored(whole).forward(second), whole.fork().forward(second))
     check(stages, [], lambda session: session.forward(second))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -179,12 +180,13 @@ def test_sessions_and_forks_run_in_threads(made: Tiny) -> None:
 
 
 def in_child(work: Callable[[], None]) -> Callable[[], int]:
-    """Runs the work in a forked child, which starts it when the call returned here is made: the exit status."""
+    """A forked child, which does the work when the call returned here is made: that gives its exit status."""
     ours, theirs = multiprocessing.Pipe()
     child = os.fork()
     if not child:
         status = 1
         try:
+            ours.close()  # or the child would wait for ever for a parent that has failed
             theirs.recv()
             work()
             status = 0
@@ -202,23 +204,34 @@ def in_child(work: Callable[[], None]) -> Callable[[], int]:
 
 def test_a_session_goes_on_in_a_child_process(made: Tiny) -> None:
     """What either process writes, again or for the first time, does not show in the other."""
-    base = Told(made, made.load(threads=2)).read(40, 0)
+    model = made.load(threads=2)
+    base, alone = Told(made, model).read(40, 0), Told(made, model).read(40, 7)
     fork = base.fork().write(1)
+    alone.fork()  # which ends at once: nobody but its owner has this memory then
+    line = [base, alone, fork]
 
     def go_on() -> None:
-        later = base.fork().write(4)
-        base.write(2).truncate(30).read(9, 2)
+        line.extend([base.fork().write(4), alone.fork()])
+        for told in (base, alone):
+            told.write(2).check()
+            told.truncate(30).read(9, 2)
         fork.truncate(25).read(6, 3)
-        for told in (base, base.fork(), fork, later):
+        for told in [*line, base.fork()]:
             told.check()
 
-    after_ours, before_ours = in_child(go_on), in_child(go_on)
-    assert before_ours() == 0
-    line = [base.fork().write(7), base.truncate(20).read(20, 5), fork.write(3), base.fork()]
+    later, sooner = in_child(go_on), in_child(go_on)
+    base.write(7)
+    alone.write(7)
+    assert sooner() == 0
     for told in line:
         told.check()
-    assert after_ours() == 0
-    base.fork().read(3, 1).check()
+    line.append(base.fork().write(7))
+    base.truncate(20).read(20, 5)
+    alone.truncate(20).read(20, 5)
+    fork.write(3)
+    assert later() == 0
+    for told in [*line, base.fork(), alone.fork().read(3, 1)]:
+        told.check()
 
 
 class Chosen(Policy):
@@ -252,17 +265,17 @@ def test_a_process_forks_in_the_middle_of_a_pass(made: Tiny) -> None:
         if pid:
             children.append((pid, ours))
             raise LookupError("enough")
+        ours.close()
         policy._sign = 1.0
         children.append((0, theirs))
 
     for one in (session, alone, other):
         one.forward(made.ids(40))
         one.forward([1], generated=True)
+    session.fork()  # which ends at once: the memory may be shared from now on
     policy._within = fork
-    try:
+    with contextlib.suppress(LookupError):
         session.forward(made.ids(12, 1))
-    except LookupError:
-        pass
     pid, pipe = children[0]
     if pid == 0:
         status = 1
@@ -336,7 +349,11 @@ def in_python(script: str, *arguments: str, given: bytes = b"") -> str:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments], input=given, capture_output=True, check=False, env=environment
+        [sys.executable, "-c", script, *arguments],
+        input=given,
+        capture_output=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()

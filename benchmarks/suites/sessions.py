@@ -1,4 +1,4 @@
-"""Suite `sessions`: what forks take in time and memory, a second question, and many questions on one document."""
+"""Suite `sessions`: time and memory of forks, a second question, and many questions on one document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY = 8000  # tokens; a fork of fewer is not judged
 ROLLUP, DESCRIPTORS = Path("/proc/self/smaps_rollup"), Path("/proc/self/fd")
 SHARED_FILE = "memfd:lazyllm"
 MIB = 1 << 20
-MS, RATIO = "fork, ms", "memory of all / of one"
+FIRST_MS, MS, RATIO = "first fork, ms", "later fork, ms", "memory of all / of one"
 OVER_RESERVED, OVER_OWN = "time / room reserved before", "time / one prefill and ten answers"
 
 
@@ -33,7 +33,9 @@ def sessions(options: Options) -> Iterator[Section]:
     place = options.widest
     fitting = options.config.context - SPARE
     if fitting < 1:
-        raise ValueError(f"the model's context is {options.config.context}; the suite needs more than {SPARE}")
+        raise ValueError(
+            f"the model's context is {options.config.context}; the suite needs more than {SPARE}"
+        )
     longest = min(max(options.tokens), fitting)
     yield forks(options, place, longest)
     llm = place.load(options.folder)
@@ -58,6 +60,7 @@ class Probe:
         self._session = llm.session()
         self._session.forward(prompt, progress=False)
         self.one = physical() - before
+        self.first_fork = self.fork()
         self._forks: list[Session] = []
 
     def fork(self) -> float:
@@ -67,6 +70,10 @@ class Probe:
         seconds = time.perf_counter() - started
         del made
         return seconds
+
+    def first(self) -> float:
+        """Seconds of the first fork, which moves the session into memory that can be shared."""
+        return self.first_fork
 
     def memory(self, ids: list[int], n_new: int) -> tuple[int, int, int]:
         """Bytes of one session; of it and ten forks; and when each of these has answered a question."""
@@ -97,15 +104,16 @@ def forks(options: Options, place: Place, n: int) -> Section:
     prompt = options.prompt(n)
     with Process(Probe, options.folder, place.threads, prompt, environment={}) as probe:
         times = in_turn({"fork": probe.seconds("fork")}, options.rounds, f"forks of {n} tokens")["fork"]
+        first = float(probe.call("first"))
         one, idle, answered = probe.call("memory", question(options), ANSWER)
     keys: dict[str, str | int] = {"tokens": n, **place.keys}
     judged = n >= MANY
-    rows = [Row("one session", {"MiB": one / MIB}, {}, keys)]
+    rows = [Row("one session", {FIRST_MS: first * 1e3, "MiB": one / MIB}, {}, keys)]
     for label, taken in ((f"and {FORKS} forks", idle), ("which have answered", answered)):
         figures: dict[str, Figure] = {MS: times.median * 1e3, "MiB": taken / MIB, RATIO: taken / one}
         rows.append(Row(label, figures, {MS: goals.FORK, RATIO: goals.FORKS} if judged else {}, keys))
     notes = (
-        f"A fork: {times}. Memory is counted in a process of its own, weights left out, shared files included.",
+        f"A later fork: {times}. Memory is that of a process of its own, without weights, with shared files.",
         f"Each fork has read {QUESTION} tokens more and generated {ANSWER}.",
     )
     return Section(SUITE, f"Forks of a session of {n} tokens, {options.config.name}, {place}", rows, notes)
@@ -117,17 +125,23 @@ def forks(options: Options, place: Place, n: int) -> Section:
 def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section:
     prompt, ids = options.prompt(n), question(options)
 
-    def contestant(reserved: bool) -> Contestant:
+    def contestant(reserved: bool = False, forked: bool = False) -> Contestant:
         def run() -> float:
             session = llm.session()
             if reserved:
                 session.core.reserve(options.config.context)
             session.ask(prompt, max_new_tokens=1)
+            if forked:
+                session.fork()
             return timed(lambda: session.ask(ids, max_new_tokens=1))()
 
         return run
 
-    contestants = {"as it comes": contestant(False), "room reserved before": contestant(True)}
+    contestants = {
+        "as it comes": contestant(),
+        "after a fork": contestant(forked=True),
+        "room reserved before": contestant(reserved=True),
+    }
     times = in_turn(contestants, options.rounds, f"second question, {place}")
     return compared(
         f"Time to the first token of a second question after {n} tokens, {options.config.name}, {place}",
@@ -136,8 +150,8 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
         OVER_RESERVED,
         goals.SECOND_QUESTION,
         {"tokens": n, **place.keys},
-        f"The question has {QUESTION} tokens. Room for the model's whole context was reserved, or for the "
-        "prompt alone, so that the session grows.",
+        f"The question has {QUESTION} tokens. Without room for it a session grows: its caches are copied, "
+        "unless a fork has moved them into memory that can be shared.",
     )
 
 
