@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
+.PHONY: help demo test build bench long oracle fuzz asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -103,7 +103,7 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 define core_build
 build/core$(1)/core.a: $(CORE)
 	@mkdir -p $$(@D)
-	rm -f $$(@D)/*.o && cd $$(@D) && $(CC) $(CFLAGS_TEST) -fPIC $(FLAGS$(1)) -c $(addprefix $(CURDIR)/,$(CORE_C))
+	rm -f $$(@D)/*.o && cd $$(@D) && $$(CC) $(CFLAGS_TEST) -fPIC $(FLAGS$(1)) -c $(addprefix $(CURDIR)/,$(CORE_C))
 	rm -f $$@ && $(AR) rcs $$@ $$(@D)/*.o
 
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
@@ -113,6 +113,28 @@ endef
 $(eval $(call core_build,))
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
+
+# ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
+
+FUZZ_SECONDS ?= 120
+FUZZERS      := binder format
+CLANG        ?= clang
+# with optimization clang takes minutes for each file of kernels
+FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
+build/core_fuzz/core.a: CC := $(CLANG)
+$(eval $(call core_build,_fuzz))
+
+build/fuzz_%: tests/fuzz/%.c build/core_fuzz/core.a
+	$(CLANG) $(CFLAGS_TEST) $(FLAGS_fuzz) -fsanitize=fuzzer $^ -lm -o $@
+
+# inputs that reach more go to build/fuzz_corpus; build/fuzz_binder -set_cover_merge=1 -use_counters=0 NEW build/fuzz_corpus/binder chooses few
+fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each fuzzer, and a thousand damaged files of each kind (needs clang)
+	for name in $(FUZZERS); do \
+	    mkdir -p build/fuzz_corpus/$$name && \
+	    build/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -max_len=1024 -len_control=10 \
+	        -artifact_prefix=build/fuzz_ build/fuzz_corpus/$$name tests/fuzz/corpus/$$name || exit 1; \
+	done
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
 
 include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk
@@ -154,12 +176,12 @@ lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy, import-linter and cla
 	$(BIN)/ruff format --check $(SOURCE)
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
+	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.c tests/fuzz/*.c tests/cuda/*.c[cu]*
 
 format: $(VENV)/lint.stamp ## put all sources in form
 	$(BIN)/ruff check --fix $(SOURCE)
 	$(BIN)/ruff format $(SOURCE)
-	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.c tests/cuda/*.c[cu]*
+	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.c tests/fuzz/*.c tests/cuda/*.c[cu]*
 
 clean: ## remove what was built (not .venv, nor the model in the user's cache)
 	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output
