@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-# Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every one
-# of its binding to Python is one of Python's domain "mem". A block of the core has a mark in its last bytes, by
-# which those not yet freed are counted.
+# Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every
+# one of its binding to Python is one of Python's domain "mem". A block of the core has a mark in its last
+# bytes, by which those not yet freed are counted.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -211,8 +211,10 @@ for weights in ("q8", "q4"):
 refused(lambda: _core.Sampler(0.8, 0.9, 5, 1), 0)
 for name in kinds:
     model = built[name].load(threads=2)
-    for session, got in each_failure(lambda: built[name].load(threads=2).session(stages), lambda s: s.forward(first)):
-        np.testing.assert_array_equal(session.forward(first) if got is None else got, session_of(stages, first).logits)
+    fresh = lambda: built[name].load(threads=2).session(stages)
+    for session, got in each_failure(fresh, lambda session: session.forward(first)):
+        got = session.forward(first) if got is None else got
+        np.testing.assert_array_equal(got, session_of(stages, first).logits)
     model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
     whole = session_of(heavy, first)
     for pruning in (None, stages, heavy):
