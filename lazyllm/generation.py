@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator as Pieces
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -105,6 +105,7 @@ class Request:
     stop: tuple[str, ...]
     trace: bool
     progress: bool
+    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat
     stop_ids: frozenset[int] = frozenset()  # more end tokens
     never_first: frozenset[int] = frozenset()  # tokens that are never drawn as the first one
 
@@ -116,6 +117,7 @@ class Request:
         stop: str | Iterable[str],
         trace: bool,
         progress: bool,
+        tools: Iterable[Mapping[str, Any]] = (),
     ) -> Request:
         if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
             raise TypeError(f"max_new_tokens must be a whole number, not {max_new_tokens!r}")
@@ -131,7 +133,10 @@ class Request:
                 raise TypeError(f"stop must be a string or strings, not {string!r}")
             if not string:
                 raise ValueError("a stop string must not be empty")
-        return cls(int(max_new_tokens), sampling or SamplingParams(), strings, bool(trace), bool(progress))
+        if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+            raise TypeError(f"tools must be a list of dicts, not {tools!r}")
+        options = bool(trace), bool(progress), tuple(tools)
+        return cls(int(max_new_tokens), sampling or SamplingParams(), strings, *options)
 
 
 class Stream(Iterator[str]):

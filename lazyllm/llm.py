@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -107,6 +107,7 @@ class Options(TypedDict, total=False):
     trace: bool
     progress: bool
     prefix: Session | PrefixCache | None
+    tools: Sequence[Mapping[str, Any]]
 
 
 class LLM(Model):
@@ -168,6 +169,7 @@ class LLM(Model):
         trace: bool = False,
         progress: bool = True,
         prefix: Session | PrefixCache | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generation | list[Generation]:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -179,11 +181,13 @@ class LLM(Model):
         session that has read what all prompts begin with; each continues a fork of it, with its setting. Or
         it is a `PrefixCache`, in which prompts find what earlier ones have read of a beginning like theirs.
 
+        `tools`, with `chat=True`, are JSON schemas of functions for chat templates that know tools.
+
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
-        request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
+        request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix, max_new_tokens, progress)
         if not is_batch(prompt):
             return self._opened(method, prefix).answer(prompt, request, chat).finished()
@@ -244,10 +248,11 @@ class LLM(Model):
         trace: bool = False,
         progress: bool = True,
         prefix: Session | PrefixCache | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
-        request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
+        request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix, max_new_tokens, progress)
         return self._opened(method, prefix).answer(prompt, request, chat)

@@ -13,6 +13,7 @@ from lazyllm.support import checked
 
 PromptIds = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 Prompt = str | PromptIds | Messages
 
 EMPTY = "the prompt is empty; it must have at least one token"
@@ -69,10 +70,11 @@ def checked_messages(messages: Messages) -> list[dict[str, Any]]:
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise TypeError(f"message {i} must be a dict with role and content, not {message!r}")
+        calls = "tool_calls" in message  # an answer that calls tools may have no content
         for name in ("role", "content"):
-            if name not in message:
+            if name not in message and not (calls and name == "content"):
                 raise ValueError(f"message {i} has no {name!r}; it has {', '.join(map(repr, message))}")
-        if not isinstance(message["content"], str | list):
+        if not (isinstance(message.get("content"), str | list) or calls):
             raise TypeError(f"the content of message {i} must be text, not {message['content']!r}")
     return [dict(message) for message in messages]
 
@@ -86,11 +88,12 @@ class Turn:
     messages: list[dict[str, Any]]
     text: str
     cut: bool = False  # the context was truncated within the messages
+    tools: tuple[Mapping[str, Any], ...] = ()  # of the chat
 
     @classmethod
     def checked(cls, values: Any) -> Turn:
         """From a file."""
-        made = cls(**values)
+        made = cls(**{**values, "tools": tuple(values.get("tools", ()))})
         checked.whole(made.begins, "a turn's begin", 0)
         checked.whole(made.answer_begins, "the begin of a turn's answer", 0)
         if not (
@@ -98,6 +101,8 @@ class Turn:
         ):
             raise TypeError(f"a turn is {values!r:.80}")
         checked_messages(made.messages)
+        if not all(isinstance(tool, dict) for tool in made.tools):
+            raise TypeError(f"a turn's tools are {made.tools!r:.80}")
         return made
 
 
@@ -108,15 +113,20 @@ class Conversation:
         self._model = model
         self.turns = tuple(turns)
 
-    def encode(self, prompt: Prompt, chat: bool, length: int, ended_by: int | None) -> list[int]:
+    def encode(
+        self, prompt: Prompt, chat: bool, length: int, ended_by: int | None, tools: Tools = ()
+    ) -> list[int]:
         """The ids to append to a context of this length for a prompt.
 
-        `ended_by`: the end token of the last answer, which is in the context.
+        `ended_by`: the end token of the last answer, which is in the context. `tools` are those of the whole
+        chat, which its first prompt names.
         """
+        if tools and not chat:
+            raise ValueError("tools are described by a chat template: they need chat=True")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
         if chat:
-            text, special = self._rendered(self._messages(prompt), ended_by), False
+            text, special = self._rendered(self._messages(prompt), ended_by, self._tools(tools)), False
         elif isinstance(prompt, str):
             text, special = prompt, length == 0
         elif is_messages(prompt):
@@ -125,10 +135,17 @@ class Conversation:
             return checked_ids(prompt, self._model.config.vocab)
         return checked_ids(self._model.tokenizer.encode(text, add_special=special), self._model.config.vocab)
 
-    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str) -> None:
+    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools = ()) -> None:
         """Adds a turn to the chat, or replaces the last one if it began there: its answer has gone on."""
         self.truncate(begins)
-        self.turns += (Turn(begins, answer_begins, self._messages(prompt), text),)
+        turn = Turn(begins, answer_begins, self._messages(prompt), text, tools=tuple(self._tools(tools)))
+        self.turns += (turn,)
+
+    def _tools(self, given: Tools) -> Tools:
+        known = self.turns[-1].tools if self.turns else given
+        if given and list(given) != list(known):
+            raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
+        return known
 
     def truncate(self, length: int) -> None:
         """Drops the turns that begin at this position or behind it, and marks one that it cuts."""
@@ -146,14 +163,14 @@ class Conversation:
             return checked_messages(prompt)  # type: ignore[arg-type]
         raise TypeError("chat=True needs text or a list of messages, not token ids")
 
-    def _rendered(self, new: list[dict[str, Any]], ended_by: int | None) -> str:
+    def _rendered(self, new: list[dict[str, Any]], ended_by: int | None, tools: Tools) -> str:
         """The text that the template renders for new messages after the chat so far.
 
         The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
         """
         tokenizer = self._model.tokenizer
         if not self.turns:
-            return tokenizer.apply_chat_template(new, tokenize=False)
+            return tokenizer.apply_chat_template(new, tokenize=False, tools=tools)
         last = self.turns[-1]
         if last.cut:
             raise ValueError(
@@ -165,7 +182,9 @@ class Conversation:
             chat += [*turn.messages, {"role": "assistant", "content": turn.text}]
         chat[-1] = {"role": "assistant", "content": ANSWER_MARK}
         chat += new
-        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False).rpartition(ANSWER_MARK)
+        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(
+            ANSWER_MARK
+        )
         if not found:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -267,7 +267,7 @@ class Session:
         The next `ask` or `forward` decides by its own tokens which of those read are computed further, as if
         all had been one prompt. So a long document is read once, and each question asked of a `fork`.
         """
-        new = self._tokenized(prompt, chat=False) if isinstance(prompt, str) else prompt
+        new = self._tokenized(prompt) if isinstance(prompt, str) else prompt
         new = checked_ids(new, self.llm.config.vocab)
         if not self.pruning.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.pruning}")
@@ -308,14 +308,15 @@ class Session:
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
-        request = Request.checked(max_new_tokens, sampling, stop, trace, progress)
+        request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         return self.answer(prompt, request, chat).finished()
 
     def answer(self, prompt: Prompt, request: Request, chat: bool = False) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
-        encoded = self._encoded(prompt, chat)
+        encoded = self._encoded(prompt, chat, request.tools)
         return Stream(self._answer(Answer(self.llm, self.pruning, prompt, encoded, request, chat)))
 
     def resume(self) -> Generation:
@@ -332,17 +333,19 @@ class Session:
 
         The length is not checked where the method compresses the text.
         """
-        ids = self._tokenized(prompt, chat)
+        ids = self._tokenized(prompt, chat, request.tools)
         if not self.pruning.compresses:
             self.pruning.check_length(self.llm.config, len(ids))
             self._check_room(self.pruning.kept(len(ids)), request.max_new_tokens)
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def _tokenized(self, prompt: Prompt, chat: bool) -> list[int]:
+    def _tokenized(
+        self, prompt: Prompt, chat: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
-        return self._conversation.encode(prompt, chat, self.length, self._ended_by())
+        return self._conversation.encode(prompt, chat, self.length, self._ended_by(), tools)
 
     def _ended_by(self) -> int | None:
         """The end token of the last answer, if the context ends with it, run already or not."""
@@ -351,12 +354,12 @@ class Session:
             last = int(self.core.ids[-1])
         return last if last in self.llm.eos_token_ids else None
 
-    def _encoded(self, prompt: Prompt, chat: bool) -> EncodedPrompt:
-        ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat))
+    def _encoded(self, prompt: Prompt, chat: bool, tools: Sequence[Mapping[str, Any]]) -> EncodedPrompt:
+        ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat, tools))
         if not self.pruning.compresses:
             return EncodedPrompt(ids, len(ids), tokenize_seconds)
         short, compress_seconds = timed(lambda: self._compressed(prompt))
-        short_ids, tokenize_seconds = timed(lambda: self._tokenized(short, chat))
+        short_ids, tokenize_seconds = timed(lambda: self._tokenized(short, chat, tools))
         return EncodedPrompt(short_ids, len(ids), tokenize_seconds, compress_seconds)
 
     def _compressed(self, prompt: Any) -> Prompt:
@@ -405,7 +408,9 @@ class Session:
                 answer.seconds = time.perf_counter() - started
                 if answer.chat and self._holds_prompt(answer):
                     assert answer.begins is not None
-                    self._conversation.answered(answer.begins, answer.prompt_end, answer.prompt, answer.text)
+                    self._conversation.answered(
+                        answer.begins, answer.prompt_end, answer.prompt, answer.text, answer.request.tools
+                    )
 
     def _start(self, answer: Answer) -> None:
         ids = self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts))

@@ -55,10 +55,15 @@ class ChatTemplate:
         self.source = source
         self.tokens = dict(tokens)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         variables = {
-            "messages": plain(messages),
-            "tools": None,
+            "messages": plain(messages, "messages"),
+            "tools": plain(tools, "tools") or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self.tokens,
@@ -145,13 +150,17 @@ _renderer = Renderer()
 os.register_at_fork(after_in_child=_renderer.forget)
 
 
-def plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the messages in JSON's types, so that a template cannot reach the caller's objects."""
-    if isinstance(messages, str | bytes | Mapping) or not all(
-        isinstance(message, Mapping) for message in messages
-    ):
-        raise TypeError("messages must be a list of dicts such as {'role': 'user', 'content': 'Hello'}")
+EXAMPLES = {
+    "messages": "{'role': 'user', 'content': 'Hello'}",
+    "tools": "{'type': 'function', 'function': {'name': 'weather', 'parameters': …}}",
+}
+
+
+def plain(given: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Copies of messages or tools in JSON's types, so that a template cannot reach the caller's objects."""
+    if isinstance(given, str | bytes | Mapping) or not all(isinstance(one, Mapping) for one in given):
+        raise TypeError(f"{name} must be a list of dicts such as {EXAMPLES[name]}")
     try:
-        return [dict(json.loads(json.dumps(dict(message)))) for message in messages]
+        return [dict(json.loads(json.dumps(dict(one)))) for one in given]
     except (TypeError, ValueError) as error:
-        raise TypeError(f"messages must hold strings, numbers, lists and dicts only: {error}") from None
+        raise TypeError(f"{name} must hold strings, numbers, lists and dicts only: {error}") from None

@@ -132,6 +132,7 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tokenize: Literal[True] = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]: ...
 
     @overload
@@ -141,18 +142,24 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         *,
         tokenize: Literal[False],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, tokenize: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        tokenize: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int] | str:
         """The prompt of a chat such as [{"role": "user", "content": "Hi"}]: ids, or text if not `tokenize`.
+        `tools` are JSON schemas of functions, which the template describes if it knows tools.
 
         The text has its special tokens already: encode it with add_special=False.
         """
         if self.template is None:
             raise ValueError(f"{self.place} has no chat template; give the prompt as plain text or token ids")
-        text = self.template.render(messages, add_generation_prompt)
+        text = self.template.render(messages, add_generation_prompt, tools)
         return self.encode(text, add_special=False) if tokenize else text
 
 
