@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -90,6 +91,17 @@ def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> Non
     shorten(folder / WEIGHTS, 300_000)
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
         open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto")
+
+
+def test_workers_take_their_own_bus_errors(folder: Path) -> None:
+    """A thread that blocks the signal of its own fault ends the process."""
+    llm = lazyllm.load(folder, device="cpu", threads=3)
+    blocked = [
+        int(re.search(r"SigBlk:\s*(\w+)", (task / "status").read_text())[1], 16)  # type: ignore[index]
+        for task in Path("/proc/self/task").iterdir()
+    ]
+    assert len(blocked) >= llm.threads == 3
+    assert not any(mask >> signal.SIGBUS - 1 & 1 for mask in blocked)
 
 
 # ---- the handler of SIGBUS ---------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ def test_each_damaged_tensor_of_a_layer_is_named_by_it(tmp_path: Path, name: str
         session = model.session(tiny.pruning(stages))
         with pytest.raises(CheckpointError, match="layer 1") as caught:
             session.forward(made.ids(20))
-        told = "no finite number|score of the token .* is (-?nan|not a number)"
-        assert re.search(told, str(caught.value)), stages
+        words = "no finite number|score of the token .* is (-?nan|not a number)"
+        assert re.search(words, str(caught.value)), stages
         assert session.length == 0
 
 
