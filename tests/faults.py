@@ -758,7 +758,7 @@ SESSION = [
         ),
         ("weights", header(lambda e: e.pop("__metadata__")), "is no session of lazyllm"),
         ("another format", metadata(format="x"), "its format is 'x'"),
-        ("another version", metadata(version="2"), "has version 2 of the format; this lazyllm reads 1"),
+        ("another version", metadata(version="1"), "has version 1 of the format; this lazyllm reads 2"),
         ("a description that is none", metadata(session="3"), "is no session of lazyllm, or is damaged"),
         ("a value too few", described(lambda d: d.pop("compute")), "is no session of lazyllm, or is damaged"),
         ("a value too many", describing(x=1), "is no session of lazyllm, or is damaged"),
