@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -34,6 +35,14 @@ settings.register_profile(
 )
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Sessions that wait for the collector, which knows nothing of their memory, can fill an emulated device."""
+    yield
+    if DEVICE != "cpu":
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
