@@ -39,7 +39,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Sessions that wait for the collector, which knows nothing of their memory, can fill an emulated device."""
+    """Sessions that wait for the collector, which knows nothing of their memory, may fill a device."""
     yield
     if DEVICE != "cpu":
         gc.collect()

@@ -215,15 +215,19 @@ def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: Har
     assert likelihoods(pruned, [(TEXT, "so")])[0][0] == pytest.approx(want, abs=1e-5)
 
 
-def test_continuations_that_differ_in_their_last_token_share_a_run(
+def test_continuations_of_one_context_share_its_pass(
     pruned: HarnessModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []
     session = type(pruned.llm).session
     monkeypatch.setattr(
-        type(pruned.llm), "session", lambda self, pruning=None: runs.append(1) or session(self, pruning)
+        type(pruned.llm),
+        "session",
+        lambda self, *given, **named: runs.append(1) or session(self, *given, **named),
     )
-    choices = [(TEXT, f" {letter}") for letter in "ABCD"]
+    choices = [
+        (TEXT, continuation) for continuation in [*CONTINUATIONS, *(f" {letter}" for letter in "ABCD")]
+    ]
     together = likelihoods(pruned, choices)
     assert len(runs) == 1
     assert together == [likelihoods(pruned, [choice])[0] for choice in choices]
