@@ -253,7 +253,7 @@ class Session:
             self._reserve(len(new), spare=max(MIN_SPARE, self.length))
             self._run_pending()
             if not generated:
-                if self._prefixes is not None:
+                if self._prefixes is not None and not self.length:
                     self._read_shared(self._prefixes, new, progress)
                     n_given, new = n_given - self.length, new[self.length :]
                 self._begin_prompt(n_given, len(new))
@@ -414,7 +414,7 @@ class Session:
 
     def _start(self, answer: Answer) -> None:
         ids = self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts))
-        if self._prefixes is None:
+        if self._prefixes is None or self.length:
             answer.start(self.core, ids)
             return
         self._reserve(len(ids), answer.request.max_new_tokens)
@@ -423,16 +423,20 @@ class Session:
         answer.begins = 0
 
     def _read_shared(self, prefixes: PrefixCache, ids: list[int], progress: bool) -> None:
-        """Reads of the first prompt what may be read ahead, as far as it goes from the cache."""
+        """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache; all of
+        it or, on failure, nothing."""
         ahead = prefixes.readable(self.pruning, ids)
-        if not self.length and (known := prefixes.longest(self.llm, self.pruning, ahead)):
+        if known := prefixes.longest(self.llm, self.pruning, ahead):
             self.core, self._room = known, 0
             self._prompts = [PromptPlace(0, known.length, known.length)]
-        if len(ahead) - self.length >= LEAST_PASS:
-            self._reserve(len(ids) - self.length)
-            self._read(ahead[self.length :], progress)
-            prefixes.keep(self.llm, self.pruning, self._forked().core)
-        self._prefixes = None
+        try:
+            if len(ahead) - self.length >= LEAST_PASS:
+                self._reserve(len(ids) - self.length)
+                self._read(ahead[self.length :], progress)
+                prefixes.keep(self.llm, self.pruning, self._forked().core)
+        except BaseException:
+            self.core.truncate(0)
+            raise
 
     def _holds_prompt(self, answer: Answer) -> bool:
         return answer.begins is not None and self.length >= answer.prompt_end

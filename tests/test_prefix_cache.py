@@ -118,6 +118,32 @@ def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
         assert answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache) == want
 
 
+def test_only_an_empty_session_takes_from_the_cache(llm: LLM) -> None:
+    cache, session = PrefixCache(), llm.session(prefix=PrefixCache())
+    session.read(HEAD)
+    assert (session.forward(TAILS[0]) == llm.session().forward(HEAD + TAILS[0])).all()
+    session = llm.session(prefix=cache)
+    session.read(HEAD)
+    assert session.ask(TAILS[0], max_new_tokens=3).prompt_ids == TAILS[0]
+
+
+def test_a_reading_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PrefixCache()
+    answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache)
+    session = llm.session(PRUNED, prefix=cache)
+
+    def interrupted(session: Session, ids: list[int], progress: bool) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.forward(HEAD + TAILS[4])
+    assert session.length == 0
+    other = TAILS[4]
+    assert session.ask(other, max_new_tokens=6).token_ids == answered(llm, other, PRUNED)
+
+
 def test_threads_share_a_cache(llm: LLM) -> None:
     cache = PrefixCache()
     want = [answered(llm, HEAD + tail, PRUNED) for tail in TAILS]
