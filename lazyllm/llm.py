@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
-from lazyllm.prompt import Messages, PromptIds, is_batch
+from lazyllm.prompt import Messages, PromptIds, Tools, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
 from lazyllm.support.progress import bar
@@ -107,7 +107,7 @@ class Options(TypedDict, total=False):
     trace: bool
     progress: bool
     prefix: Session | PrefixCache | None
-    tools: Sequence[Mapping[str, Any]]
+    tools: Tools
 
 
 class LLM(Model):
@@ -169,7 +169,7 @@ class LLM(Model):
         trace: bool = False,
         progress: bool = True,
         prefix: Session | PrefixCache | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
     ) -> Generation | list[Generation]:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -248,7 +248,7 @@ class LLM(Model):
         trace: bool = False,
         progress: bool = True,
         prefix: Session | PrefixCache | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):

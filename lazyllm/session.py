@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,16 @@ from lazyllm.method import Method, source_digest
 from lazyllm.methods import parse_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import LEAST_PASS, PrefixCache
-from lazyllm.prompt import Conversation, EncodedPrompt, Prompt, PromptIds, Turn, checked_ids, is_messages
+from lazyllm.prompt import (
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    PromptIds,
+    Tools,
+    Turn,
+    checked_ids,
+    is_messages,
+)
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.progress import prefill_watch
@@ -308,7 +317,7 @@ class Session:
         chat: bool = False,
         trace: bool = False,
         progress: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
     ) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
@@ -340,9 +349,7 @@ class Session:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def _tokenized(
-        self, prompt: Prompt, chat: bool = False, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
+    def _tokenized(self, prompt: Prompt, chat: bool = False, tools: Tools = ()) -> list[int]:
         if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
         return self._conversation.encode(prompt, chat, self.length, self._ended_by(), tools)
@@ -354,7 +361,7 @@ class Session:
             last = int(self.core.ids[-1])
         return last if last in self.llm.eos_token_ids else None
 
-    def _encoded(self, prompt: Prompt, chat: bool, tools: Sequence[Mapping[str, Any]]) -> EncodedPrompt:
+    def _encoded(self, prompt: Prompt, chat: bool, tools: Tools) -> EncodedPrompt:
         ids, tokenize_seconds = timed(lambda: self._tokenized(prompt, chat, tools))
         if not self.pruning.compresses:
             return EncodedPrompt(ids, len(ids), tokenize_seconds)

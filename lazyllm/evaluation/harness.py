@@ -231,7 +231,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 session = self.llm.session(self.pruning, prefix=self.prefixes)
                 first = session.forward(prompt_ids, progress=False)
                 for said, members in continuations.items():
-                    *before, last = steps(session.fork(), first, said)
+                    *before, last = steps(session.fork() if said else session, first, said)
                     told = [scored(logits, token) for logits, token in zip(before, said, strict=True)]
                     for index in members:
                         texts, _, continuation = requests[index]
