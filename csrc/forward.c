@@ -26,6 +26,7 @@ typedef struct pass {
 
     int length;               /* tokens of the context, the new ones included */
     int first_new;            /* position of the first new token */
+    int first_asking;         /* of the first token whose row may score: the prompt's own, with what has been read of it */
     bool is_prompt;           /* the new tokens are the user's */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
@@ -109,6 +110,7 @@ static int begin(pass *p, int n_new, lazy_error *err)
     const lazy_tokens *tokens = &p->session->tokens;
     int n_evicted_new = 0;
     p->first_new = p->length - n_new;
+    p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
     for (int i = p->first_new; i < p->length; i++) n_evicted_new += tokens->evicted[i];
     p->in_play = (set){ cache->in_play[0], p->length - tokens->n_evicted, cache->in_play[1] };
     p->computed = (set){ cache->rows[0], n_new - n_evicted_new, cache->rows[1] };
@@ -277,7 +279,7 @@ static int ask_policy(pass *p, int l, float **out, lazy_error *err)
         .is_prompt = p->is_prompt,
         .observes = true,
         .length = p->length,
-        .first_new = p->first_new,
+        .first_asking = p->first_asking,
         .n_in_play = p->in_play.n,
         .n_rows = p->computed.n,
         .window = window == INT32_MAX ? 0 : window,
@@ -307,7 +309,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
     int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, pruning->pooling,
-                              p->first_new, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
+                              p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
@@ -455,6 +457,7 @@ static int commit(pass *p, lazy_error *err)
     if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
     if (code) return code;
     lazy_tokens_commit(&session->tokens, gone);
+    if (!p->outputs.none) lazy_tokens_end_reading(&session->tokens, p->first_new);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;

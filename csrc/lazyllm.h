@@ -138,7 +138,7 @@ typedef struct lazy_view {
     bool observes;          /* no scores are wanted: the layer is below the stage that they are for */
     int n_keep;             /* prompt tokens that the stage keeps, if scores are wanted */
     int length;             /* tokens of the context, the new ones included */
-    int first_new;          /* position of the first new token */
+    int first_asking;       /* position of the first new token, or of the first that `read` has read of the prompt */
     int n_in_play;          /* m */
     int n_rows;             /* n tokens of them computed in this layer */
     int window;             /* of this layer; 0: none */
@@ -288,12 +288,12 @@ typedef struct lazy_trace_run {
 /* The functions below may be called between passes only. */
 int lazy_session_length(const lazy_session *session);
 int lazy_session_n_prompt(const lazy_session *session);
-const int32_t *lazy_session_ids(const lazy_session *session);                /* (length,) */
-const int32_t *lazy_session_depths(const lazy_session *session);             /* (length,) layers that computed K,V of each token */
-const uint8_t *lazy_session_gone(const lazy_session *session);               /* (length,) true for tokens never in play again */
-const uint8_t *lazy_session_kinds(const lazy_session *session);              /* (length,) 0 prompt, 1 generated */
-double lazy_session_computed(const lazy_session *session);                   /* share of (prompt token, layer) pairs computed */
-double lazy_session_reached_top(const lazy_session *session);                /* share of prompt tokens computed in the last layer */
+const int32_t *lazy_session_ids(const lazy_session *session);    /* (length,) */
+const int32_t *lazy_session_depths(const lazy_session *session); /* (length,) layers that computed K,V of each token */
+const uint8_t *lazy_session_gone(const lazy_session *session);   /* (length,) true for tokens never in play again */
+const uint8_t *lazy_session_kinds(const lazy_session *session);  /* (length,) 0 prompt, 1 generated, 2 prompt read, with no pass since */
+double lazy_session_computed(const lazy_session *session);       /* share of (prompt token, layer) pairs computed */
+double lazy_session_reached_top(const lazy_session *session);    /* share of prompt tokens computed in the last layer */
 const lazy_layer_count *lazy_session_last_pass(const lazy_session *session); /* (n_layers,) */
 bool lazy_session_traces(const lazy_session *session);
 void lazy_session_set_trace(lazy_session *session, bool on);

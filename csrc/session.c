@@ -183,7 +183,7 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     if (code) return code;
     const lazy_tokens before = s->tokens;
-    lazy_tokens_append(&s->tokens, ids, n, generated);
+    lazy_tokens_append(&s->tokens, ids, n, outputs.none ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
     s->cache.stream->watch = watch;
     s->cache.stream->layers_done = 0;
     code = lazy_forward(s, n, generated, outputs, err);

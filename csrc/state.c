@@ -94,8 +94,7 @@ static int check_token(const lazy_session *s, int i, int32_t id, uint8_t kind, i
     const lazy_config *c = &s->model->config;
     if (id < 0 || id >= c->vocab)
         return lazy_fail(err, LAZY_INVALID, "token id %d at position %d; ids go from 0 to %d", id, i, c->vocab - 1);
-    if (kind != LAZY_PROMPT && kind != LAZY_GENERATED)
-        return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0 or 1", kind, i);
+    if (kind > LAZY_READ) return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0, 1 or 2", kind, i);
     if (depth < 0 || depth > c->n_layers)
         return lazy_fail(err, LAZY_INVALID, "depth %d at position %d; it must be 0 to %d", depth, i, c->n_layers);
     if (depth < c->n_layers && !gone && !s->cache.aux[depth])
@@ -113,7 +112,7 @@ int lazy_session_write_tokens(lazy_session *s, const int32_t *ids, const uint8_t
     if (tokens->length) code = lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
     for (int i = 0; i < n && !code; i++) code = check_token(s, i, ids[i], kinds[i], depths[i], gone[i], err);
     for (int i = 0; i < n && !code; i++) {
-        lazy_tokens_append(tokens, ids + i, 1, kinds[i] == LAZY_GENERATED);
+        lazy_tokens_append(tokens, ids + i, 1, kinds[i]);
         tokens->depths[i] = depths[i];
         tokens->evicted[i] = gone[i] != 0;
         tokens->n_evicted += gone[i] != 0;

@@ -55,21 +55,21 @@ void lazy_tokens_close(lazy_tokens *tokens)
     *tokens = (lazy_tokens){ 0 };
 }
 
-void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, bool generated)
+void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t kind)
 {
     for (int i = 0; i < n; i++, tokens->length++) {
         tokens->ids[tokens->length] = ids[i];
-        tokens->kinds[tokens->length] = generated ? LAZY_GENERATED : LAZY_PROMPT;
+        tokens->kinds[tokens->length] = kind;
         tokens->depths[tokens->length] = 0;
         tokens->n_evicted += tokens->evicted[tokens->length];
     }
-    if (!generated) tokens->n_prompt += n;
+    if (kind != LAZY_GENERATED) tokens->n_prompt += n;
 }
 
 void lazy_tokens_truncate(lazy_tokens *tokens, int length)
 {
     for (int i = length; i < tokens->length; i++) {
-        tokens->n_prompt -= tokens->kinds[i] == LAZY_PROMPT;
+        tokens->n_prompt -= tokens->kinds[i] != LAZY_GENERATED;
         tokens->n_evicted -= tokens->evicted[i];
     }
     int marked = tokens->left_out_end > tokens->length ? tokens->left_out_end : tokens->length;
@@ -82,6 +82,17 @@ void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
 {
     for (int i = 0; i < n; i++) tokens->evicted[positions[i]] = true;
     if (tokens->left_out_end <= positions[n - 1]) tokens->left_out_end = positions[n - 1] + 1;
+}
+
+int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new)
+{
+    while (first_new > 0 && tokens->kinds[first_new - 1] == LAZY_READ) first_new--;
+    return first_new;
+}
+
+void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new)
+{
+    for (int i = lazy_tokens_prompt_begin(tokens, first_new); i < first_new; i++) tokens->kinds[i] = LAZY_PROMPT;
 }
 
 void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
@@ -99,7 +110,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
 {
     int rank = 0, n_prunable = 0; /* rank: prompt tokens before this position */
     for (int i = 0; i < tokens->length; i++) {
-        bool prompt = tokens->kinds[i] == LAZY_PROMPT;
+        bool prompt = tokens->kinds[i] != LAZY_GENERATED;
         flags[i] = prompt || pruning->prune_generated ? LAZY_PRUNABLE : 0;
         if (prompt) {
             if (rank < pruning->sink || rank >= tokens->n_prompt - pruning->window) flags[i] |= LAZY_FORCED;
@@ -120,13 +131,13 @@ double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers)
 {
     int64_t pairs = 0;
     for (int i = 0; i < tokens->length; i++)
-        if (tokens->kinds[i] == LAZY_PROMPT) pairs += tokens->depths[i];
+        if (tokens->kinds[i] != LAZY_GENERATED) pairs += tokens->depths[i];
     return tokens->n_prompt ? (double)pairs / ((double)tokens->n_prompt * n_layers) : 0.0;
 }
 
 double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers)
 {
     int reached = 0;
-    for (int i = 0; i < tokens->length; i++) reached += tokens->kinds[i] == LAZY_PROMPT && tokens->depths[i] == n_layers;
+    for (int i = 0; i < tokens->length; i++) reached += tokens->kinds[i] != LAZY_GENERATED && tokens->depths[i] == n_layers;
     return tokens->n_prompt ? (double)reached / tokens->n_prompt : 0.0;
 }

@@ -4,7 +4,11 @@
 
 #include "lazyllm.h"
 
-enum { LAZY_PROMPT = 0, LAZY_GENERATED = 1 };
+enum {
+    LAZY_PROMPT = 0,
+    LAZY_GENERATED = 1,
+    LAZY_READ = 2, /* of the prompt; read, and no pass has ended since */
+};
 
 typedef struct lazy_tokens {
     int length, n_prompt;
@@ -12,7 +16,7 @@ typedef struct lazy_tokens {
     int left_out_end; /* one past the last position named to lazy_tokens_leave_out; 0 for none */
     int capacity;
     int32_t *ids;          /* (capacity,) */
-    uint8_t *kinds;        /* (capacity,) LAZY_PROMPT or LAZY_GENERATED */
+    uint8_t *kinds;        /* (capacity,) */
     int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
     int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
     uint8_t *evicted;      /* (capacity,) never in play again: dropped for good, or left out in advance */
@@ -29,13 +33,19 @@ void lazy_tokens_close(lazy_tokens *tokens);
 void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from);
 
 /* Adds n tokens at the end. All that a pass changes before its end is in the struct itself: a copy taken before undoes it. */
-void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, bool generated);
+void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t kind);
 
 /* Removes the tokens from position `length` on, and the marks of those left out there. */
 void lazy_tokens_truncate(lazy_tokens *tokens, int length);
 
 /* Evicts tokens in advance. positions: ascending, not yet in the context, below the capacity. */
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
+
+/* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
+int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
+
+/* What has been read before `first_new` is no longer the beginning of a prompt to come. */
+void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
 
 /* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token to be evicted, which was not before, else 0; NULL:
  * none is. */

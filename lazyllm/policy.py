@@ -117,7 +117,7 @@ class View:
         return _read_only(weights)
 
     def _n_asking(self, rows: int) -> int:
-        n_new = int(np.count_nonzero(self.rows >= self._told["first_new"]))
+        n_new = int(np.count_nonzero(self.rows >= self._told["first_asking"]))
         return min(checked.whole(rows, "rows", 1), n_new)
 
     def _span(self) -> tuple[int, int]:

@@ -144,7 +144,7 @@ class Session:
 
     @property
     def kinds(self) -> np.ndarray:
-        """0 for prompt tokens, 1 for generated ones."""
+        """0 for prompt tokens, 1 for generated ones, 2 for those read of a prompt that no pass has ended yet."""
         return np.array(self.core.kinds)
 
     @property
@@ -357,7 +357,7 @@ class Session:
     def _ended_by(self) -> int | None:
         """The end token of the last answer, if the context ends with it, run already or not."""
         last = self.core.drawn
-        if last is None and self.length and self.core.kinds[-1]:
+        if last is None and self.length and self.core.kinds[-1] == 1:
             last = int(self.core.ids[-1])
         return last if last in self.llm.eos_token_ids else None
 

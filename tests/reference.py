@@ -14,6 +14,7 @@ import numpy as np
 
 Rule = float | tuple[float, float, float]
 Stage = tuple[Rule, bool]  # the bool: what it drops is gone
+PROMPT, GENERATED, READ = range(3)  # READ: of a prompt, with no pass since
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -40,7 +41,7 @@ class ReferenceView:
         self.layer, self.n_keep = layer, n_keep
         self.earlier, self.observed = session.earlier, session.observed
         self.window = session.config["windows"][layer] or None
-        self.is_prompt = session.kinds[-1] == 0
+        self.is_prompt = session.kinds[-1] != GENERATED
         self.positions = np.array(state["in_play"])
         self.rows = np.array(state["computed"])
         always = session.always_kept()
@@ -188,7 +189,11 @@ class Reference:
         new = range(first, first + len(ids))
         self.ids += ids
         self.depths += [0] * len(ids)
-        self.kinds += [int(generated)] * len(ids)
+        begin = first  # of the prompt, with what has been read of it
+        while begin and self.kinds[begin - 1] == READ:
+            begin -= 1
+        asking = first if generated else begin
+        self.kinds += [READ if early else GENERATED if generated else PROMPT] * len(ids)
         stages = {} if early else self.schedule(generated)
         frozen = generated and self.pruning["decode"] == "frozen"
         embedding = self.weights["model.embed_tokens.weight"] * self.config["embedding_scale"]
@@ -220,11 +225,11 @@ class Reference:
             stay = in_play
             if self.policy:
                 state = {"in_play": in_play, "computed": computed, "rows": rows, "hidden": hidden}
-                stay, scores = self.ask(layer, first, stages, state)
+                stay, scores = self.ask(layer, asking, stages, state)
             elif average:
-                by_layer.append(self.attention(rows, computed, in_play, first))
+                by_layer.append(self.attention(rows, computed, in_play, asking))
             elif last > 1 and stages:
-                shares.append(self.shares(self.attention(rows, computed, in_play, first), in_play))
+                shares.append(self.shares(self.attention(rows, computed, in_play, asking), in_play))
             if layer in stages and not self.policy:
                 if average:
                     scores = np.mean(by_layer, axis=0)
@@ -233,7 +238,7 @@ class Reference:
                         [[share[i] for i in in_play] for share in self.counted(shares, layer)], axis=0
                     )
                 else:
-                    scores = self.attention(rows, computed, in_play, first)
+                    scores = self.attention(rows, computed, in_play, asking)
                 scores = self.recall(layer, in_play, self.smooth(scores))
                 stay = self.select(stages[layer][0], in_play, scores)
             if layer in stages and stages[layer][1]:
@@ -247,6 +252,8 @@ class Reference:
         if n_layers and n_layers < self.n_layers:
             for i in computed:
                 self.aux[i] = hidden.pop(i)
+        if not early:
+            self.kinds[begin:first] = [PROMPT] * (first - begin)
         self.check()
         return hidden
 
@@ -470,10 +477,10 @@ class Reference:
             reached, count = reached + scores[count], count + 1
 
     def prunable(self, i: int) -> bool:
-        return self.kinds[i] == 0 or self.pruning["prune_generated"]
+        return self.kinds[i] != GENERATED or self.pruning["prune_generated"]
 
     def always_kept(self) -> set[int]:
-        prompt = [i for i, kind in enumerate(self.kinds) if kind == 0]
+        prompt = [i for i, kind in enumerate(self.kinds) if kind != GENERATED]
         sink, window = self.pruning["sink"], self.pruning["window"]
         spans = {i for a, b in self.pruning["protect"] for i in range(a, b)}
         return {len(self.depths) - 1, *prompt[:sink], *prompt[max(0, len(prompt) - window) :], *spans}
@@ -501,14 +508,14 @@ class Reference:
 
     @property
     def n_prompt(self) -> int:
-        return self.kinds.count(0)
+        return len(self.kinds) - self.kinds.count(GENERATED)
 
     @property
     def computed(self) -> float:
-        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
+        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind != GENERATED]
         return sum(depths) / (self.n_prompt * self.n_layers) if depths else 0.0
 
     @property
     def reached_top(self) -> float:
-        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind == 0]
+        depths = [d for d, kind in zip(self.depths, self.kinds, strict=True) if kind != GENERATED]
         return depths.count(self.n_layers) / self.n_prompt if depths else 0.0

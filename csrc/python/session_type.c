@@ -355,7 +355,7 @@ static PyGetSetDef session_members[] = {
     { "drawn", (getter)session_drawn, (setter)session_set_drawn, "the token drawn after the last pass and not run yet, or None", NULL },
     { "depths", (getter)session_depths, NULL, "layers that computed K,V of each token", NULL },
     { "gone", (getter)session_gone, NULL, "1 for tokens that are never in play again", NULL },
-    { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated", NULL },
+    { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated, 2 prompt read, with no pass since", NULL },
     { "computed", (getter)session_computed, NULL, "share of (prompt token, layer) pairs computed", NULL },
     { "reached_top", (getter)session_reached_top, NULL, "share of prompt tokens computed in the last layer", NULL },
     { "last_pass", (getter)session_last_pass, NULL, "(layers, 3): in play, computed, revived", NULL },
