@@ -144,7 +144,7 @@ class Session:
 
     @property
     def kinds(self) -> np.ndarray:
-        """0 for prompt tokens, 1 for generated ones, 2 for those read of a prompt that no pass has ended yet."""
+        """0 for prompt tokens, 1 for generated ones, 2 for prompt tokens read, with no pass since."""
         return np.array(self.core.kinds)
 
     @property
