@@ -17,7 +17,7 @@ from lazyllm import __version__, _core, session_file
 from lazyllm.answer import Answer, Drawn
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.generation import Generation, Request, Stream
-from lazyllm.machine.memory import check_memory
+from lazyllm.machine.memory import check_memory, fits
 from lazyllm.method import Method, source_digest
 from lazyllm.methods import parse_method
 from lazyllm.model import Model
@@ -37,7 +37,8 @@ from lazyllm.support import checked
 from lazyllm.support.progress import prefill_watch
 
 T = TypeVar("T")
-MIN_SPARE = 64  # tokens reserved ahead; a context longer than this doubles its buffers instead
+LEAST_SPARE = 64  # tokens reserved ahead
+SPARE = 4  # and at least this part of the context, for follow-ups: the CPU takes no memory for what is not used
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
@@ -259,7 +260,7 @@ class Session:
             if not generated:
                 self._refuse_ids()
                 new = self.pruning.ids(self.llm, new, len(self._prompts))
-            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._reserve(len(new))
             self._run_pending()
             if not generated:
                 if self._prefixes is not None and not self.length:
@@ -281,7 +282,7 @@ class Session:
         if not self.pruning.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.pruning}")
         with self._exclusive_use():
-            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._reserve(len(new))
             self._read(new, progress)
 
     def _read(self, new: PromptIds, progress: bool) -> None:
@@ -301,7 +302,7 @@ class Session:
         if prunes or self.pruning.compresses or self.pruning.kept(len(new)) < len(new):
             raise ValueError(f"surprisal needs a session without pruning, not one with {self.pruning}")
         with self._exclusive_use():
-            self._reserve(len(new), spare=max(MIN_SPARE, self.length))
+            self._reserve(len(new))
             self._run_pending()
             self._begin_prompt(len(new), len(new))
             with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
@@ -401,7 +402,7 @@ class Session:
                 if not self._holds_prompt(answer):
                     n_read = 0 if answer.begins is None else self.length - answer.begins
                     n_left = len(answer.prompt_ids) - n_read
-                    self._reserve(n_left, answer.request.max_new_tokens, spare=self.length)
+                    self._reserve(n_left, answer.request.max_new_tokens)
                 while not answer.complete:
                     self._advance(answer, started)
                     if piece := answer.read():
@@ -538,12 +539,16 @@ class Session:
             )
         return total
 
-    def _reserve(self, n_given: int, n_new: int = 0, spare: int = 0) -> None:
+    def _reserve(self, n_given: int, n_new: int = 0) -> None:
         """Reserves buffers; ValueError beyond the model's context, MemoryError beyond the free memory."""
         total = self._check_room(n_given, n_new)
         if total > self._room:
+            on_cpu = self.llm.device == "cpu"
+            spare = max(LEAST_SPARE, self.length, total // SPARE if on_cpu else 0)
             room = min(self.llm.config.context, total + spare)
-            if self.llm.device == "cpu":  # Linux overcommits; other devices refuse by themselves
+            if on_cpu:  # Linux overcommits; other devices refuse by themselves
+                if not fits(self.core.bytes_for(room)):
+                    room = total
                 check_memory(self.core.bytes_for(room), room)
             self.core.reserve(room)
             self._room = room

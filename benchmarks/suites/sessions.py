@@ -133,7 +133,7 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
 
         def contestant(reserved: bool = False, forked: bool = False) -> Contestant:
             def run() -> float:
-                session = llm.restore(saved, progress=False)  # with room for these tokens alone
+                session = llm.restore(saved, progress=False)
                 if reserved:
                     session.core.reserve(options.config.context)
                 if forked:
@@ -155,8 +155,8 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
         OVER_RESERVED,
         goals.SECOND_QUESTION,
         {"tokens": n, **place.keys},
-        f"The question has {QUESTION} tokens. Without room for it a session grows: its caches are copied, "
-        "unless a fork has moved them into memory that can be shared.",
+        f"The question has {QUESTION} tokens. A session has room for a quarter more than its prompt; beyond it the caches are "
+        "copied, unless a fork has moved them into memory that can be shared.",
     )
 
 

@@ -20,6 +20,11 @@ def available_bytes() -> int | None:
     return min(left, default=None)
 
 
+def fits(n_bytes: int) -> bool:
+    available = available_bytes()
+    return available is None or n_bytes <= available
+
+
 def check_memory(asked: int, n_tokens: int) -> None:
     """Raises MemoryError if a session of `n_tokens` tokens needs more bytes, `asked`, than are available."""
     available = available_bytes()
