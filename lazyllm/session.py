@@ -38,7 +38,7 @@ from lazyllm.support.progress import prefill_watch
 
 T = TypeVar("T")
 LEAST_SPARE = 64  # tokens reserved ahead
-SPARE = 4  # and at least this part of the context, for follow-ups: the CPU takes no memory for what is not used
+SPARE = 4  # and a quarter of the context on the CPU, which takes no memory for what is not used
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:

@@ -34,6 +34,7 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
 )
 settings.register_profile("search", deadline=None, max_examples=1000, suppress_health_check=slow)
+settings.register_profile("sequences", deadline=None, max_examples=5000, suppress_health_check=slow)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 

@@ -155,8 +155,8 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
         OVER_RESERVED,
         goals.SECOND_QUESTION,
         {"tokens": n, **place.keys},
-        f"The question has {QUESTION} tokens. A session has room for a quarter more than its prompt; beyond it the caches are "
-        "copied, unless a fork has moved them into memory that can be shared.",
+        f"The question has {QUESTION} tokens. A session has room for a quarter more than its "
+        "prompt; beyond it the caches are copied, unless a fork has moved them into memory that can be shared.",
     )
 
 
