@@ -85,7 +85,7 @@ class Machine:
 
 
 def run_command(command: list[str], env: dict[str, str], log: Path, limit: float) -> str:
-    """What went wrong, or "". Leaves nothing running."""
+    """The failure as text, or "". Leaves nothing running."""
     with log.open("wb") as out:
         try:
             process = subprocess.Popen(

@@ -131,7 +131,7 @@ typedef struct lazy_span {
     int64_t begin, end; /* positions begin … end-1 */
 } lazy_span;
 
-/* What a policy is told after a layer, and by lazy_view_read what it may look at. Valid during the call that it is handed to. */
+/* A layer that has run, as a policy sees it; lazy_view_read hands out its arrays. Valid during the policy's call. */
 typedef struct lazy_view {
     int layer;
     bool is_prompt;         /* a pass over prompt tokens */

@@ -38,7 +38,7 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     return LAZY_OK;
 }
 
-/* What would change the scores of a policy, or needs scores to be shares. */
+/* Refuses options that would change a policy's scores, or need scores to be shares. */
 static int check_policy(const lazy_pruning *p, lazy_error *err)
 {
     int n_by_mass = 0;

@@ -9,7 +9,7 @@
 #include "tokens.h"
 #include "trace.h"
 
-/* What a pass reports of itself. */
+/* The report of a pass. */
 typedef struct lazy_report {
     lazy_layer_count *counts; /* (n_layers,) */
     lazy_trace trace;

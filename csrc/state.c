@@ -88,7 +88,7 @@ int lazy_session_write_state(lazy_session *s, lazy_state_part part, int layer, i
     return code;
 }
 
-/* What a token of this depth needs: an Aux buffer, if it may be revived. */
+/* Refuses a token that cannot be in a session of this pruning. */
 static int check_token(const lazy_session *s, int i, int32_t id, uint8_t kind, int32_t depth, bool gone, lazy_error *err)
 {
     const lazy_config *c = &s->model->config;

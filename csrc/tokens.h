@@ -44,7 +44,7 @@ void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
 /* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
 int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
 
-/* What has been read before `first_new` is no longer the beginning of a prompt to come. */
+/* Tokens read before `first_new` become ordinary prompt tokens: a pass has followed. */
 void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
 
 /* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token to be evicted, which was not before, else 0; NULL:

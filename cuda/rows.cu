@@ -29,7 +29,7 @@ template <class F> __device__ __forceinline__ float norm_factor(float squares, i
     return factor != 0.0f ? factor : (float)(1.0 / sqrt(lazy_block_sum(wide_squares(), wide_scratch) / d + eps));
 }
 
-/* Where to note that a layer gave a NaN or Inf. */
+/* The place that notes a layer's NaN or Inf. */
 struct layer_check {
     int layer;
     int32_t *first_bad; /* NULL: nowhere */

@@ -135,7 +135,7 @@ class Forecast:
         return Profile(Costs.fitted(_medians(prefills), _medians(steps)), texts)
 
     def _text(self, seed: int) -> list[int]:
-        """What the model writes after an end token, at temperature 1."""
+        """Text that the model writes after an end token, at temperature 1."""
         session, sampler = Session(self._model, DENSE), _core.Sampler(1.0, 1.0, 0, seed)
         text = [min(self._model.eos_token_ids, default=0)]
         while len(text) < min(TEXT, self._config.context // (2 * TEXTS)):

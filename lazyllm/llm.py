@@ -131,7 +131,7 @@ class LLM(Model):
 
     @cached_property
     def forecast(self) -> Forecast:
-        """How long answers take on this machine, for `min_tokens="auto"`."""
+        """The profile of answer times on this machine, for `min_tokens="auto"`."""
         return Forecast(self)
 
     def resolved(self, pruning: PruningInput, n_new: int, progress: bool = True) -> Method:

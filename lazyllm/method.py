@@ -23,7 +23,7 @@ MANY = 2**20  # tokens: a prompt of which any method that shortens prompts remov
 
 
 class Method:
-    """How a prompt is shortened before the model reads it, and how the engine prunes while it runs.
+    """A way to shorten a prompt before the model reads it, and to prune while the engine runs.
 
     As it stands it does neither: the model reads the whole prompt densely. A subclass overrides what it
     changes, and is a frozen dataclass whose fields are the setting: it prints them, and is compared by them.
@@ -81,8 +81,8 @@ class Method:
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
-        """What results depend on beside the setting as it prints, for the manifest of a run on `llm`: the
-        hash of the class's source, if it is not of this package. `progress` allows a bar."""
+        """Conditions of results beside the setting's text, for the manifest of a run on `llm`: the hash of
+        the class's source, if the class is not of this package. `progress` allows a bar."""
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 

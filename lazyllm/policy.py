@@ -133,7 +133,7 @@ class View:
 
 
 def _wide(array: np.ndarray) -> np.ndarray:
-    """As float32; bfloat16 comes as its 16 bits."""
+    """The array in float32; the core hands out bfloat16 as its 16 bits."""
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32, copy=False)
@@ -205,7 +205,7 @@ class Policy(Counted):
             raise TypeError(f"{type(self).__name__}.__init__ must call super().__init__(stages)") from None
 
     def _fields(self) -> dict[str, Any]:
-        """What a subclass has set, as plain values."""
+        """The attributes that a subclass has set, as plain values."""
         return {
             name: _plain(value, f"{type(self).__name__}.{name}")
             for name, value in vars(self).items()
@@ -270,8 +270,8 @@ class Policy(Counted):
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
     def _answer(self, view: View, returned: object) -> tuple[np.ndarray, np.ndarray, int]:
-        """What was returned, as an array; the scores for the core; and how many of the tokens that can be
-        dropped stay, or -1: as many as the stage says."""
+        """The returned value as an array; the scores for the core; and the number of droppable tokens that
+        stay, or -1: the stage's own number."""
         positions = view.positions
         who = f"{type(self).__name__}.score after layer {view.layer}"
         allowed = (

@@ -32,7 +32,7 @@ class _Entry:
 
 
 class PrefixCache:
-    """What has been read of earlier prompts; given as `prefix=`, prompts that begin alike are read once.
+    """Sessions that have read the beginnings of earlier prompts, so that a common one is read once.
 
     For few-shot prompts, questions on one document, and chats whose whole history is sent again. Each prompt
     takes the longest beginning that it shares with one of the last prompts under the same setting, reads its

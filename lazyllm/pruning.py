@@ -451,8 +451,8 @@ class Pruning(Counted):
     def of_shapes(
         cls, shapes: Shapes, target: float, config: ModelConfig, n_prompt: int, recommended: bool = False
     ) -> Pruning:
-        """As `for_speedup`, with stages of one of these shapes: the first that fits, else the last; with
-        `recommended`, under that rule of scoring, its work counted."""
+        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last. With
+        `recommended`, the schedule has that rule of scoring, and its work is counted."""
         target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")

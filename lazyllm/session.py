@@ -56,7 +56,7 @@ IDENTITY = {
     "pruning": "the pruning",
     "source": "a pruning whose source has the SHA-256",
 }
-"""What a saved session must have in common with the model and the setting that it is restored for."""
+"""Properties that a saved session must share with the model and the setting that it is restored for."""
 
 
 def _identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
@@ -89,7 +89,7 @@ class PromptPlace(NamedTuple):
         )
 
     def cut(self, length: int) -> PromptPlace:
-        """What a context of this length holds of it; of the removed tokens the same share counts."""
+        """The part of the prompt within this length; of the removed tokens the same share counts."""
         n_run = min(self.n_run, max(0, length - self.begins))
         return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
 

@@ -31,7 +31,7 @@ LARGE = 256  # MiB that take long enough for a bar
 
 @dataclass(frozen=True)
 class Description:
-    """What a session is beside its tensors. `model` names the checkpoint, `sha256` its config and weights;
+    """The header of a session's file. `model` names the checkpoint, `sha256` is of its config and weights;
     `pruning` is the setting as JSON, `source` the hash of its class where that is the user's."""
 
     lazyllm: str

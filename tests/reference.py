@@ -33,7 +33,7 @@ def rounded(values: np.ndarray, kv: str) -> np.ndarray:
 
 
 class ReferenceView:
-    """What a policy sees of a layer; its arrays are in float64."""
+    """The view of a layer that a policy gets; its arrays are in float64."""
 
     def __init__(
         self, session: Reference, layer: int, first: int, n_keep: int | None, state: dict[str, Any]
@@ -385,7 +385,7 @@ class Reference:
         return dict(zip(in_play, counted.tolist(), strict=True))
 
     def counted(self, shares: list[dict[int, float]], layer: int) -> list[dict[int, float]]:
-        """Those of the last `layers` layers that see at least as far as this one."""
+        """The shares of the last `layers` layers that see at least as far as this one."""
         windows = [window or math.inf for window in self.config["windows"]]
         last = range(max(0, layer - self.pruning["layers"] + 1), layer + 1)
         return [shares[one] for one in last if windows[one] >= windows[layer]]

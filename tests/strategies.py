@@ -1,4 +1,4 @@
-"""What property tests draw: model shapes, settings of pruning, conversations."""
+"""Strategies of the property tests: model shapes, settings of pruning, conversations."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
 
 
 def test_tasks_are_counted(tmp_path: Path) -> None:
-    """Of one row of the 135M model: as docs/engine.md says, and every thread of 16 has work."""
+    """Tasks of one row of the 135M model: as docs/engine.md says, and each of 16 threads has work."""
     assert bench("tasks", "--out", str(tmp_path)) == 0
     plain = json.loads((tmp_path / "bench.json").read_text())
     decode, prefill = ({row["label"]: row["figures"] for row in table["rows"]} for table in plain["tables"])

@@ -149,7 +149,7 @@ def hugging_face(folder: Path, shape: Any) -> Path:
 
 
 def random_losses(seed: int) -> Losses:
-    """Of stages after four of the layers of a model of seven; more is lost with smaller keeps."""
+    """Losses of stages after four of the seven layers of a model; smaller keeps lose more."""
     draws = np.random.default_rng(seed)
     layers, keeps = (0, 2, 3, 5), (0.8, 0.5, 0.3, 0.1)
     lost = draws.random((len(layers), len(keeps), 7)).cumsum(axis=1) / len(keeps)

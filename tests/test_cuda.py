@@ -322,7 +322,7 @@ PER_LAYER = 8
 
 @fakes_only
 def test_launches_of_a_decode_step(runtime: Runtime, seven_layers: Tiny) -> None:
-    """Which tokens a row attends to is found once for all layers of a pass."""
+    """The tokens that a row attends to are found once for all layers of a pass."""
     session = on(seven_layers, DEVICE).session(None)
     session.forward(seven_layers.ids(40))
     for step in range(3):

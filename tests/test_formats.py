@@ -25,7 +25,7 @@ def kind(name: str) -> quants.GGMLQuantizationType:
 
 
 def bits(values: np.ndarray) -> np.ndarray:
-    """Of f32 values; every NaN counts as the same."""
+    """The bits of f32 values; every NaN counts as the same."""
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
 
 
@@ -116,8 +116,8 @@ def test_rounding_on_loading(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if the checkpoint held the values of the rounded weights: equal to the bit by the generic kernels,
-    which widen every weight."""
+    """Logits are those of a checkpoint that holds the values of the rounded weights: equal to the bit by the
+    generic kernels, which widen every weight."""
     monkeypatch.setenv("LAZYLLM_CPU", "generic")
     made = lazyllm.load(wide, device="cpu", threads=3, weights=weights)
     expected = lazyllm.load(rounded(wide, tmp_path / "rounded", kinds), device="cpu", threads=1)

@@ -93,7 +93,7 @@ def both(path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("family", ROUND_TRIPS)
 def test_families(family: str, tmp_path: Path) -> None:
-    """Those whose q and k lie by pairs, with biases, norms of heads, norms with 1 added, tied tables."""
+    """Families whose q and k lie by pairs, with biases, norms of heads, norms with 1 added, tied tables."""
     dtype = FAMILIES[family].dtype
     here, folder = both(write_gguf(tmp_path / "model.gguf", *as_gguf(family), kind=dtype))
     np.testing.assert_allclose(logits(here, SHORT[:10]), logits(folder, SHORT[:10]), rtol=1e-5, atol=1e-5)

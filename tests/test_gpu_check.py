@@ -128,7 +128,7 @@ class House:
             signal.signal(signal.SIGTERM, before)
 
     def built(self) -> None:
-        """As after the phases build and package."""
+        """A folder after the phases build and package."""
         steps = [*PHASES["build"], *PHASES["package"]]
         self.results.mkdir()
         (self.results / "check.json").write_text(json.dumps([{step: ["ok", "0", ""] for step in steps}, ""]))
@@ -323,7 +323,7 @@ def test_full_takes_seven_rounds_and_twice_the_time(house: House, capsys: pytest
 
 
 def test_the_script_by_itself(house: House) -> None:
-    """As it is called on a GPU, stopped from outside in the middle of a step."""
+    """The script is stopped from outside in the middle of a step, as on a GPU."""
     call = [sys.executable, str(house.script), "--out", str(house.results)]
     assert house.phases("build", "ops") == 0
     house.trouble("every op", "hang")

@@ -39,7 +39,7 @@ def llm(folder: Path, cache: Path) -> LLM:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been measured so far, in order."""
+    """The measurements so far, in order."""
     seen: list[str] = []
     for name in ("_measured", "_habits"):
         whole = getattr(Forecast, name)

@@ -78,7 +78,7 @@ def test_rows_by_pairs(tmp_path: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("keep_times", [False, True])
 def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: Path, tmp_path: Path) -> None:
-    """Of the same size, and as after `cp -p` even with the same time of change."""
+    """The other file has the same size and, as after `cp -p`, the same time of change."""
     first = logits(folder, "q4", cache_weights=True)
     other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
     target = folder / "model.safetensors"

@@ -147,7 +147,7 @@ def test_a_proposal_outside_of_the_range_is_none(space: Space) -> None:
 
 
 def test_the_parameters_of_a_setting_give_the_setting_back(space: Space) -> None:
-    """As near as steps allow, so that the sampler learns from starting points."""
+    """Starting points are mapped as near as steps allow, so that the sampler learns from them."""
     study = random_study(1)
     starts = [*space.starts(), *filter(None, (space.proposed(study.ask()) for _ in range(30)))]
     assert len(starts) > 30

@@ -253,7 +253,7 @@ def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
 
 
 def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
-    """Of a prompt that a method has shortened, the removed tokens count in proportion to what is left."""
+    """Removed tokens of a prompt that a method has shortened count in proportion to the remaining ones."""
     session = llm.session(lazyllm.RandomDrop(0.5, 0))
     session.forward(IDS)
     assert session.computed == pytest.approx(0.5)

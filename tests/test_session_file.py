@@ -47,7 +47,7 @@ def ran(llm: LLM, pruning: Any) -> lazyllm.Session:
 
 
 def later(session: lazyllm.Session) -> tuple[Any, ...]:
-    """What a session does next, to the bit."""
+    """The session's next results, to the bit."""
     before = session.depths.tolist(), session.kinds.tolist(), session.computed, session.reached_top
     answer = session.ask([9, 8], max_new_tokens=5, trace=True)
     scores = [one.scores.tolist() for one in answer.trace.stages]

@@ -203,7 +203,7 @@ def in_child(work: Callable[[], None]) -> Callable[[], int]:
 
 
 def test_a_session_goes_on_in_a_child_process(made: Tiny) -> None:
-    """What either process writes, again or for the first time, does not show in the other."""
+    """Neither process sees what the other writes, again or for the first time."""
     model = made.load(threads=2)
     base, alone = Told(made, model).read(40, 0), Told(made, model).read(40, 7)
     fork = base.fork().write(1)

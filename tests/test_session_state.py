@@ -127,7 +127,7 @@ def enough(layers_done: int, n_layers: int) -> None:
 
 
 def report(session: Any) -> str:
-    """What the session tells of its last pass."""
+    """The session's report of its last pass."""
     return repr((session.last_pass.tolist(), session.last_trace, session.drawn))
 
 

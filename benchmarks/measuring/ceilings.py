@@ -19,7 +19,7 @@ GIGA = 1e9
 
 
 class Ceilings:
-    """Of the table begun last."""
+    """The ceilings of the table begun last."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

@@ -156,7 +156,7 @@ def second_question(options: Options, place: Place, llm: LLM, n: int) -> Section
         goals.SECOND_QUESTION,
         {"tokens": n, **place.keys},
         f"The question has {QUESTION} tokens. A session has room for a quarter more than its "
-        "prompt; beyond it the caches are copied, unless a fork has moved them into memory that can be shared.",
+        "prompt; beyond it the caches are copied, unless a fork has moved them into shared memory.",
     )
 
 

@@ -25,7 +25,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Division:
-    """Of an op: the tasks of each job, and those of the job that has nearly all of its work."""
+    """The tasks of each job of an op, and those of the job that has nearly all of its work."""
 
     jobs: list[int]
     tasks: int

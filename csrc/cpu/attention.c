@@ -176,7 +176,7 @@ static const float *value_operands(const attending *t, int g, const int32_t *slo
     return room;
 }
 
-/* Where to keep a query's products with the keys: (m,); NULL unless it is of the last row and scores follow. */
+/* (m,) room for a query's products with the keys; NULL unless it is of the last row and scores follow. */
 static float *products_of(const attending *t, const sweep *w, int query)
 {
     if (!t->products || w->first + query / w->heads < t->n - 1) return NULL;

@@ -37,7 +37,7 @@ static bool runs(const lazy_products *products)
     return strcmp(products->isa, "generic") == 0;
 }
 
-/* Of each arithmetic, the best first. */
+/* Instruction sets of each arithmetic, the best first. */
 static const lazy_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
     &lazy_kernels_avx512_bf16, &lazy_kernels_avx512,       &lazy_kernels_avx2,

@@ -112,7 +112,7 @@ INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
            (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
 }
 
-/* Of a long block: what its scales are multiplied by, and what its offsets. */
+/* The factors of a long block's scales and of its offsets. */
 INLINE float block_scale(const char *block, lazy_dtype dtype)
 {
     return lazy_f16[dtype == LAZY_Q6_K ? ((const lazy_q6_k *)block)->scale : *(const uint16_t *)block];

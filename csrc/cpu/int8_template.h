@@ -56,7 +56,7 @@ static void convert(void *to, const float *from, int k)
 
 INLINE int group_values(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? lazy_formats[dtype].values : LAZY_GROUP; }
 
-/* Of values that are not in blocks the next n, fewer than 32 at the end of a row, are rounded and their scale noted. */
+/* Rounds the next n values, fewer than 32 at the end of a row, and notes their scale. */
 INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int g, int n)
 {
     if (lazy_is_quantized(dtype)) return integers_of(block, dtype, g);

@@ -109,7 +109,7 @@ INLINE words round_group(float *scale, const vec value[GROUP_VECTORS])
 
 INLINE bool has_offset(lazy_dtype dtype) { return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 || dtype == LAZY_Q4_K || dtype == LAZY_Q5_K; }
 
-/* What is subtracted from a format's unsigned integers. */
+/* The number subtracted from a format's unsigned integers. */
 INLINE int zero_point(lazy_dtype dtype)
 {
     switch (dtype) {

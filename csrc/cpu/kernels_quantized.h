@@ -30,7 +30,7 @@ INLINE vec counting(void)
     return v;
 }
 
-/* What one block multiplies its integers by and adds to them: a format of one group to a block has one factor and one offset. The others
+/* The factor and the offset of a block's integers: a format of one group to a block has one factor and one offset. The others
  * have factors[0 … 7] and [8 … 15] for the groups; LAZY_Q6_K has factors for every 16 values and nothing to add. */
 typedef struct scales {
     vec factor, offset;

@@ -17,7 +17,7 @@
 #include "../memory.h"
 #include "../numeric.h"
 
-/* What one thread writes often lies in a cache line of its own. */
+/* Fields that one thread writes often lie in a cache line of their own. */
 #define OWN_LINE _Alignas(64)
 
 /* A thread that waits spins for about as long as a wake-up would take, then sleeps. */

@@ -46,7 +46,7 @@ class Losses:
         return cls(tuple(layers), KEEPS, worst.mean(axis=0))
 
     def from_layer(self, first: int) -> Losses:
-        """Those of stages after the layer `first` and layers above it."""
+        """The choices for stages after the layer `first` and layers above it."""
         left = [place for place, layer in enumerate(self.layers) if layer >= first]
         return Losses(tuple(self.layers[place] for place in left), self.keeps, self.lost[left])
 

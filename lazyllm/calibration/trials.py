@@ -69,7 +69,7 @@ def results(rows: Sequence[Row], several: Sequence[Pruning]) -> dict[Pruning, di
 
 
 def plain(value: Interval) -> Plain:
-    """As JSON has it, which has no nan."""
+    """The value for JSON, which has no NaN."""
     return [None if math.isnan(one) else round(one, DIGITS) for one in (value.value, value.low, value.high)]
 
 

@@ -22,8 +22,8 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 
 
 def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
-    """What rows must have in common to be compared, as far as it depends on where a model runs. Of a mapping,
-    only the keys that both sides have count, here and in `conditions_of_settings`."""
+    """The conditions of a model that comparable rows share. Of a mapping, only the keys that both sides have
+    count, here and in `conditions_of_settings`."""
     return {
         "lazyllm": lazyllm.__version__,
         "model sha256": weights_digest(llm.checkpoint, progress),
@@ -54,7 +54,7 @@ def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: b
 
 
 def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
-    """What affects times only; rows of equal environments are timed alike."""
+    """Conditions that affect times only; the times of rows with equal environments are comparable."""
     place = {"device": CPU, "threads": llm.threads} if llm.device == CPU else {"device": gpu(llm.device)}
     return {"machine": processor(), **place, "warm-up runs": warm_ups}
 

@@ -45,7 +45,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def from_former(read: Mapping[str, Any]) -> Manifest:
-    """What reports need of a manifest of format 1, all of whose rows were timed in one environment."""
+    """Fields that reports need of a manifest of format 1, whose rows were all timed in one environment."""
     known = {*FORMER_ENVIRONMENT, "format", "model", "methods", "settings"}
     kept = {name: value for name, value in read.items() if name not in known}
     settings = read.get("methods") or dict.fromkeys(read["settings"])
@@ -92,13 +92,13 @@ def union(one: Any, other: Any) -> Any:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What differs in the conditions, as text."""
+    """The conditions that differ, as text."""
     several = (difference(name, one.get(name), other.get(name)) for name in {**one, **other})
     return "; ".join(filter(None, several))
 
 
 def difference(name: str, one: Any, other: Any) -> str:
-    """What differs in a condition, as text; of two mappings only common keys are compared."""
+    """The differences within one condition, as text; of two mappings only common keys are compared."""
     if isinstance(one, dict) and isinstance(other, dict):
         several = (difference(f"{name}, {key}", one[key], other[key]) for key in one if key in other)
         return "; ".join(filter(None, several))

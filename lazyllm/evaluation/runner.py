@@ -150,8 +150,8 @@ def run_items(
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a process runs trials. `run` identifies the call of `run_items`; `expected` are the conditions that
-    the process must have, and `digests` those of files that need not be read again."""
+    """The settings of a process that runs trials. `run` identifies the call of `run_items`; `expected` are the
+    conditions that the process must have, and `digests` those of files that need not be read again."""
 
     run: str
     model: str

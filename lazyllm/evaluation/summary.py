@@ -43,7 +43,7 @@ class Summary:
         for row in good:
             self._timed.setdefault(row.get("environment", ONLY), []).append(row)
         self.environments = sorted(self._timed, key=lambda one: -len(self._timed[one]))
-        """Those with the most rows first."""
+        """Environments, those with the most rows first."""
         self.settings = list(dict.fromkeys(row["setting"] for row in rows))
         self.datasets = list(dict.fromkeys(row["dataset"] for row in rows))
         self.categories: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ class Summary:
         return sum(setting in (None, row["setting"]) for row in self._timed[environment])
 
     def environments_of(self, setting: str) -> list[str]:
-        """Those where the setting was timed, first those where dense was timed on an item in common."""
+        """Environments that timed the setting, first those that timed dense on an item in common."""
         items: dict[str, dict[str, set[tuple[str, str]]]] = {}
         for name in self.environments:
             of = items[name] = {setting: set(), DENSE: set()}

@@ -46,7 +46,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Habits:
-    """What a setting does, as seen in one answer.
+    """The effect of a setting, measured on one answer.
 
     After t decode steps, 1 - (1 + t)^-`revival` of what the prefill dropped has been revived; each step takes
     `overhead` seconds more than a dense one, for scores and selection alone; `kept` has the shares of the

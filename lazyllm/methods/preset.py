@@ -31,7 +31,7 @@ TITLE = "Settings tried [95 %]; * is the preset's"
 
 @dataclass(frozen=True, repr=False)
 class Preset(Method):
-    """What `calibrate` or `search` finds; as `pruning=` it is its `pruning`, and warns on other checkpoints.
+    """A setting found by `calibrate` or `search`; as `pruning=` it warns on other checkpoints.
 
     `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
     prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
@@ -87,7 +87,7 @@ class Preset(Method):
         return self.pruning.core()
 
     def to_json(self) -> str:
-        """That of the `pruning`."""
+        """The setting's own value."""
         return self.pruning.to_json()
 
     def check(self, config: ModelConfig) -> None:

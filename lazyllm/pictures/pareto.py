@@ -68,7 +68,7 @@ def plot_pareto(
 
 
 def placed(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Where a point of the axes lies in the figure, in typographic points from the lower left corner."""
+    """The place of a point of the axes in the figure, in typographic points from the lower left corner."""
     scale = 72 / axes.figure.dpi
     across, up = axes.transData.transform((x, y))
     return float(across * scale), float(up * scale)

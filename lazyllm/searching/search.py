@@ -69,7 +69,7 @@ class Search(Sequence[Record]):
 
     @property
     def finished(self) -> list[Record]:
-        """Those that ran on all prompts."""
+        """Trials that ran on all prompts."""
         return [one for one in self if one.done]
 
     def pareto(self) -> Search:

@@ -168,7 +168,7 @@ def at(share: float, layers: Sequence[int]) -> int:
 
 
 def share_of(layer: int, layers: Sequence[int]) -> float:
-    """How far up the layer is, in the middle of what `at` takes for it."""
+    """The depth of the layer as a share of the model: the middle of the range that `at` maps to it."""
     return (sum(one < layer for one in layers) + 0.5) / max(len(layers), 1)
 
 

@@ -225,7 +225,7 @@ def opened(folder: Path) -> optuna.Study:
 
 
 def check_conditions(study: optuna.Study, conditions: Mapping[str, Any], folder: Path) -> None:
-    """Those of the first process are kept; others must be equal."""
+    """The conditions of the first process are kept; those of others must be equal."""
     before = study.user_attrs.get(CONDITIONS)
     if before is None:
         study.set_user_attr(CONDITIONS, dict(conditions))

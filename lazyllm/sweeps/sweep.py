@@ -136,7 +136,7 @@ def settings_in(manifest: Mapping[str, Any], given: Mapping[str, Method] | None 
 
 
 def settings_of_folder(folder: Path, given: Mapping[str, Method]) -> dict[str, Method]:
-    """Those of the sweep in the folder, if there is one, and those given."""
+    """The settings of the sweep in the folder, if there is one, and the given ones."""
     begun = read_rows(folder)
     return settings_in(read_manifest(folder), given) if begun else dict(given)
 

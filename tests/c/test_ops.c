@@ -859,7 +859,7 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     return copy;
 }
 
-/* What is kept is what would be kept in f32, rounded once. A finite value beyond the type's range is refused, others are not. */
+/* The values kept are those of f32, rounded once. A finite value beyond the type's range is refused, others are not. */
 static void test_kept_rows(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 4, .n_kv_heads = 2, .head_dim = 22, .ffn = 8 };

@@ -25,7 +25,7 @@ SPLITS = ("*.parquet", "*/*.parquet")  # below a folder named after a data set
 LINE_LIMIT = 64 << 20
 SAMPLE_SEED = 0
 GET = f"for LongBench itself: pip install huggingface_hub, then --data {HUB}THUDM/LongBench"
-"""How those who run without the benchmark get it."""
+"""Message for users who have no copy of the benchmark."""
 EXPECTED = f"a folder of NAME.jsonl or parquet files, a {HUB_FILE}, a parquet file, or {HUB}OWNER/NAME"
 
 Item = dict[str, Any]
