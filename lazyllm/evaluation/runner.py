@@ -150,7 +150,7 @@ def run_items(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a process that runs trials. `run` identifies the call of `run_items`; `expected` are the
+    """The settings of a process that runs trials. `run` names the call of `run_items`; `expected` are the
     conditions that the process must have, and `digests` those of files that need not be read again."""
 
     run: str
