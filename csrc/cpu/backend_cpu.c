@@ -1,4 +1,4 @@
-/* backend_cpu.c — the CPU backend: memory, threads, and the table of ops. */
+/* backend_cpu.c — the CPU backend: its memory, its threads, and the table of ops. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,91 +46,6 @@ static void cpu_close(lazy_backend *backend)
     lazy_free(cpu);
 }
 
-static void free_buffers(lazy_cpu_stream *s)
-{
-    void *owned[] = { s->seen, s->partial, s->gate_up, s->operands, s->shares, s->order, s->block_sums };
-    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
-}
-
-static void cpu_stream_close(lazy_stream *stream)
-{
-    if (!stream) return;
-    lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
-    lazy_pool_client_close(s->client);
-    free_buffers(s);
-    lazy_free(s->scratch);
-    lazy_free(s);
-}
-
-static int cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
-{
-    lazy_cpu_stream *stream;
-    int code = lazy_alloc_zeroed((void **)&stream, 1, sizeof *stream, "a stream", err);
-    if (code) return code;
-    stream->base = (lazy_stream){ .backend = backend, .config = config };
-    code = lazy_pool_client_open(&stream->client, ((lazy_cpu *)backend)->pool, err);
-    if (!code) code = lazy_alloc((void **)&stream->scratch, WORKER_SCRATCH, sizeof *stream->scratch, "a stream", err);
-    if (code) cpu_stream_close(&stream->base);
-    else *out = &stream->base;
-    return code;
-}
-
-enum { N_BUFFERS = 7 };
-
-static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-static size_t operands_of(const lazy_products *p, int k, int rows) { return (size_t)rows * (size_t)operand_stride(p, k); }
-
-/* Bytes of seen, partial, gate_up, operands, shares, order and block_sums. */
-static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
-{
-    const lazy_config *c = stream->config;
-    const lazy_products *products = product_kernels_of(stream), *fixed = cpu_of(stream)->fixed;
-    const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn };
-    size_t operands = 0;
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-        if (is_converted(stream, inputs[i])) operands = larger(operands, operands_of(products, inputs[i], min_int(n_rows, ROW_CHUNK)));
-        if (fixed) operands = larger(operands, operands_of(fixed, inputs[i], min_int(n_rows, fixed->max_unpacked_others)));
-    }
-    size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
-    size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
-    bytes[0] = rows * sizeof(lazy_seen);
-    bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
-    bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
-    bytes[3] = operands * sizeof(float);
-    bytes[4] = heads * tokens * sizeof(float);
-    bytes[5] = tokens * sizeof(uint32_t);
-    bytes[6] = tokens * sizeof(double);
-}
-
-static uint64_t cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
-{
-    size_t bytes[N_BUFFERS];
-    uint64_t sum = WORKER_SCRATCH * sizeof(float); /* stream->scratch */
-    buffer_bytes(stream, n_rows, n_tokens, bytes);
-    for (int i = 0; i < N_BUFFERS; i++) sum += bytes[i];
-    return sum;
-}
-
-static int cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
-{
-    lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
-    if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
-    lazy_cpu_stream fresh = { .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens };
-    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,   (void **)&fresh.partial, (void **)&fresh.gate_up,   (void **)&fresh.operands,
-                                  (void **)&fresh.shares, (void **)&fresh.order,   (void **)&fresh.block_sums };
-    size_t bytes[N_BUFFERS];
-    buffer_bytes(stream, n_rows, n_tokens, bytes);
-    int code = LAZY_OK;
-    for (int i = 0; i < N_BUFFERS && !code; i++) code = lazy_alloc(buffers[i], bytes[i], 1, "the CPU's scratch", err);
-    if (code) {
-        free_buffers(&fresh);
-        return code;
-    }
-    free_buffers(s);
-    *s = fresh;
-    return LAZY_OK;
-}
-
 static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     (void)stream, (void)err;
@@ -138,16 +53,7 @@ static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t byte
     return LAZY_OK;
 }
 
-int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err)
-{
-    if (stream->n_jobs < LAZY_COUNTED_JOBS) stream->tasks[stream->n_jobs++] = n;
-    lazy_poll poll = { stream->watch, stream->layers_done, stream->config->n_layers };
-    int code = lazy_pool_run(((lazy_cpu_stream *)stream)->client, task, job, n, poll);
-    if (code == LAZY_UNUSABLE) return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
-    return code ? lazy_fail(err, code, "stopped") : LAZY_OK;
-}
-
-const lazy_ops lazy_cpu_ops = {
+static const lazy_ops ops = {
     .alloc = cpu_alloc,
     .free = cpu_free,
     .expect_sparse = cpu_expect_sparse,
@@ -160,10 +66,10 @@ const lazy_ops lazy_cpu_ops = {
     .unbind = cpu_unbind,
     .quantize = lazy_cpu_quantize,
     .close = cpu_close,
-    .stream_open = cpu_stream_open,
-    .stream_close = cpu_stream_close,
-    .reserve = cpu_reserve,
-    .scratch_bytes = cpu_scratch_bytes,
+    .stream_open = lazy_cpu_stream_open,
+    .stream_close = lazy_cpu_stream_close,
+    .reserve = lazy_cpu_reserve,
+    .scratch_bytes = lazy_cpu_scratch_bytes,
     .upload = cpu_copy,
     .download = cpu_copy,
     .copy = cpu_copy,
@@ -233,7 +139,8 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed((void **)&cpu, 1, sizeof *cpu, "the CPU backend", err);
     if (code) return code;
-    cpu->ops = reference ? lazy_reference_ops() : lazy_cpu_ops;
+    cpu->ops = ops;
+    if (reference) lazy_use_reference_ops(&cpu->ops);
     cpu->base = (lazy_backend){
         .ops = &cpu->ops,
         .name = "cpu",

@@ -79,9 +79,6 @@ static inline float *scratch_of(const lazy_stream *stream, int worker)
     return worker ? cpu_of(stream)->scratch + (size_t)(worker - 1) * WORKER_SCRATCH : ((const lazy_cpu_stream *)stream)->scratch;
 }
 
-/* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
-int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err);
-
 /* seen[r] = the positions in in_play (m,) that are at or before rows[r] and less than `window` before it */
 void lazy_cpu_see(lazy_seen *seen, const int32_t *rows, int n, const int32_t *in_play, int m, int window);
 
@@ -91,6 +88,13 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
+/* stream.c */
+int lazy_cpu_stream_open(lazy_backend *, const lazy_config *, lazy_stream **, lazy_error *);
+void lazy_cpu_stream_close(lazy_stream *);
+int lazy_cpu_reserve(lazy_stream *, int, int, lazy_error *);
+uint64_t lazy_cpu_scratch_bytes(const lazy_stream *, int, int);
+/* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
+int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
 /* features.c */
 /* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of usable processors
  * if the files are not all there. */
@@ -134,8 +138,7 @@ int lazy_cpu_regroup(lazy_stream *, void *, const int32_t *, int, const void *, 
 int lazy_cpu_multiply_adds(lazy_stream *, double *, lazy_error *);
 int lazy_cpu_read(lazy_stream *, const void *, size_t, lazy_error *);
 
-/* reference.c: the same ops as plain loops */
-lazy_ops lazy_reference_ops(void);
-extern const lazy_ops lazy_cpu_ops;
+/* reference.c: replaces ops by plain loops; those of memory, selection and lists of positions are plain already */
+void lazy_use_reference_ops(lazy_ops *ops);
 
 #endif

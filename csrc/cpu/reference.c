@@ -214,18 +214,16 @@ static int reference_smooth(lazy_stream *stream, float *out, const float *scores
     return LAZY_OK;
 }
 
-lazy_ops lazy_reference_ops(void)
+void lazy_use_reference_ops(lazy_ops *ops)
 {
-    lazy_ops ops = lazy_cpu_ops; /* memory, selection and lists of positions are plain loops there */
-    ops.rmsnorm = reference_rmsnorm;
-    ops.checked_rmsnorm = reference_checked_rmsnorm;
-    ops.matmul = reference_matmul;
-    ops.gated = reference_gated;
-    ops.rotate = reference_rotate;
-    ops.attention = reference_attention;
-    ops.logits = reference_logits;
-    ops.surprisal = reference_surprisal;
-    ops.scores = reference_scores;
-    ops.smooth = reference_smooth;
-    return ops;
+    ops->rmsnorm = reference_rmsnorm;
+    ops->checked_rmsnorm = reference_checked_rmsnorm;
+    ops->matmul = reference_matmul;
+    ops->gated = reference_gated;
+    ops->rotate = reference_rotate;
+    ops->attention = reference_attention;
+    ops->logits = reference_logits;
+    ops->surprisal = reference_surprisal;
+    ops->scores = reference_scores;
+    ops->smooth = reference_smooth;
 }
