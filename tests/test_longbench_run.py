@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -616,6 +617,22 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
         assert folder.rows == [made]
         folder.append({**row, "item": "2"}, {"threads": 1})
     assert len((tmp_path / ITEMS).read_text().splitlines()) == 2
+
+
+def test_a_full_disk_keeps_what_was_written(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: a part of a row still fits."""
+    data, calm, hurt = benchmark(tmp_path / "data", 3), tmp_path / "calm", tmp_path / "hurt"
+    run(llm, data, calm)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size(calm) // 2, hard))
+    try:
+        with pytest.raises(OSError, match=r"rows before are kept.*items\.jsonl"):
+            run(llm, data, hurt)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert 0 < len((hurt / ITEMS).read_bytes().splitlines()) < len(untimed(calm))
+    run(llm, data, hurt)
+    assert untimed(hurt) == untimed(calm)
 
 
 # ---- killed --------------------------------------------------------------------------------------

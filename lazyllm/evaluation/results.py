@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from lazyllm.evaluation.conditions import short_digest
 from lazyllm.evaluation.manifest import MANIFEST, Manifest, joined, read_manifest, text_of
-from lazyllm.support.files import write_whole
+from lazyllm.support.files import locked, write_whole
 from lazyllm.support.json_text import parse_object
 
 ITEMS, LOCK = "items.jsonl", ".lock"
@@ -47,11 +46,9 @@ class RunFolder:
     ) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / LOCK, "w")  # noqa: SIM115 - held until the run ends
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+            self._lock = locked(path / LOCK, wait=False)  # held until the run ends
+        except BlockingIOError:
             raise RuntimeError(f"{path}: another process is writing to this run") from None
         try:
             drop_incomplete_line(path / ITEMS)
@@ -60,7 +57,7 @@ class RunFolder:
                 manifest = joined(read_manifest(path), manifest, str(path), "this one")
             check_contents(self.rows, str(path), dict(known or {}), "that is given now")
             self._write(manifest)
-            self._items = open(path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
+            self._items = open_to_append(path / ITEMS)
             kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
             if len(kept) < len(self.rows):
                 self.replace(kept)
@@ -85,9 +82,11 @@ class RunFolder:
         if name not in (known := self.manifest["environments"]):
             self._write({**self.manifest, "environments": {**known, name: dict(environment)}})
         made = {**row, "environment": name}
-        self._items.write(line_of(made))
-        self._items.flush()
-        os.fsync(self._items.fileno())
+        try:
+            write_all(self._items, line_of(made).encode())
+        except OSError as error:
+            reason = f"{error.strerror}; the rows before are kept, and the same call goes on after them"
+            raise OSError(error.errno, reason, str(self.path / ITEMS)) from None
         self.rows.append(made)
         return made
 
@@ -95,7 +94,7 @@ class RunFolder:
         """Writes all rows anew."""
         self._items.close()
         write_whole(self.path / ITEMS, "".join(map(line_of, rows)))
-        self._items = open(self.path / ITEMS, "a", encoding="utf-8")  # noqa: SIM115
+        self._items = open_to_append(self.path / ITEMS)
         self.rows = rows
 
     def sort(self, keys: Sequence[Key]) -> None:
@@ -106,6 +105,17 @@ class RunFolder:
     def _write(self, manifest: Manifest) -> None:
         self.manifest = manifest
         write_whole(self.path / MANIFEST, text_of(manifest))
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    return path.open("ab", buffering=0)
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Writes to an unbuffered file, and waits until it is on disk."""
+    while data:
+        data = data[file.write(data) :]
+    os.fsync(file.fileno())
 
 
 def line_of(row: Mapping[str, Any]) -> str:
