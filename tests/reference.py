@@ -195,7 +195,8 @@ class Reference:
         asking = first if generated else begin
         self.kinds += [READ if early else GENERATED if generated else PROMPT] * len(ids)
         stages = {} if early else self.schedule(generated)
-        frozen = generated and self.pruning["decode"] == "frozen"
+        short = len(self.depths) < self.pruning["min_tokens"]
+        frozen = generated and self.pruning["decode"] == "frozen" and not short
         embedding = self.weights["model.embed_tokens.weight"] * self.config["embedding_scale"]
         hidden = {i: embedding[token] for i, token in zip(new, ids, strict=True)}
         hidden = {i: state for i, state in hidden.items() if i not in self.gone}

@@ -287,3 +287,17 @@ def test_a_policy_that_raises_at_any_layer(
         policy._left = -1
         if not pair.forward(ids, generated, []):
             return
+
+
+def test_short_contexts_run_dense_where_decoding_is_frozen(tiny_of: Build) -> None:
+    """After truncation below `min_tokens` a decode step revives what waits."""
+    tiny = tiny_of(Shape(seed=6, n_layers=5))
+    rules = pruning([(1, 0.2)], decode="frozen", min_tokens=20)
+    session = tiny.load().session(rules)
+    session.trace = True
+    pair = Pair(session, Reference(tiny.config, tiny.weights, rules))
+    assert pair.forward(tiny.ids(30), False, [])
+    assert pair.forward(tiny.ids(1), True, []) and session.last_pass[:, 2].sum() == 0
+    pair.truncate(10)
+    assert pair.forward(tiny.ids(1), True, [])
+    assert session.depths.tolist() == [5] * 11
