@@ -820,7 +820,7 @@ SESSION = [
         (
             "a kind of 7",
             resealed(values("kinds", b"\7")),
-            "is damaged: kind 7 at position 0; it must be 0 or 1",
+            "is damaged: kind 7 at position 0; it must be 0, 1 or 2",
         ),
         (
             "a depth of 99",
