@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from benchmarks.measuring.goals import PRUNED_BY_ARITHMETIC
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import in_turn, timed
 from benchmarks.options import Options
+from lazyllm import _core, load
 from lazyllm.llm import LLM
 from lazyllm.pruning import Mass, Pruning
 from lazyllm.session import Session
@@ -16,6 +18,7 @@ SUITE = "pruned"
 SPEEDUPS = (1.5, 2.0, 3.0)
 DENSE = "dense"
 EFFICIENCY = "measured / counted"
+BY_ARITHMETIC = 2048  # tokens
 
 
 def pruned(options: Options) -> Iterator[Section]:
@@ -26,6 +29,8 @@ def pruned(options: Options) -> Iterator[Section]:
             title = f"Pruned prefill of {n} tokens, {options.config.name}, {place}"
             rows = rows_of(options, llm, schedules, n, place)
             yield Section(SUITE, title, rows, (*notes, *options.too_long))
+    if options.widest.on_cpu:
+        yield by_arithmetic(options, options.widest)
 
 
 def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
@@ -43,19 +48,24 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     return made, notes
 
 
+def prefill(
+    llm: LLM, pruning: Pruning, ids: list[int], ran: dict[str, Session], name: str
+) -> Callable[[], object]:
+    """The session of each run is kept under its name."""
+
+    def run() -> None:
+        ran[name] = llm.session(pruning)
+        ran[name].forward(ids, progress=False)
+
+    return run
+
+
 def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, place: Place) -> list[Row]:
     ids = options.prompt(n)
     ran: dict[str, Session] = {}
-
-    def work(name: str, pruning: Pruning) -> Callable[[], object]:
-        def run() -> None:
-            ran[name] = llm.session(pruning)
-            ran[name].forward(ids, progress=False)
-
-        return run
-
     contestants = {
-        name: timed(work(name, pruning)) for name, pruning in {DENSE: Pruning(), **schedules}.items()
+        name: timed(prefill(llm, pruning, ids, ran, name))
+        for name, pruning in {DENSE: Pruning(), **schedules}.items()
     }
     times = in_turn(contestants, options.rounds, f"pruned prefill of {n} tokens, {place}")
     dense, goals = Pruning().flops(llm.config, n), options.goals(place)
@@ -74,3 +84,38 @@ def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, p
         keys: dict[str, str | int] = {"schedule": name, "tokens": n, **place.keys}
         rows.append(Row(name, figures, {EFFICIENCY: goal}, keys))
     return rows
+
+
+def by_arithmetic(options: Options, place: Place) -> Section:
+    """One schedule for products of each type, with weights as stored and rounded to 8 and 4 bits."""
+    n = min(BY_ARITHMETIC, max(options.fitting_tokens))
+    ids, pruning = options.prompt(n), Pruning.for_speedup(2.0, options.config, n)
+    computes = [name for name in ("f32", "bf16", "int8") if name == "f32" or _core.features()[name]]
+    models = {
+        f"compute {compute}, weights {weights}": load(
+            options.folder, threads=place.threads or None, compute=compute, weights=weights
+        )
+        for compute in computes
+        for weights in ("auto", "q8", "q4")
+    }
+    ran: dict[str, Session] = {}
+    contestants = {}
+    for name, llm in models.items():
+        contestants[f"{name}, {DENSE}"] = timed(prefill(llm, Pruning(), ids, ran, DENSE))
+        contestants[name] = timed(prefill(llm, pruning, ids, ran, name))
+    times = in_turn(contestants, options.rounds, f"pruned prefill by arithmetic, {place}")
+    rows = []
+    for name, llm in models.items():
+        dense, short = times[f"{name}, {DENSE}"], times[name]
+        counted = Pruning().flops(llm.config, n) / pruning.pass_flops(llm.config, ran[name].last_pass)
+        measured = dense.median / short.median
+        figures: dict[str, Figure] = {
+            DENSE: dense,
+            "pruned": short,
+            "measured": measured,
+            "counted": counted,
+            EFFICIENCY: measured / counted,
+        }
+        rows.append(Row(name, figures, {EFFICIENCY: PRUNED_BY_ARITHMETIC}, {"tokens": n, **place.keys}))
+    title = f"{pruning} by arithmetic, prefill of {n} tokens, {options.config.name}, {place}"
+    return Section(SUITE, title, rows, ("All in one process, in turn.",))
