@@ -35,11 +35,11 @@ stable = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 class BuildCores(build_ext):
     def run(self):
+        nvcc, reason = build_cuda.wanted(os.environ.get("LAZYLLM_CUDA", "auto"))
         super().run()
         if self.inplace and stable:  # Python would find a core of its version alone before the one for all
             for older in Path("lazyllm").glob("_core.cpython-*.so"):
                 older.unlink()
-        nvcc, reason = build_cuda.wanted(os.environ.get("LAZYLLM_CUDA", "auto"))
         print(f"the CUDA core is {'built' if nvcc else 'left out'}: {reason}")
         if nvcc:
             core = Path(self.get_ext_fullpath("lazyllm._core"))
