@@ -86,6 +86,17 @@ docs: $(VENV)/docs.stamp ## the API reference, from the docstrings, in build/doc
 dist-check: $(VENV)/dist.stamp ## the sdist and the manylinux wheel: built, checked, each used in a fresh environment (and of PYTHONS)
 	$(BIN)/python tests/check_dist.py build/dist $(PYTHONS)
 
+LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run policy profile reproduce search session_file sweep tokenizer trace workers
+.PHONY: lowest extras
+lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the lowest versions that pyproject.toml allows
+	@$(PIP) uv
+	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct -r pyproject.toml --extra test
+	PYTHONPATH=$(CURDIR) build/lowest/bin/python -m pytest -m 'not oracle' $(LOWEST:%=tests/test_%.py)
+
+extras: $(VENV)/dist.stamp ## each extra by itself in a fresh environment, and the command that it is for (long; fetches packages)
+	$(BIN)/python tests/check_extras.py build/dist
+
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
