@@ -94,7 +94,7 @@ lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the l
 	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct -r pyproject.toml --extra test
 	PYTHONPATH=$(CURDIR) build/lowest/bin/python -m pytest -m 'not oracle' $(LOWEST:%=tests/test_%.py)
 
-extras: $(VENV)/dist.stamp ## each extra by itself in a fresh environment, and the command that it is for (long; fetches packages)
+extras: dist-check ## each extra by itself in a fresh environment, and the command that it is for (long; fetches packages)
 	$(BIN)/python tests/check_extras.py build/dist
 
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
