@@ -17,7 +17,6 @@ from check_dist import MAKE_MODEL, QUIET, TREE, run
 
 BARE = ""
 DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
-GENERATE = "print(lazyllm.load('.').generate('The sea', max_new_tokens=3))"
 TRIALS = {
     BARE: (DEMO, "skipped demo.png: pictures need matplotlib: pip install 'lazyllm-engine[plots]'"),
     "plots": (DEMO, "wrote demo-output/demo.png"),
@@ -41,12 +40,14 @@ except ImportError as error:
         "python -m spacy download en_core_web_sm",
     ),
     "tokenizers": (
-        f"""
-import pathlib, tiktoken, toys
-for name in ("tokenizer.json", "tokenizer_config.json"):
-    pathlib.Path(name).unlink()
-toys.train_pieces(pathlib.Path("."))
-{GENERATE}
+        """
+import pathlib, tiktoken, folders, toys
+from tiny import Shape
+folder = pathlib.Path("pieces")
+folder.mkdir()
+folders.model_folder(folder, Shape(vocab=320), tokenizer=False)
+toys.train_pieces(folder)
+print(lazyllm.load(folder).generate("the fox", max_new_tokens=3))
 """,
         "3 tokens in",
     ),
@@ -56,7 +57,7 @@ from lazyllm import longbench
 for name in ("gov_report", "vcsum"):
     print(longbench.score(name, ["the sea is calm"], [["the sea is calm"]], None))
 print(longbench.score("lcc", ["a = 1"], [["a = 1"]], None, edit_sim="levenshtein"))
-print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[300], items=1, out="run").to_frame()))
+print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run").to_frame()))
 """,
         "pandas",
     ),
@@ -64,7 +65,7 @@ print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[300], items=1,
         """
 from lazyllm import longbench
 if __name__ == "__main__":
-    print(longbench.run_niah(".", [None], lengths=[300], items=1, out="run", workers=1))
+    print(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", workers=1))
 """,
         "run",
     ),
@@ -74,7 +75,7 @@ import os
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from lazyllm import longbench
 log = longbench.mlflow_rows("trial", "file:mlruns")
-longbench.run_niah(lazyllm.load("."), [None], lengths=[300], items=1, out="run", on_row=log)
+longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", on_row=log)
 print(len(list(__import__("pathlib").Path("mlruns").rglob("meta.yaml"))), "files")
 """,
         "files",
