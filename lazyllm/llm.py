@@ -10,11 +10,12 @@ from typing import Any, TypedDict, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
-from lazyllm.checkpoints.rounded import can_be_rounded, rounded
+from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.errors import CheckpointError
 from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
+from lazyllm.machine.memory import check_memory
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
@@ -71,6 +72,8 @@ def load(
             raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
         if can_be_rounded(checkpoint) and not device.startswith("cuda"):  # the core refuses these by name
             stored, rounding = rounded(checkpoint, weights), "auto"
+    if rounding != "auto" and can_be_rounded(checkpoint) and not device.startswith("cuda"):
+        check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
     try:
         core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
     except CheckpointError as error:

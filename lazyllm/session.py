@@ -182,7 +182,7 @@ class Session:
 
     def _forked(self) -> Session:
         if self.llm.device == "cpu":
-            check_memory(self.core.fork_bytes, self._room)
+            check_memory(self.core.fork_bytes, f"a fork of a session of {self._room} tokens")
         made = Session(self.llm, self.pruning, self.core.fork())
         made._room = self._room
         made._prompts = list(self._prompts)
@@ -549,7 +549,7 @@ class Session:
             if on_cpu:  # Linux overcommits; other devices refuse by themselves
                 if not fits(self.core.bytes_for(room)):
                     room = total
-                check_memory(self.core.bytes_for(room), room)
+                check_memory(self.core.bytes_for(room), f"a session of {room} tokens")
             self.core.reserve(room)
             self._room = room
         self._unfinished = None

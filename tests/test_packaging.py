@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 
 from check_dist import TREE, check_sdist
+
+import lazyllm
 
 
 def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
@@ -21,13 +25,21 @@ def test_an_sdist_has_all_that_a_build_reads(tmp_path: Path) -> None:
         archive.extractall(tmp_path, filter="data")
     (unpacked,) = tmp_path.glob("lazyllm_engine-*/setup.py")
     done = subprocess.run(
-        [sys.executable, "setup.py", "--name"],
+        [sys.executable, "setup.py", "--name", "--version"],
         cwd=unpacked.parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "lazyllm-engine", done.stderr
+    assert done.stdout.split() == ["lazyllm-engine", lazyllm.__version__], done.stderr
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    """The version stands in lazyllm/__init__.py only; the metadata has it from there."""
+    heading = re.search(r"^## \[(.*)\]", (TREE / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading is not None
+    assert heading[1] == lazyllm.__version__
+    assert metadata.version("lazyllm-engine") == lazyllm.__version__
 
 
 def make(*arguments: str) -> str:

@@ -41,8 +41,11 @@ MEDIUM = ModelShape("1B", 16, 2048, 32, 8, 64, 8192)
 LARGE = ModelShape("7B", 32, 4096, 32, 32, 128, 11008)
 
 
-def write_model(folder: Path, shape: ModelShape, vocab: int, context: int) -> None:
-    """Writes a Llama of this shape in Hugging Face layout, without a tokenizer."""
+def write_model(folder: Path, shape: ModelShape, vocab: int, context: int, empty: bool = False) -> None:
+    """Writes a Llama of this shape in Hugging Face layout, without a tokenizer.
+
+    `empty`: its weights are zeros that take no room on the disk.
+    """
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -62,7 +65,7 @@ def write_model(folder: Path, shape: ModelShape, vocab: int, context: int) -> No
         "torch_dtype": "bfloat16",
     }
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder / "model.safetensors", tensor_shapes(shape, vocab))
+    write_weights(folder / "model.safetensors", tensor_shapes(shape, vocab), empty)
 
 
 def tensor_shapes(shape: ModelShape, vocab: int) -> dict[str, tuple[int, ...]]:
@@ -84,7 +87,7 @@ def tensor_shapes(shape: ModelShape, vocab: int) -> dict[str, tuple[int, ...]]:
     return made | {"model.norm.weight": (shape.hidden,)}
 
 
-def write_weights(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
+def write_weights(path: Path, tensors: dict[str, tuple[int, ...]], empty: bool) -> None:
     """Fills matrices with one block of random bfloat16 values, repeated, and norms with ones."""
     random = np.random.default_rng(0).normal(0, DEVIATION, BLOCK_VALUES).astype(np.float32)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -96,6 +99,9 @@ def write_weights(path: Path, tensors: dict[str, tuple[int, ...]]) -> None:
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        if empty:
+            file.truncate(file.tell() + end)
+            return
         for shape in tensors.values():
             block = encoded(random if len(shape) > 1 else np.ones(shape, np.float32))
             whole, rest = divmod(2 * math.prod(shape), len(block))

@@ -1,16 +1,20 @@
-"""Suite `memory`: what a session takes at its peak, beside what is set aside for it by estimate."""
+"""Suite `memory`: what a model and a session take at their peak, beside the estimate, and what fits by it."""
 
 from __future__ import annotations
 
+import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.measuring.models import LARGE, MEDIUM, write_model
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Row, Section
 from benchmarks.options import Options
+from lazyllm.llm import LLM, load
 from lazyllm.machine.info import field
 from lazyllm.pruning import Pruning
 
@@ -18,7 +22,9 @@ SUITE = "memory"
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 WARM_UP_TOKENS = 32
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # GiB
+VOCAB, CONTEXT = 32000, 1 << 17
 PRUNED_AFTER_LAYER, KEEP = 0, 0.02
 
 
@@ -26,10 +32,12 @@ class Probe:
     """A model in a process of its own, so that nobody else's memory is counted."""
 
     def __init__(self, folder: Path) -> None:
+        before = resident("VmRSS")
         self._llm = Place().load(folder)
         self._llm.session().forward(
             np.arange(min(WARM_UP_TOKENS, self._llm.config.vocab))
         )  # maps the weights
+        self._others = before  # bytes of Python and its modules
 
     def growth(self, ids: list[int], pruning: Pruning | None = None) -> int:
         """By how many bytes the resident memory grows, at its peak, when a session reads these tokens."""
@@ -38,8 +46,13 @@ class Probe:
         self._llm.session(pruning).forward(ids, progress=False)
         return resident("VmHWM") - before
 
-    def estimate(self, n: int) -> int:
-        return self._llm.session().core.bytes_for(n)
+    def peak(self) -> int:
+        """Of the weights and the session together, in bytes."""
+        return resident("VmHWM") - self._others
+
+    def estimates(self, n: int) -> tuple[int, int]:
+        """Bytes of the weights, and of a session of n tokens."""
+        return self._llm.core.bytes, self._llm.session().core.bytes_for(n)
 
 
 def resident(name: str) -> int:
@@ -49,21 +62,60 @@ def resident(name: str) -> int:
     return int(kilobytes.split()[0]) * 1024
 
 
-def grown_by(options: Options, n: int, pruning: Pruning | None) -> tuple[int, int]:
-    """Bytes that the resident memory grew by, and the core's estimate of them."""
+def measured(options: Options, n: int, pruning: Pruning | None) -> tuple[int, int, int, int]:
+    """Bytes that the session and the whole process grew by, and the estimates of weights and session."""
     with Process(Probe, options.folder, environment={}) as probe:
-        return probe.call("growth", options.prompt(n), pruning), probe.call("estimate", n)
+        grown = probe.call("growth", options.prompt(n), pruning)
+        return grown, probe.call("peak"), *probe.call("estimates", n)
+
+
+def largest_context(llm: LLM, memory: int) -> int:
+    """The most tokens of a session that fit into so many bytes beside the weights."""
+    core, left = llm.session().core, memory - llm.core.bytes
+    return bisect_right(range(llm.config.context + 1), left, lo=1, key=core.bytes_for) - 1
+
+
+def contexts(folder: Path, label: str) -> list[Row]:
+    made = [Place().load(folder), load(folder, device="cpu", kv="f16")]
+    return [
+        Row(
+            f"{label}, keys and values in {llm.kv}",
+            {
+                "weights, GiB": llm.core.bytes / GIB,
+                **{f"{size} GiB": str(largest_context(llm, size * GIB)) for size in SIZES},
+            },
+        )
+        for llm in made
+    ]
+
+
+def limits(options: Options) -> Section:
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = contexts(options.folder, options.config.name)
+        for shape in (MEDIUM, LARGE):
+            folder = Path(scratch) / shape.name
+            write_model(folder, shape, VOCAB, CONTEXT, empty=True)
+            rows += contexts(folder, f"{shape.name} shape")
+    notes = (
+        "Tokens of a dense session, with weights in bf16 and a context of at most that of the model.",
+        f"{MEDIUM.name} and {LARGE.name}: {MEDIUM}; {LARGE}; vocabulary {VOCAB}, context {CONTEXT}.",
+        "Python and its modules take another 0.1 GiB.",
+    )
+    return Section(SUITE, "Largest context by memory", rows, notes)
 
 
 def memory(options: Options) -> Iterator[Section]:
     rows = []
     for n in options.fitting_tokens:
-        grown, estimate = grown_by(options, n, None)
-        pruned, _ = grown_by(options, n, Pruning({PRUNED_AFTER_LAYER: KEEP}))
+        grown, peak, weights, estimate = measured(options, n, None)
+        pruned, *_ = measured(options, n, Pruning({PRUNED_AFTER_LAYER: KEEP}))
         figures = {
             "peak growth, MiB": grown / MIB,
             "estimate, MiB": estimate / MIB,
             "growth / estimate": grown / estimate,
+            "with weights: peak, MiB": peak / MIB,
+            "estimate with weights, MiB": (weights + estimate) / MIB,
+            "peak / estimate": peak / (weights + estimate),
             "KiB per token": grown / KIB / n,
             "KiB per token, pruned": pruned / KIB / n,
         }
@@ -74,3 +126,4 @@ def memory(options: Options) -> Iterator[Section]:
         *options.too_long,
     )
     yield Section(SUITE, f"Memory of a session, {options.config.name}", rows, notes)
+    yield limits(options)

@@ -86,7 +86,7 @@ int array_read_ids(PyObject *object, int32_t **ids, int *n)
     *ids = NULL;
     if (PyUnicode_Check(object) || PyBytes_Check(object)) {
         PyErr_Format(PyExc_TypeError, "ids must be a list of int or an integer array, not %s; encode text with the tokenizer",
-                     Py_TYPE(object)->tp_name);
+                     PyUnicode_Check(object) ? "str" : "bytes");
         return -1;
     }
     Py_ssize_t length = PySequence_Check(object) ? PySequence_Size(object) : -1;

@@ -1,6 +1,8 @@
 /* bench_type.c — lazyllm._core.Bench. */
 #include "core.h"
 
+#include <ctype.h>
+
 #include "../format.h"
 
 static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -16,7 +18,7 @@ static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                      &PyList_Type, &libraries, &device.compute))
         return NULL;
     char name[8] = { 0 }; /* formats have theirs in capitals */
-    for (size_t i = 0; i + 1 < sizeof name && dtype[i]; i++) name[i] = (char)Py_TOUPPER(dtype[i]);
+    for (size_t i = 0; i + 1 < sizeof name && dtype[i]; i++) name[i] = (char)toupper((unsigned char)dtype[i]);
     if (!lazy_format_find(name, &shape.dtype))
         return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; it must be a format of weights such as bf16, q8_0 or q4_k", dtype);
     const char **places = NULL;
@@ -25,10 +27,10 @@ static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     device.libraries = places;
-    BenchObject *self = (BenchObject *)type->tp_alloc(type, 0);
+    BenchObject *self = (BenchObject *)PyType_GenericAlloc(type, 0);
     lazy_error err = { 0 };
     if (self && lazy_bench_open(&self->bench, op, shape, &device, &err)) {
-        core_raise(core_state_of(type), &err);
+        core_raise(PyType_GetModuleState(type), &err);
         Py_CLEAR(self);
     }
     PyMem_Free(places);
@@ -38,10 +40,10 @@ static PyObject *bench_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void bench_dealloc(BenchObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     lazy_bench_close(self->bench);
-    type->tp_free(self);
-    Py_DECREF(type);
+    PyObject_Free(self);
+    Py_DECREF((PyObject *)type);
 }
 
 /* Holds the GIL, so that no other Python thread disturbs the timing. */
@@ -50,7 +52,7 @@ static PyObject *bench_run(BenchObject *self, PyObject *unused)
     (void)unused;
     double seconds;
     lazy_error err = { 0 };
-    return lazy_bench_run(self->bench, &seconds, &err) ? core_raise(core_state_of(Py_TYPE(self)), &err) : PyFloat_FromDouble(seconds);
+    return lazy_bench_run(self->bench, &seconds, &err) ? core_raise(core_state_of(self), &err) : PyFloat_FromDouble(seconds);
 }
 
 static PyObject *bench_flops(BenchObject *self, void *unused)
@@ -71,12 +73,12 @@ static PyObject *bench_count(BenchObject *self, PyObject *unused)
     const int *tasks;
     lazy_error err = { 0 };
     int jobs = lazy_bench_count(self->bench, &tasks, &err);
-    if (jobs < 0) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (jobs < 0) return core_raise(core_state_of(self), &err);
     PyObject *list = PyList_New(jobs);
     for (int i = 0; list && i < jobs; i++) {
         PyObject *number = PyLong_FromLong(tasks[i]);
         if (!number) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, i, number);
+        else PyList_SetItem(list, i, number);
     }
     return list;
 }

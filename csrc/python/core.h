@@ -1,4 +1,5 @@
-/* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h. */
+/* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of its API that is the
+ * same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves them all. */
 #ifndef LAZY_CORE_H
 #define LAZY_CORE_H
 
@@ -44,7 +45,8 @@ typedef struct {
     lazy_bench *bench;
 } BenchObject;
 
-core_state *core_state_of(PyTypeObject *type);
+/* Of the module that made the object's type. */
+core_state *core_state_of(void *object);
 
 /* session_type.c: the session, or NULL with an exception while a call on it is under way. */
 lazy_session *session_at_rest(const SessionObject *self);

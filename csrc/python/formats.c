@@ -47,7 +47,7 @@ PyObject *core_quantize(PyObject *module, PyObject *args)
     if (n % lazy_formats[dtype].values || n > INT32_MAX)
         PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n, lazy_formats[dtype].values);
     else if ((blocks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)lazy_row_bytes(dtype, (int)n))))
-        lazy_quantize(PyBytes_AS_STRING(blocks), from, dtype, (int)n);
+        lazy_quantize(PyBytes_AsString(blocks), from, dtype, (int)n);
     Py_DECREF(owner);
     return blocks;
 }

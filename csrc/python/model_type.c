@@ -1,6 +1,8 @@
 /* model_type.c — lazyllm._core.Model. */
 #include "core.h"
 
+#include <string.h>
+
 #include "../format.h"
 
 static const char *const WHAT = "config";
@@ -80,13 +82,13 @@ typedef struct table {
 
 static int parse_shape(PyObject *shape, int64_t *out, int *rank)
 {
-    Py_ssize_t n = PyTuple_GET_SIZE(shape);
+    Py_ssize_t n = PyTuple_Size(shape);
     if (n > MAX_RANK) {
         PyErr_Format(PyExc_ValueError, "tensors: shape %R has more than %d dimensions", shape, MAX_RANK);
         return -1;
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, i));
+        out[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
         if (out[i] == -1 && PyErr_Occurred()) return -1;
     }
     *rank = (int)n;
@@ -96,7 +98,7 @@ static int parse_shape(PyObject *shape, int64_t *out, int *rank)
 /* The strings are those of the entries, which live as long as the tuple. */
 static int parse_tensors(PyObject *entries, table *t)
 {
-    t->n = PyTuple_GET_SIZE(entries);
+    t->n = PyTuple_Size(entries);
     t->tensors = PyMem_Calloc((size_t)t->n + 1, sizeof *t->tensors);
     t->shapes = PyMem_Calloc((size_t)t->n + 1, sizeof *t->shapes);
     if (!t->tensors || !t->shapes) {
@@ -105,7 +107,7 @@ static int parse_tensors(PyObject *entries, table *t)
     }
     for (Py_ssize_t i = 0; i < t->n; i++) {
         lazy_tensor *tensor = &t->tensors[i];
-        PyObject *shape, *entry = PyTuple_GET_ITEM(entries, i), *offset, *bytes;
+        PyObject *shape, *entry = PyTuple_GetItem(entries, i), *offset, *bytes;
         if (!PyTuple_Check(entry)) {
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
@@ -150,14 +152,14 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     tensors = PyList_AsTuple(tensors);
     if (!dict || !tensors || strings_read(shards, &path_owner, &paths, &n_shards) ||
         strings_read(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, &arrays) ||
-        parse_tensors(tensors, &t) || !(self = (ModelObject *)type->tp_alloc(type, 0)))
+        parse_tensors(tensors, &t) || !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
     int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, (lazy_weights)weights, &device, &w.watch, &err);
     watcher_end(&w);
     if (code) {
-        if (!PyErr_Occurred() && !PyErr_CheckSignals()) core_raise(core_state_of(type), &err); /* a signal interrupts open() */
+        if (!PyErr_Occurred() && !PyErr_CheckSignals()) core_raise(PyType_GetModuleState(type), &err); /* a signal interrupts open() */
         Py_CLEAR(self);
     }
 done:
@@ -177,15 +179,15 @@ done:
 
 static void model_dealloc(ModelObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     lazy_model_close(self->model);
-    type->tp_free(self);
-    Py_DECREF(type);
+    PyObject_Free(self);
+    Py_DECREF((PyObject *)type);
 }
 
 static PyObject *model_session(ModelObject *self, PyObject *pruning)
 {
-    return session_create(core_state_of(Py_TYPE(self))->session_type, self, pruning);
+    return session_create(core_state_of(self)->session_type, self, pruning);
 }
 
 static PyObject *model_threads(ModelObject *self, void *closure)

@@ -1,7 +1,9 @@
 /* module.c — lazyllm._core: its exceptions, types and functions. Multi-phase initialisation, state per module. */
 #include "core.h"
 
-core_state *core_state_of(PyTypeObject *type) { return PyType_GetModuleState(type); }
+#include <string.h>
+
+core_state *core_state_of(void *object) { return PyType_GetModuleState(Py_TYPE((PyObject *)object)); }
 
 PyObject *core_raise(const core_state *state, const lazy_error *err)
 {

@@ -25,7 +25,7 @@ PyObject *policy_view(SessionObject *self, PyObject *args)
     lazy_error err = { 0 };
     PyObject *array = array_new_part(self->view, (lazy_view_part)part, n, &data);
     if (array && lazy_view_read(self->view, (lazy_view_part)part, first, n, data, &err)) {
-        core_raise(core_state_of(Py_TYPE(self)), &err);
+        core_raise(core_state_of(self), &err);
         Py_CLEAR(array);
     }
     return array;
@@ -70,7 +70,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     int64_t begun = now_ns();
     watcher_hold(self->watcher);
     if (code) {
-        core_raise(core_state_of(Py_TYPE(self)), &err);
+        core_raise(core_state_of(self), &err);
     } else {
         self->view = view;
         PyObject *answer = run_policy(self, view);

@@ -27,12 +27,12 @@ static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
 {
     PyObject *list = tuple_of(object, "pruning: stages must be a list of (layer, rule) or (layer, rule, permanent)");
     if (!list) return -1;
-    Py_ssize_t size = PyTuple_GET_SIZE(list);
+    Py_ssize_t size = PyTuple_Size(list);
     lazy_stage *stages = PyMem_Calloc((size_t)size + 1, sizeof *stages);
     int code = stages ? 0 : -1;
     if (!stages) PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < size && !code; i++) {
-        PyObject *rule, *stage = PyTuple_GET_ITEM(list, i);
+        PyObject *rule, *stage = PyTuple_GetItem(list, i);
         int permanent = 0;
         if (!PyTuple_Check(stage)) {
             PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule) or (layer, rule, permanent)", stage);
@@ -69,13 +69,13 @@ static int parse_protect(PyObject *object, lazy_pruning *pruning)
 {
     PyObject *list = tuple_of(object, "pruning: protect must be a list of (begin, end)");
     if (!list) return -1;
-    Py_ssize_t size = PyTuple_GET_SIZE(list);
+    Py_ssize_t size = PyTuple_Size(list);
     lazy_span *spans = PyMem_Calloc((size_t)size + 1, sizeof *spans);
     int code = spans ? 0 : -1;
     if (!spans) PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < size && !code; i++) {
         long long begin, end;
-        PyObject *pair = PyTuple_GET_ITEM(list, i);
+        PyObject *pair = PyTuple_GetItem(list, i);
         if (!PyTuple_Check(pair)) {
             PyErr_Format(PyExc_TypeError, "pruning: span %R; it must be (begin, end)", pair);
             code = -1;
@@ -121,7 +121,7 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     *policy = NULL;
     if (dict == Py_None) return 0;
     if (!PyDict_Check(dict)) {
-        PyErr_Format(PyExc_TypeError, "pruning must be a dict or None, not %s", Py_TYPE(dict)->tp_name);
+        PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
         return -1;
     }
     dict = PyDict_Copy(dict);

@@ -8,10 +8,10 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     int top_k;
     unsigned long long seed;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "ddiK", names, &temperature, &top_p, &top_k, &seed)) return NULL;
-    SamplerObject *self = (SamplerObject *)type->tp_alloc(type, 0);
+    SamplerObject *self = (SamplerObject *)PyType_GenericAlloc(type, 0);
     lazy_error err = { 0 };
     if (self && lazy_sampler_open(&self->sampler, temperature, top_p, top_k, seed, &err)) {
-        core_raise(core_state_of(type), &err);
+        core_raise(PyType_GetModuleState(type), &err);
         Py_CLEAR(self);
     }
     return (PyObject *)self;
@@ -19,10 +19,10 @@ static PyObject *sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
 
 static void sampler_dealloc(SamplerObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     lazy_sampler_close(self->sampler);
-    type->tp_free(self);
-    Py_DECREF(type);
+    PyObject_Free(self);
+    Py_DECREF((PyObject *)type);
 }
 
 static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
@@ -38,7 +38,7 @@ static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
     code = lazy_sampler_next(self->sampler, logits, n > INT32_MAX ? 0 : (int)n, &token, &err);
     Py_END_ALLOW_THREADS
     Py_DECREF(owner);
-    return code ? core_raise(core_state_of(Py_TYPE(self)), &err) : PyLong_FromLong(token);
+    return code ? core_raise(core_state_of(self), &err) : PyLong_FromLong(token);
 }
 
 static PyMethodDef sampler_methods[] = {

@@ -7,15 +7,14 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
     lazy_error err = { 0 };
     PyObject *policy;
     if (pruning_parse(dict, &pruning, &policy)) return NULL;
-    SessionObject *self = (SessionObject *)type->tp_alloc(type, 0);
+    SessionObject *self = (SessionObject *)PyType_GenericAlloc(type, 0);
     if (self) {
-        Py_INCREF(model);
-        self->model = model;
+        self->model = (ModelObject *)Py_NewRef((PyObject *)model);
         self->drawn = -1;
         self->policy = Py_XNewRef(policy);
         if (policy) pruning.policy = policy_of(self);
         if (lazy_session_open(&self->session, model->model, &pruning, &err)) {
-            core_raise(core_state_of(type), &err);
+            core_raise(PyType_GetModuleState(type), &err);
             Py_CLEAR(self);
         }
     }
@@ -27,7 +26,7 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
 /* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss then. */
 static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->model);
     Py_VISIT(self->policy);
     Py_VISIT(self->memo);
@@ -36,13 +35,13 @@ static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 
 static void session_dealloc(SessionObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
     lazy_session_close(self->session);
     Py_XDECREF(self->policy);
-    Py_XDECREF(self->model);
-    type->tp_free(self);
-    Py_DECREF(type);
+    Py_XDECREF((PyObject *)self->model);
+    PyObject_GC_Del(self);
+    Py_DECREF((PyObject *)type);
 }
 
 lazy_session *session_at_rest(const SessionObject *self)
@@ -97,7 +96,7 @@ static int run_given(SessionObject *self, given g, wanted out)
     self->watcher = NULL;
     self->in_use = false;
     PyMem_Free(g.ids);
-    if (code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (code) core_raise(core_state_of(self), &err);
     else self->drawn = -1;
     PyObject *memo = self->memo;
     self->memo = NULL;
@@ -131,7 +130,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     PyObject *ids, *watch = Py_None;
     SamplerObject *sampler;
     int generated = 0, vocab = vocab_of(self);
-    core_state *state = core_state_of(Py_TYPE(self));
+    core_state *state = core_state_of(self);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
     int32_t token;
     if (lazy_sampler_is_greedy(sampler->sampler)) { /* saves the download of the logits */
@@ -187,7 +186,7 @@ static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
     if (array_read_ids(argument, &positions, &n)) return NULL;
     int code = session_at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
     PyMem_Free(positions);
-    if (err.code) core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (err.code) core_raise(core_state_of(self), &err);
     if (code) return NULL;
     Py_RETURN_NONE;
 }
@@ -204,7 +203,7 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     code = lazy_session_reserve(self->session, n, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
-    if (code) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (code) return core_raise(core_state_of(self), &err);
     Py_RETURN_NONE;
 }
 
@@ -214,7 +213,7 @@ static PyObject *session_truncate(SessionObject *self, PyObject *argument)
     long long length = PyLong_AsLongLong(argument);
     if (length == -1 && PyErr_Occurred()) return NULL;
     if (!session_at_rest(self)) return NULL;
-    if (lazy_session_truncate(self->session, length, &err)) return core_raise(core_state_of(Py_TYPE(self)), &err);
+    if (lazy_session_truncate(self->session, length, &err)) return core_raise(core_state_of(self), &err);
     self->drawn = -1;
     Py_RETURN_NONE;
 }
@@ -223,11 +222,11 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
 {
     (void)none;
     if (!session_at_rest(self)) return NULL;
-    SessionObject *made = (SessionObject *)Py_TYPE(self)->tp_alloc(Py_TYPE(self), 0);
+    SessionObject *made = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
     if (!made) return NULL;
     lazy_error err = { 0 };
     int code;
-    made->model = (ModelObject *)Py_NewRef(self->model);
+    made->model = (ModelObject *)Py_NewRef((PyObject *)self->model);
     made->policy = Py_XNewRef(self->policy);
     made->drawn = self->drawn;
     self->in_use = true;
@@ -237,7 +236,7 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
     self->in_use = false;
     if (!code) return (PyObject *)made;
     Py_DECREF(made);
-    return core_raise(core_state_of(Py_TYPE(self)), &err);
+    return core_raise(core_state_of(self), &err);
 }
 
 static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
@@ -281,7 +280,7 @@ static PyObject *session_logits(SessionObject *self, void *closure)
     lazy_error err = { 0 };
     PyObject *logits = array_new_float(vocab_of(self), &data);
     if (logits && lazy_session_logits(self->session, data, &err)) {
-        core_raise(core_state_of(Py_TYPE(self)), &err);
+        core_raise(core_state_of(self), &err);
         Py_CLEAR(logits);
     }
     return logits;
@@ -341,7 +340,7 @@ static PyObject *session_last_trace(SessionObject *self, void *closure)
     PyObject *list = PyList_New(n);
     for (int i = 0; i < n && list; i++) {
         PyObject *dict = run_as_dict(&runs[i]);
-        if (dict) PyList_SET_ITEM(list, i, dict);
+        if (dict) PyList_SetItem(list, i, dict);
         else Py_CLEAR(list);
     }
     return list;

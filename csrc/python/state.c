@@ -48,7 +48,7 @@ PyObject *state_get(SessionObject *self, PyObject *args)
     self->in_use = false;
     if (!code) return array;
     Py_DECREF(array);
-    return core_raise(core_state_of(Py_TYPE(self)), &err);
+    return core_raise(core_state_of(self), &err);
 }
 
 PyObject *state_set(SessionObject *self, PyObject *args)
@@ -75,7 +75,7 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     code = lazy_session_write_state(self->session, (lazy_state_part)part, layer, (int)(given.len / row), given.buf, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
-    result = code ? core_raise(core_state_of(Py_TYPE(self)), &err) : Py_NewRef(Py_None);
+    result = code ? core_raise(core_state_of(self), &err) : Py_NewRef(Py_None);
 end:
     PyBuffer_Release(&given);
     return result;
@@ -92,7 +92,7 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "ids and depths must be int32, kinds and gone uint8, and all of the same length");
     else if (session_at_rest(self))
         result = lazy_session_write_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
-                     ? core_raise(core_state_of(Py_TYPE(self)), &err)
+                     ? core_raise(core_state_of(self), &err)
                      : Py_NewRef(Py_None);
     PyBuffer_Release(&ids);
     PyBuffer_Release(&kinds);

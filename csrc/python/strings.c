@@ -5,12 +5,12 @@ int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n)
 {
     *owner = list ? PyList_AsTuple(list) : PyTuple_New(0);
     if (!*owner) return -1;
-    *n = (int)PyTuple_GET_SIZE(*owner);
+    *n = (int)PyTuple_Size(*owner);
     *out = PyMem_Calloc((size_t)*n + 1, sizeof **out);
     if (!*out) PyErr_NoMemory();
     bool good = *out != NULL;
     for (int i = 0; i < *n && good; i++) {
-        (*out)[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(*owner, i));
+        (*out)[i] = PyUnicode_AsUTF8AndSize(PyTuple_GetItem(*owner, i), NULL);
         good = (*out)[i] != NULL;
     }
     if (!good) Py_CLEAR(*owner);

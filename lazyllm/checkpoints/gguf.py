@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import header_bytes
 from lazyllm.checkpoints.config import (
     GEMMA3_DEFAULTS,
@@ -21,7 +22,7 @@ from lazyllm.checkpoints.config import (
     MODEL_TYPES,
 )
 from lazyllm.checkpoints.fields import Fields
-from lazyllm.checkpoints.gguf_file import read_gguf
+from lazyllm.checkpoints.gguf_file import FORMATS, GgufTensor, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_CONTEXT, MAX_FACTOR, MAX_THETA
 from lazyllm.errors import CheckpointError
@@ -278,24 +279,29 @@ class GgufModel:
 
         Gemma 3's norms multiply by 1 + weight; the file stores the sum.
         """
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
-
         tensor = self.tensors[name]
-        kind = GGMLQuantizationType[tensor.kind]
         plus_one = self.arch == "gemma3" and name.endswith("norm.weight")
         by_rows = len(tensor.shape) > 1 or order is not None
         data = tensor.rows(tensor.shape[-1] if by_rows else 1)
         step = max(1, CHUNK_VALUES * len(data) // math.prod(tensor.shape))
         for start in range(0, len(data), step):
             rows = data[start : start + step] if order is None else data[order[start : start + step]]
-            try:
-                values = dequantize(rows, kind).astype(np.float32, copy=False).ravel()
-            except NotImplementedError:
-                raise CheckpointError(
-                    f"{self.path}: tensor {name!r} is {tensor.kind}, which gguf cannot read"
-                ) from None
+            values = self.widened(rows, tensor)
             yield values - np.float32(1) if plus_one else values
+
+    def widened(self, rows: np.ndarray, tensor: GgufTensor) -> np.ndarray:
+        """The float32 values of rows in any format."""
+        if tensor.kind in FORMATS:
+            return _core.widen(rows.tobytes(), tensor.kind)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        try:
+            return dequantize(rows, GGMLQuantizationType[tensor.kind]).astype(np.float32, copy=False).ravel()
+        except NotImplementedError:
+            raise CheckpointError(
+                f"{self.path}: tensor {tensor.name!r} is {tensor.kind}, which gguf cannot read"
+            ) from None
 
 
 def shortest_float(value: float) -> float:

@@ -22,6 +22,23 @@ MOST_DIMENSIONS = 4
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 """The number of each type of a value, and what struct and array call it."""
+Blocks = tuple[str, int, int]
+"""The name of a format of tensors, and the values and bytes of a block."""
+BLOCKS: dict[int, Blocks] = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    30: ("BF16", 1, 2),
+    8: ("Q8_0", 32, 34),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+}
+"""The formats that the core reads, by their number."""
+FORMATS = frozenset(name for name, _, _ in BLOCKS.values())
 
 
 @dataclass(frozen=True)
@@ -43,17 +60,12 @@ class GgufTensor:
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """The metadata, whose arrays of numbers are `array.array`, and the tensors by name."""
-    try:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError:
-        raise ImportError("reading GGUF files needs the package gguf: pip install gguf") from None
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    blocks = {kind.value: (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
     with path.open("rb") as file:
         reader = Reader(path, file, path.stat().st_size)
         reader.begin()
-        return reader.metadata(), reader.tensors(blocks)
+        return reader.metadata(), reader.tensors()
 
 
 class Reader:
@@ -151,8 +163,7 @@ class Reader:
         values.frombytes(self.take(count * struct.calcsize(f"<{letter}")))
         return values
 
-    def tensors(self, blocks: dict[int, tuple[str, int, int]]) -> dict[str, GgufTensor]:
-        """`blocks`: the name, values and bytes of a block of each format, by its number."""
+    def tensors(self) -> dict[str, GgufTensor]:
         entries = {}
         for i in range(self.n_tensors):
             self.place = f"the name of tensor {i}"
@@ -163,21 +174,11 @@ class Reader:
             shape = [self.number("Q") for _ in range(self.count("dimensions", MOST_DIMENSIONS, "I"))]
             entries[name] = shape, self.number("I"), self.number("Q")
         begin = -(-self.at // self.alignment) * self.alignment
-        return {name: self.tensor(name, *entry, begin, blocks) for name, entry in entries.items()}
+        return {name: self.tensor(name, *entry, begin) for name, entry in entries.items()}
 
-    def tensor(
-        self,
-        name: str,
-        shape: list[int],
-        kind: int,
-        offset: int,
-        begin: int,
-        blocks: dict[int, tuple[str, int, int]],
-    ) -> GgufTensor:
+    def tensor(self, name: str, shape: list[int], kind: int, offset: int, begin: int) -> GgufTensor:
         self.place = f"tensor {name!r:.80}"
-        if kind not in blocks:
-            self.refuse(f"its type is {kind}, which the gguf package does not know")
-        kind_name, values, n_bytes = blocks[kind]
+        kind_name, values, n_bytes = BLOCKS.get(kind) or self.other_blocks(kind)
         if not shape or min(shape) < 1 or shape[0] % values:
             self.refuse(f"its shape is {shape}; expected rows of whole blocks of {values} for {kind_name}")
         n_bytes *= math.prod(shape) // values
@@ -185,3 +186,17 @@ class Reader:
         if offset + n_bytes > self.size:
             self.refuse(f"it is at bytes {offset} to {offset + n_bytes}; the file has {self.size}")
         return GgufTensor(self.path, name, kind_name, tuple(shape), offset, n_bytes)
+
+    def other_blocks(self, kind: int) -> Blocks:
+        """Of a format that only the gguf package reads, for `convert`."""
+        try:
+            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        except ImportError:
+            raise ImportError(
+                f"{self.path}: {self.place} is in format {kind}; converting it needs the package gguf: "
+                "pip install 'lazyllm-engine[gguf]'"
+            ) from None
+        if kind not in set(GGMLQuantizationType):
+            self.refuse(f"its type is {kind}, which the gguf package does not know")
+        known = GGMLQuantizationType(kind)
+        return (known.name, *GGML_QUANT_SIZES[known])

@@ -38,6 +38,17 @@ def matrices(checkpoint: Checkpoint) -> list[Tensor]:
     return [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
 
 
+def rounded_bytes(checkpoint: Checkpoint, weights: str) -> int:
+    """Of all matrices together, which must be ones that can be rounded."""
+    return sum(
+        math.prod(shape[:-1]) * row_bytes(name, shape, weights) for name, _, shape, *_ in matrices(checkpoint)
+    )
+
+
+def row_bytes(name: str, shape: tuple[int, ...], weights: str) -> int:
+    return shape[-1] // BLOCK * BLOCK_BYTES[format_of(name, weights)]
+
+
 def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stored:
     """The checkpoint with matrices from a file in the cache, which is made first unless a whole one is there
     that was made from the same files. `weights`: q8 or q4, see `load`."""
@@ -90,7 +101,7 @@ def write(checkpoint: Checkpoint, weights: str, path: Path, progress: bool) -> N
     header: dict[str, object] = {}
     end = 0
     for name, _, shape, *_ in todo:
-        row = shape[-1] // BLOCK * BLOCK_BYTES[format_of(name, weights)]
+        row = row_bytes(name, shape, weights)
         begin, end = end, end + math.prod(shape[:-1]) * row
         header[name] = {"dtype": "U8", "shape": [*shape[:-1], row], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()

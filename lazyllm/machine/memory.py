@@ -2,22 +2,52 @@
 
 from __future__ import annotations
 
-MEMINFO = "/proc/meminfo"
-GROUP_LIMIT, GROUP_USE = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
+from collections.abc import Iterator
+from pathlib import Path
+
+MEMINFO = Path("/proc/meminfo")
+GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CACHES = ("inactive_file", "active_file")
 
 
 def available_bytes() -> int | None:
-    """Bytes left on the machine or in the process's control group, the smaller of both; None if unknown."""
-    left = []
+    """Bytes left on the machine and in the process's control groups, the least of them; None if unknown."""
+    return min([*left_on_machine(), *left_in_groups()], default=None)
+
+
+def left_on_machine() -> Iterator[int]:
+    found = numbers(MEMINFO, "MemAvailable:")
+    yield from (kilobytes * 1024 for kilobytes in found)
+
+
+def left_in_groups() -> Iterator[int]:
+    """Of the process's group of cgroups v2 and each group around it that has a limit.
+
+    Cached pages of files, mapped weights among them, count as left: they are dropped when memory gets scarce.
+    """
     try:
-        with open(MEMINFO) as file:
-            left += [int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:")]
-        with open(GROUP_LIMIT) as limit, open(GROUP_USE) as use:
-            if (max_bytes := limit.read().strip()) != "max":
-                left.append(max(0, int(max_bytes) - int(use.read())))
-    except (OSError, ValueError):
-        pass
-    return min(left, default=None)
+        entries = GROUP.read_text().splitlines()
+    except OSError:
+        return
+    own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
+    group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies
+    for place in (group, *group.parents):
+        if not place.is_relative_to(GROUPS):
+            break
+        try:
+            limit, use = int((place / "memory.max").read_text()), int((place / "memory.current").read_text())
+        except (OSError, ValueError):  # the root has no limit; another group may have "max"
+            continue
+        yield max(0, limit - use + sum(numbers(place / "memory.stat", *CACHES)))
+
+
+def numbers(file: Path, *names: str) -> list[int]:
+    """Of a file of lines `name number …`, the numbers with these names; none if it cannot be read."""
+    try:
+        lines = [line.split() for line in file.read_text().splitlines()]
+        return [int(line[1]) for line in lines if line and line[0] in names]
+    except (OSError, ValueError, IndexError):
+        return []
 
 
 def fits(n_bytes: int) -> bool:
@@ -25,11 +55,11 @@ def fits(n_bytes: int) -> bool:
     return available is None or n_bytes <= available
 
 
-def check_memory(asked: int, n_tokens: int) -> None:
-    """Raises MemoryError if a session of `n_tokens` tokens needs more bytes, `asked`, than are available."""
+def check_memory(asked: int, what: str) -> None:
+    """Raises MemoryError if `what` needs more bytes, `asked`, than are available."""
     available = available_bytes()
     if available is not None and asked > available:
         raise MemoryError(
-            f"a session of {n_tokens} tokens needs {asked} bytes ({asked / 2**30:.2f} GiB); "
+            f"{what} needs {asked} bytes ({asked / 2**30:.2f} GiB); "
             f"{available} ({available / 2**30:.2f} GiB) are available"
         )

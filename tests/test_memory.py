@@ -1,0 +1,122 @@
+"""The estimate of memory by which a session refuses to start, and the memory that there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import lazyllm
+from benchmarks.measuring.models import ModelShape, write_model
+from benchmarks.measuring.process import Process
+from benchmarks.suites.memory import Probe, largest_context
+from lazyllm.machine import memory
+
+SHAPE = ModelShape("small", n_layers=8, hidden=128, n_heads=4, n_kv_heads=4, head_dim=64, ffn=256)
+VOCAB, TOKENS = 1000, 8192
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory") / "small"
+    write_model(folder, SHAPE, VOCAB, TOKENS)
+    return folder
+
+
+def test_the_estimate_is_what_weights_and_a_dense_session_take(small: Path, sanitized: bool) -> None:
+    if sanitized:
+        pytest.skip("a sanitizer takes memory of its own")
+    with Process(Probe, small, environment={}) as probe:
+        probe.call("growth", [i % VOCAB for i in range(TOKENS)])
+        peak, estimates = probe.call("peak"), probe.call("estimates", TOKENS)
+    assert peak == pytest.approx(sum(estimates), rel=0.05)
+
+
+def test_the_largest_context(small: Path) -> None:
+    llm = lazyllm.load(small, device="cpu")
+    core = llm.session().core
+    for tokens in (1, 1000, TOKENS):
+        enough = llm.core.bytes + core.bytes_for(tokens)
+        assert largest_context(llm, enough) == tokens
+        assert largest_context(llm, enough - 1) == tokens - 1
+    assert largest_context(llm, 1 << 40) == TOKENS
+
+
+# ---- what is available --------------------------------------------------------------------------
+
+
+class Groups:
+    """A false /proc and /sys in a folder."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups = folder / "groups"
+        self.own = folder / "own"
+        (folder / "meminfo").write_text(f"MemTotal: {16 * GIB >> 10} kB\nMemAvailable: {8 * GIB >> 10} kB\n")
+        monkeypatch.setattr(memory, "MEMINFO", folder / "meminfo")
+        monkeypatch.setattr(memory, "GROUP", self.own)
+        monkeypatch.setattr(memory, "GROUPS", self.groups)
+
+    def limit(self, group: str, most: str, used: int, cached: int = 0) -> None:
+        place = self.groups / group
+        place.mkdir(parents=True)
+        (place / "memory.max").write_text(f"{most}\n")
+        (place / "memory.current").write_text(f"{used}\n")
+        (place / "memory.stat").write_text(f"anon 5\ninactive_file {cached}\nactive_file 0\nslab 7\n")
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    return Groups(tmp_path, monkeypatch)
+
+
+def test_without_groups_the_machine_counts(groups: Groups) -> None:
+    assert memory.available_bytes() == 8 * GIB
+
+
+def test_a_container_has_its_limit_at_the_root(groups: Groups) -> None:
+    groups.own.write_text("0::/\n")
+    groups.limit("", str(2 * GIB), GIB // 2)
+    assert memory.available_bytes() == 3 * GIB // 2
+
+
+def test_the_group_that_leaves_least_counts(groups: Groups) -> None:
+    groups.own.write_text("1:cpu:/else\n0::/service/unit\n")
+    groups.limit("service", str(3 * GIB), 2 * GIB)
+    groups.limit("service/unit", "max", GIB)
+    assert memory.available_bytes() == GIB
+
+
+def test_a_limit_above_the_machine_does_not_count(groups: Groups) -> None:
+    groups.own.write_text("0::/unit\n")
+    groups.limit("unit", str(64 * GIB), GIB)
+    assert memory.available_bytes() == 8 * GIB
+
+
+def test_cached_files_can_be_dropped(groups: Groups) -> None:
+    groups.own.write_text("0::/unit\n")
+    groups.limit("unit", str(4 * GIB), 4 * GIB, cached=3 * GIB)
+    assert memory.available_bytes() == 3 * GIB
+
+
+def test_a_group_that_a_container_does_not_see(groups: Groups) -> None:
+    groups.own.write_text("0::/../other\n")
+    groups.limit("", str(GIB), 0)
+    assert memory.available_bytes() == GIB
+
+
+def test_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MEMINFO", "GROUP", "GROUPS"):
+        monkeypatch.setattr(memory, name, tmp_path / "missing")
+    assert memory.available_bytes() is None
+    memory.check_memory(1 << 62, "this")
+
+
+def test_weights_that_do_not_fit_when_rounded_are_refused(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = lazyllm.load(small, device="cpu", weights="q8").core.bytes
+    monkeypatch.setattr(memory, "available_bytes", lambda: needed // 2)
+    with pytest.raises(MemoryError, match=r"with weights='q8' needs \d+ bytes"):
+        lazyllm.load(small, device="cpu", weights="q8")
+    lazyllm.load(small, device="cpu")
