@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle fuzz asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak asan asan-ops asan-suite tsan mutants cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -140,6 +140,9 @@ fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each
 	done
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
 
+soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes
+	$(BIN)/python tests/soak.py
+
 include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk
 
@@ -149,6 +152,7 @@ tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
 
 ASAN_BUILD := build/asan
 PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle own_methods packaging profile pruning reference reproduce ruler search sweep tokenizer workers
+CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 
 asan-ops: build/test_ops_asan
@@ -156,7 +160,11 @@ asan-ops: build/test_ops_asan
 
 asan-suite: $(VENV)/test.stamp
 	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
-	$(SANITIZED) PYTHONPATH=$(CURDIR)/$(ASAN_BUILD)/lib LAZYLLM_TEST_CORE=$(ASAN_BUILD)/lib $(BIN)/pytest -o pythonpath='$(ASAN_BUILD)/lib .' -m 'not oracle' $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
+	$(SANITIZED) PYTHONPATH=$(CURDIR)/$(ASAN_BUILD)/lib LAZYLLM_TEST_CORE=$(ASAN_BUILD)/lib $(BIN)/pytest -o pythonpath='$(ASAN_BUILD)/lib .' -m 'not oracle' $(CORE_TESTS)
+
+MUTANTS ?= 100
+mutants: $(VENV)/test.stamp ## MUTANTS (100) random changes of the C core, one at a time: which do the tests notice? (hours)
+	$(BIN)/python tests/mutants.py $(MUTANTS) $(CORE_TESTS) tests/test_benchmarks.py
 
 # ---- the CUDA core ----
 
