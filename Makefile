@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle fuzz soak asan asan-ops asan-suite tsan mutants cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak coverage asan asan-ops asan-suite tsan mutants cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -90,6 +90,8 @@ dist-check: $(VENV)/dist.stamp ## the sdist and the wheel: built, checked, each 
 
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
+WRAPPER_C   := $(filter csrc/python/%.c,$(CORE))
+WRAPPER_INCLUDES = $(shell $(BIN)/python -c 'import numpy, sysconfig; print("-I", numpy.get_include(), "-I", sysconfig.get_path("include"))')
 COMMA       := ,
 
 # The core and its tests are built plainly and for two sanitizers; a suffix tells the builds apart.
@@ -104,13 +106,17 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 define core_build
 build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
-	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) -c $$< -o $$@
+	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) $$(INCLUDES) -c $$< -o $$@
 
 build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
 
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
 	$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
+
+build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
+build/core$(1)/_core.so: $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o) build/core$(1)/core.a
+	$(CC) -shared -pthread $$(FLAGS$(1)) $$^ -lm -o $$@
 endef
 
 $(eval $(call core_build,))
@@ -139,6 +145,25 @@ fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each
 	        -artifact_prefix=build/fuzz_ build/fuzz_corpus/$$name tests/fuzz/corpus/$$name || exit 1; \
 	done
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
+
+# ---- coverage: of C by gcov, of Python by coverage.py, in one run of the tests ----
+
+FLAGS_coverage := -O1 --coverage
+$(eval $(call core_build,_coverage))
+COVERAGE_TESTS ?= tests
+COVERAGE_LIB   := build/coverage/lib
+
+# The core is slower than usual, as with a sanitizer.
+coverage: $(VENV)/test.stamp build/test_ops_coverage build/core_coverage/_core.so ## lines of C and Python that the tests reach, and those that they do not
+	@$(PIP) 'coverage>=7.10'
+	rm -rf $(COVERAGE_LIB) && mkdir -p $(COVERAGE_LIB) && cp -r lazyllm $(COVERAGE_LIB) && rm -f $(COVERAGE_LIB)/lazyllm/_core*.so
+	cp build/core_coverage/_core.so $(COVERAGE_LIB)/lazyllm
+	find build/core_coverage -name '*.gcda' -delete
+	build/test_ops_coverage
+	PYTHONPATH=$(CURDIR)/$(COVERAGE_LIB) LAZYLLM_TEST_CORE=$(COVERAGE_LIB) LAZYLLM_SANITIZED=1 $(BIN)/coverage run --rcfile=tests/coverage.ini -m pytest -o pythonpath='$(COVERAGE_LIB) .' -m 'not oracle' $(COVERAGE_TESTS)
+	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
+	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
+	$(BIN)/python tests/covered.py
 
 soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes
 	$(BIN)/python tests/soak.py
