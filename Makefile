@@ -148,7 +148,7 @@ fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each
 
 # ---- coverage: of C by gcov, of Python by coverage.py, in one run of the tests ----
 
-FLAGS_coverage := -O1 --coverage
+FLAGS_coverage := -O0 --coverage
 $(eval $(call core_build,_coverage))
 COVERAGE_TESTS ?= tests
 COVERAGE_LIB   := build/coverage/lib
