@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle fuzz asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -87,15 +87,12 @@ dist-check: $(VENV)/dist.stamp ## the sdist and the manylinux wheel: built, chec
 	$(BIN)/python tests/check_dist.py build/dist $(PYTHONS)
 
 LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run policy profile reproduce search session_file sweep tokenizer trace workers
-.PHONY: lowest extras
+.PHONY: lowest
 lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the lowest versions that pyproject.toml allows
 	@$(PIP) uv
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
 	$(BIN)/uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct -r pyproject.toml --extra test
 	PYTHONPATH=$(CURDIR) build/lowest/bin/python -m pytest -m 'not oracle' $(LOWEST:%=tests/test_%.py)
-
-extras: dist-check ## each extra by itself in a fresh environment, and the command that it is for (long; fetches packages)
-	$(BIN)/python tests/check_extras.py build/dist
 
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 
@@ -111,14 +108,17 @@ FLAGS      := -O3
 FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
+# $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
 define core_build
-build/core$(1)/core.a: $(CORE)
+build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
-	rm -f $$(@D)/*.o && cd $$(@D) && $$(CC) $(CFLAGS_TEST) -fPIC $(FLAGS$(1)) -c $(addprefix $(CURDIR)/,$(CORE_C))
-	rm -f $$@ && $(AR) rcs $$@ $$(@D)/*.o
+	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) -c $$< -o $$@
+
+build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
+	rm -f $$@ && $(AR) rcs $$@ $$^
 
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
-	$(CC) $(CFLAGS_TEST) $(FLAGS$(1)) $$^ -lm -o $$@
+	$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
 endef
 
 $(eval $(call core_build,))
@@ -130,9 +130,10 @@ $(eval $(call core_build,_tsan))
 FUZZ_SECONDS ?= 120
 FUZZERS      := binder format
 CLANG        ?= clang
-# with optimization clang takes minutes for each file of kernels
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
-build/core_fuzz/core.a: CC := $(CLANG)
+build/core_fuzz/%.o: CC := $(CLANG)
+# Of the kernels every access is checked, by calls and without UBSan: else clang takes half a minute for a file of them.
+build/core_fuzz/cpu/kernels_%.o build/core_fuzz/cpu/products_%.o: FLAGS_fuzz := -O0 -fsanitize=address -mllvm -asan-instrumentation-with-call-threshold=0
 $(eval $(call core_build,_fuzz))
 
 build/fuzz_%: tests/fuzz/%.c build/core_fuzz/core.a
@@ -146,6 +147,11 @@ fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each
 	        -artifact_prefix=build/fuzz_ build/fuzz_corpus/$$name tests/fuzz/corpus/$$name || exit 1; \
 	done
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
+
+# ---- long use ----
+
+soak: $(VENV)/test.stamp ## SOAK_SECONDS (1200) of mixed work in one process: nothing grows, no bit changes
+	$(BIN)/python tests/soak.py
 
 include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk

@@ -122,32 +122,6 @@ def test_two_threads_of_a_forked_child_start_its_workers_once(made: tiny.Tiny) -
         assert n_threads == 3  # its main thread and the model's workers
 
 
-def wait_for_a_signal(made: tiny.Tiny, answer: Connection) -> None:
-    """Starts a model's workers while signals are let through, then blocks one and waits for it."""
-    model = made.load(threads=2)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    passes = threading.Thread(target=logits_of, args=(model, made))
-    passes.start()
-    os.kill(os.getpid(), signal.SIGUSR1)
-    came = signal.sigtimedwait({signal.SIGUSR1}, 10)
-    passes.join()
-    answer.send(came and came.si_signo)
-
-
-def test_workers_take_no_signal_that_the_process_waits_for(
-    made: tiny.Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads would take it
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=wait_for_a_signal, args=(made, theirs))
-    child.start()
-    theirs.close()
-    child.join(60)
-    assert child.exitcode == 0, f"the process ended with {child.exitcode}; -10 is SIGUSR1"
-    assert ours.recv() == signal.SIGUSR1
-
-
 def test_a_watch_may_wait_for_another_thread_that_uses_the_model(tmp_path: Path) -> None:
     made = tiny.build(WIDE, tmp_path)
     model = made.load(threads=2)

@@ -78,9 +78,21 @@ static PyObject *add_exception(PyObject *module, const char *name, const char *d
     return exception;
 }
 
+/* The GIL is what keeps two threads from one session. A free-threaded Python turns it on for this module, unless it is told not to. */
+static int require_gil(void)
+{
+    PyObject *function = PySys_GetObject("_is_gil_enabled"); /* since Python 3.13 */
+    PyObject *answer = function ? PyObject_CallNoArgs(function) : Py_NewRef(Py_True);
+    int enabled = answer ? PyObject_IsTrue(answer) : -1;
+    Py_XDECREF(answer);
+    if (!enabled) PyErr_SetString(PyExc_ImportError, "lazyllm needs the GIL: leave out PYTHON_GIL=0 and -X gil=0");
+    return enabled == 1 ? 0 : -1;
+}
+
 static int core_exec(PyObject *module)
 {
     core_state *state = PyModule_GetState(module);
+    if (require_gil()) return -1;
     if (arrays_import()) return -1;
     if (!(state->checkpoint_error =
               add_exception(module, "lazyllm.CheckpointError", "A checkpoint that cannot be used: what, where, and what would be right.",
