@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -499,6 +500,28 @@ def test_two_processes_share_one_study(begin: Any, tmp_path: Path) -> None:
     assert len({one.user_attrs["worker"] for one in trials}) == 2
     assert all(len(one.results) == N_PROMPTS for one in Search.read(tmp_path / "out").finished)
     assert not [*(tmp_path / "out" / "workers").iterdir()]
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_a_setting_that_was_queued_and_not_run_is_queued_once(
+    number: int, search: Callable[..., Search], made: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that ends between the two leaves the search that an undisturbed one makes."""
+    import optuna
+
+    plain, queued = optuna.Study.ask, itertools.count()
+
+    def ask(study: Any) -> Any:
+        states = {one.state.name for one in study.get_trials(deepcopy=False)}
+        if "WAITING" in states and next(queued) == number:
+            raise KeyboardInterrupt
+        return plain(study)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "ask", ask)
+        with pytest.raises(KeyboardInterrupt):
+            search(out=tmp_path)
+    assert outcome(search(out=tmp_path)) == outcome(made)
 
 
 def test_what_a_killed_process_had_begun_goes_on(

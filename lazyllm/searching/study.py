@@ -130,6 +130,8 @@ class Study:
             self._study.tell(one.number, state=states().FAIL)
             if SETTING in one.user_attrs:
                 return
+        if any(one.state == states().WAITING for one in self._trials()):
+            return  # a process has died between queueing this one and running it
         known = {one.user_attrs[SETTING] for one in self._trials() if is_setting(one)}
         new = next((one for one in starts if one.to_json() not in known), None)
         if new is not None:
