@@ -53,7 +53,8 @@ def check_sdist(sdist: Path) -> None:
 
 def check_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name for name in archive.namelist() if not name.endswith("/")}  # auditwheel adds folders
+    files = {name for name in names if ".dist-info/" not in name}
     cores = {name for name in files if name.startswith("lazyllm/_core.") and name.endswith(".so")}
     if cores != {"lazyllm/_core.abi3.so"} or "-cp311-abi3-" not in wheel.name:
         raise SystemExit(f"{wheel.name} must have one C core for all CPythons, not {sorted(cores)}")
