@@ -63,21 +63,22 @@ def raising() -> Iterator[None]:
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_handler_that_raises_ends_the_phase(wide: Path, phase: str, number: int, raising: None) -> None:
+def test_a_handler_may_raise_in_each_phase(wide: Path, phase: str, number: int, raising: None) -> None:
+    """Its exception comes out, and the model computes as before; test_interrupt.py has how soon."""
     llm, work = lazyllm.load(wide, device="cpu", threads=2), PHASES[phase]
     want = work(llm)
     start = time.perf_counter()
     work(llm)
     seconds = time.perf_counter() - start
     for share in (1 / 2, 1 / 4, 1 / 8):  # the machine may be quicker than before
-        sender = threading.Timer(seconds * share, os.kill, (os.getpid(), number))
-        start = time.perf_counter()
-        sender.start()
+        sender, ended = threading.Timer(seconds * share, os.kill, (os.getpid(), number)), False
         try:
+            sender.start()
             work(llm)
+            ended = True
             sender.join()
         except Enough:
-            if time.perf_counter() - start < 0.75 * seconds:
+            if not ended:
                 break
     else:
         pytest.fail("the phase went on to its end")
