@@ -144,7 +144,7 @@ class Recorder:
             return
         traced = depths = None
         if self._traced:
-            traced = TracedPass(len(self._stored), core.kinds[-1] == 1, core.last_trace)
+            traced = TracedPass(len(self._stored), bool(core.kinds[-1] == 1), core.last_trace)
             depths = core.depths
         self._stored.append(StoredPass(core.length, core.last_pass, core.policy_seconds, traced, depths))
 

@@ -12,6 +12,7 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard
 from lazyllm.checkpoints.digest import digest
+from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.support.files import locked, write_whole
 from lazyllm.support.json_text import json_digest, parse_object
@@ -21,7 +22,7 @@ FOLDER = "rounded"
 VERSION = 1  # of the files; they are made anew when it changes
 FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values
-BLOCK_BYTES = {"Q8_0": 34, "Q4_1": 20}
+BLOCK_BYTES = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 CHUNK_VALUES = 1 << 22
 
