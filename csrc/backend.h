@@ -122,8 +122,8 @@ typedef struct lazy_ops {
 
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean or largest, by
-     * the pooling, of those of the last `queries` rows whose position is at least first_new */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling, int first_new,
+     * the pooling, of those of the last `queries` rows whose position is at least first_asking */
+    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling, int first_asking,
                   lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
      * if there is no sum. share: (capacity,) by position. */

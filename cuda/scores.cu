@@ -10,20 +10,20 @@ enum { THREADS = 256, KEYS = 128 /* per block, one thread each */ };
 
 /* One candidate row r, and the range of rows whose scores are pooled. */
 struct query {
-    const int32_t *rows;          /* (n,) */
-    const lazy_key_range *ranges; /* (n,) the part of in_play that each row attends to */
-    int r, first, n, first_new;   /* rows r >= first with rows[r] >= first_new are query rows */
+    const int32_t *rows;           /* (n,) */
+    const lazy_key_range *ranges;  /* (n,) the part of in_play that each row attends to */
+    int r, first, n, first_asking; /* rows r >= first with rows[r] >= first_asking are query rows */
     int m, n_heads;
     lazy_pooling pooling;
 };
 
-__device__ __forceinline__ bool is_query(const query &t) { return t.rows[t.r] >= t.first_new; }
+__device__ __forceinline__ bool is_query(const query &t) { return t.rows[t.r] >= t.first_asking; }
 
 /* The first query row; rows ascend, so all later ones are query rows too. */
 __device__ __forceinline__ int begin_of(const query &t)
 {
     int first = t.first;
-    while (t.rows[first] < t.first_new) first++; /* ends: the last row is always a new token */
+    while (t.rows[first] < t.first_asking) first++; /* ends: the last row is always a new token */
     return first;
 }
 
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float
 } // namespace
 
 int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
-                     int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+                     int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d, first = n > queries ? n - queries : 0;
     const lazy_key_range *ranges;
     int code = lazy_cuda_limits(stream, rows, n, in_play, m, window, &ranges, err);
-    query t = { rows, ranges, 0, first, n, first_new, m, c->n_heads, pooling };
+    query t = { rows, ranges, 0, first, n, first_asking, m, c->n_heads, pooling };
     for (t.r = first; t.r < n && !code; t.r++)
         code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
             using T = decltype(type);

@@ -174,7 +174,7 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
 }
 
 static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
-                            lazy_pooling pooling, int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+                            lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;
@@ -184,7 +184,7 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
     memset(scores, 0, (size_t)m * sizeof *scores);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
     for (int r = n > queries ? n - queries : 0; r < n; r++) {
-        if (rows[r] < first_new) continue;
+        if (rows[r] < first_asking) continue;
         counted++;
         memset(sums, 0, (size_t)m * sizeof *sums);
         for (int h = 0; h < c->n_heads; h++) {

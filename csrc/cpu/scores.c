@@ -64,12 +64,12 @@ static void pool_heads(void *job, int task, int worker)
 }
 
 int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
-                    int first_new, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+                    int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
     int first = n > queries ? n - queries : 0, code = LAZY_OK;
-    while (rows[first] < first_new) first++; /* ends: the last row is the query token, which is new */
+    while (rows[first] < first_asking) first++; /* ends: the last row is the query token, which is new */
     scoring t = { .stream = stream,
                   .kernels = kernels_of(stream),
                   .kv = kv,

@@ -661,13 +661,13 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
     freed(want, size);
 
-    int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_new = rows[random_int(0, n - 1)];
+    int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-    bool reads_keys = !fast.stream->scores_follow || (queries > 1 && first_new < rows[n - 1] && n > 1);
+    bool reads_keys = !fast.stream->scores_follow || (queries > 1 && first_asking < rows[n - 1] && n > 1);
     float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
-    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, pooling, first_new, kv, in_play, m, window, NULL);
+    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
     if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
-    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, pooling, first_new, kv, in_play, m, window, NULL);
+    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
     for (int j = 0; j < m; j++) sum += scores[j];

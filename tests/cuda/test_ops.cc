@@ -771,16 +771,16 @@ static floats plain_attention_of(const rig &r, scene &t, int window)
 
 static void test_scores(const rig &r, scene &t, const staged_scene &staged, int window, int queries)
 {
-    int first_new = pick(t.rows);
+    int first_asking = pick(t.rows);
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
     now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, pooling %d, new from %d", r.name(), t.n, t.m,
-        t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries, pooling, first_new);
+        t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries, pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
     did(r.gpu, "scores",
-        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries, pooling, first_new,
+        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries, pooling, first_asking,
                           staged.kv(), staged.in_play.as<int32_t>(), t.m, window, &r.gpu.err));
-    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_new, t.kv(),
+    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_asking, t.kv(),
                         t.in_play.data(), t.m, window, nullptr);
     floats got = widened(LAZY_F32, scores.read());
     double sum = 0;
