@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -123,7 +123,7 @@ build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
 
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
-	$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
 
 build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
 build/core$(1)/_core.so: $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o) build/core$(1)/core.a
@@ -141,6 +141,13 @@ tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib LAZYLLM_TEST_CORE=build/cor
 $(eval $(call core_build,))
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
+
+FLAGS_aarch64 := -O3
+build/core_aarch64/%.o build/test_ops_aarch64: CC := aarch64-linux-gnu-gcc
+$(eval $(call core_build,_aarch64))
+
+aarch64: build/test_ops_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-linux-gnu and qemu-user)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $<
 
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 

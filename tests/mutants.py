@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -23,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +63,12 @@ class Mutant:
         return text[: self.start] + self.new + text[self.end :]
 
     def diff(self, text: str) -> str:
-        """The line before and after the change."""
+        """The file, and the line before and after the change: the mutant's name while other lines change."""
         begin = text.rfind("\n", 0, self.start) + 1
         end = text.find("\n", self.end)
         before = text[begin:end]
         after = text[begin : self.start] + self.new + text[self.end : end]
-        return f"{self.file}:{text.count(chr(10), 0, begin) + 1}\n-{before}\n+{after}"
+        return f"{self.file}\n-{before}\n+{after}"
 
 
 def closing(code: str, opening: int) -> int:
@@ -218,21 +217,21 @@ def main() -> None:
     sources = {
         str(path.relative_to(TREE)): path.read_text() for path in sorted((TREE / "csrc").rglob("*.[ch]"))
     }
-    core = hashlib.sha256("".join(sources.values()).encode()).hexdigest()[:16]
-    chosen = [mutant for file, text in sources.items() for mutant in mutants_of(file, text)]
-    random.Random(asked.seed).shuffle(chosen)
-    chosen = chosen[: asked.n]
+    found = {one.diff(text): one for file, text in sources.items() for one in mutants_of(file, text)}
+    chosen = sorted(found, key=lambda name: hashlib.sha256(f"{asked.seed} {name}".encode()).digest())[
+        : asked.n
+    ]
 
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
-    known = {json.dumps(row["mutant"]): row for row in rows if row["core"] == core}
+    known = {row["diff"]: row for row in rows}
     kills = collections.Counter(row["by"] for row in known.values())
     seconds = measured([str(C_TESTS), *asked.tests])
 
-    for number, mutant in enumerate(chosen, 1):
-        name = json.dumps(asdict(mutant))
+    for number, name in enumerate(chosen, 1):
         row = known.get(name)
         if row and (row["outcome"] != "survived" or row["tests"] == tests):
             continue
+        mutant = found[name]
         start = time.monotonic()
         file, text = TREE / mutant.file, sources[mutant.file]
         try:
@@ -246,20 +245,18 @@ def main() -> None:
         kills[by] += 1
         took = round(time.monotonic() - start, 1)
         known[name] = {
-            "mutant": asdict(mutant),
+            "diff": name,
             "kind": mutant.kind,
-            "diff": mutant.diff(text),
             "outcome": outcome,
             "by": by,
             "told": told,
             "seconds": took,
-            "core": core,
             "tests": tests,
         }
         with RESULTS.open("a") as results:
             results.write(json.dumps(known[name]) + "\n")
         print(f"{number} of {len(chosen)}: {outcome} {by} ({took} s), {mutant.file}", flush=True)
-    report([known[name] for mutant in chosen if (name := json.dumps(asdict(mutant))) in known])
+    report([known[name] for name in chosen])
 
 
 if __name__ == "__main__":
