@@ -10,7 +10,7 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
-.PHONY: help demo test build bench long oracle fuzz soak asan asan-ops asan-suite tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check lint format clean
+.PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -86,7 +86,10 @@ docs: $(VENV)/docs.stamp ## the API reference, from the docstrings, in build/doc
 dist-check: $(VENV)/dist.stamp ## the sdist and the manylinux wheel: built, checked, each used in a fresh environment (and of PYTHONS)
 	$(BIN)/python tests/check_dist.py build/dist $(PYTHONS)
 
-LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run policy profile reproduce search session_file sweep tokenizer trace workers
+extras: ## each extra in a fresh environment by itself, and what it is for tried (after make dist-check; gigabytes)
+	$(BIN)/python tests/check_extras.py build/dist $(EXTRAS)
+
+LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run longbench_summary policy profile reproduce search session_file sweep tokenizer trace workers
 .PHONY: lowest
 lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the lowest versions that pyproject.toml allows
 	@$(PIP) uv
@@ -98,12 +101,14 @@ lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the l
 
 CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
+WRAPPER_C   := $(filter csrc/python/%.c,$(CORE))
+WRAPPER_INCLUDES = $(shell $(BIN)/python -c 'import numpy, sysconfig; print("-I", numpy.get_include(), "-I", sysconfig.get_path("include"))')
 COMMA       := ,
 
 # The core and its tests are built plainly and for two sanitizers; a suffix tells the builds apart.
 # At -O3 a sanitizer takes gcc five times as long, and so it does to unroll the kernels' loops at -O1, where it also warns of an intended
 # truncation of error texts.
-SANITIZER_LEVEL := -O1 -fno-tree-loop-optimize -Wno-format-truncation
+SANITIZER_LEVEL := -O1 -fno-omit-frame-pointer -fno-tree-loop-optimize -Wno-format-truncation
 FLAGS      := -O3
 FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
@@ -112,18 +117,37 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 define core_build
 build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
-	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) -c $$< -o $$@
+	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) $$(INCLUDES) -c $$< -o $$@
 
 build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
 
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
-	$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
+
+build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
+build/core$(1)/_core.so: $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o) build/core$(1)/core.a
+	$(CC) -shared -pthread $$(FLAGS$(1)) $$^ -lm -o $$@
+
+# the package as it is now, with that core
+.PHONY: build/core$(1)/lib
+build/core$(1)/lib: build/core$(1)/_core.so
+	rm -rf $$@ && mkdir $$@ && cp -r lazyllm $$@ && rm -f $$@/lazyllm/*.so && cp $$< $$@/lazyllm
 endef
+
+# $(1): the suffix of a build; $(2): the program that runs pytest
+tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib LAZYLLM_TEST_CORE=build/core$(1)/lib $(2) -m pytest -o pythonpath='build/core$(1)/lib .' -m 'not oracle'
 
 $(eval $(call core_build,))
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
+
+FLAGS_aarch64 := -O3
+build/core_aarch64/%.o build/test_ops_aarch64: CC := aarch64-linux-gnu-gcc
+$(eval $(call core_build,_aarch64))
+
+aarch64: build/test_ops_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-linux-gnu and qemu-user)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $<
 
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 
@@ -160,16 +184,42 @@ include tests/cuda/on_gpu.mk
 tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
 	build/test_ops_tsan fastest
 
-ASAN_BUILD := build/asan
-PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run notebooks oracle own_methods packaging profile pruning reference reproduce ruler search sweep tokenizer workers
+UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
+UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
+PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging profile pruning reference reproduce ruler search sweep tokenizer workers
+CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 
 asan-ops: build/test_ops_asan
 	build/test_ops_asan
 
-asan-suite: $(VENV)/test.stamp
-	LAZYLLM_SANITIZE=address,undefined $(BIN)/python setup.py --quiet build --build-base $(ASAN_BUILD) --build-lib $(ASAN_BUILD)/lib
-	$(SANITIZED) PYTHONPATH=$(CURDIR)/$(ASAN_BUILD)/lib LAZYLLM_TEST_CORE=$(ASAN_BUILD)/lib $(BIN)/pytest -o pythonpath='$(ASAN_BUILD)/lib .' -m 'not oracle' $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
+asan-suite: $(VENV)/test.stamp build/core_asan/lib
+	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(CORE_TESTS)
+
+sequences: sequences/asan sequences/tsan ## 10,000 random sequences of calls on forks against the NumPy reference, under ASan and under TSan (hours)
+SEQUENCES := HYPOTHESIS_PROFILE=sequences
+sequences/asan: $(VENV)/test.stamp build/core_asan/lib
+	$(SEQUENCES) $(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) tests/test_session_state.py -k test_any_calls
+sequences/tsan: $(VENV)/test.stamp build/core_tsan/lib
+	$(SEQUENCES) $(UNDER_TSAN) $(call tests_with,_tsan,$(BIN)/python) tests/test_session_state.py -k test_any_calls
+
+# ---- what the tests reach: lines of C by gcov and of Python by coverage.py in one run; random changes of C that no test notices ----
+
+FLAGS_coverage := $(SANITIZER_LEVEL) --coverage
+$(eval $(call core_build,_coverage))
+
+coverage: $(VENV)/test.stamp build/test_ops_coverage build/core_coverage/lib ## lines of C and Python that the tests reach, and those that they do not
+	@$(PIP) 'coverage>=7.10'
+	rm -rf build/coverage && find build/core_coverage -name '*.gcda' -delete
+	build/test_ops_coverage
+	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini)
+	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
+	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
+	$(BIN)/python tests/covered.py
+
+MUTANTS ?= 100
+mutants: $(VENV)/test.stamp ## MUTANTS (100) random changes of the C core, one at a time: which do the tests notice? (hours)
+	$(BIN)/python tests/mutants.py $(MUTANTS) $(CORE_TESTS) tests/test_benchmarks.py
 
 # ---- the CUDA core ----
 
@@ -178,7 +228,6 @@ cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZY
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py tests/test_session_state.py
-SANITIZED    := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 
 cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
 
@@ -186,7 +235,7 @@ suites/on_cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so
 	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_benchmarks.py -k 'not test_bench or on_cuda'
 
 suites/on_cpu_asan: $(VENV)/test.stamp build/on_cpu_asan/liblazyllm_cuda.so
-	$(SANITIZED) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py -k 'launch or stopped or grow or fit or devices'
+	$(UNDER_ASAN) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py -k 'launch or stopped or grow or fit or devices'
 
 lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy, import-linter and clang-format, changing nothing
 	$(BIN)/ruff check $(SOURCE)

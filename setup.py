@@ -1,6 +1,5 @@
 """Builds lazyllm._core and, if asked for, liblazyllm_cuda. pyproject.toml has all other metadata.
 
-LAZYLLM_SANITIZE=address,undefined compiles the C core with those sanitizers.
 LAZYLLM_CUDA=1 builds the CUDA core and fails without nvcc; 0 leaves it out; auto (the default) builds it if
 the machine has nvcc and a GPU driver that can run what it builds.
 """
@@ -20,14 +19,7 @@ import build_cuda
 SOURCES = sorted(str(path) for path in Path("csrc").rglob("*.c"))
 HEADERS = sorted(str(path) for path in Path("csrc").rglob("*.h"))
 
-sanitizers = os.environ.get("LAZYLLM_SANITIZE")
-# at -O3 a sanitizer takes gcc five times as long, and so it does to unroll the kernels' loops at -O1
-level = ["-O1", "-fno-tree-loop-optimize"] if sanitizers else ["-O3"]
-flags = ["-std=gnu11", *level, "-g1", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
-link = ["-pthread"]
-if sanitizers:
-    flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"]
-    link += [f"-fsanitize={sanitizers}"]
+flags = ["-std=gnu11", "-O3", "-g1", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 
 # One build for every CPython from 3.11 on; a free-threaded one needs a build of its own.
 stable = not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -58,7 +50,7 @@ setup(
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable else [],
             py_limited_api=stable,
             extra_compile_args=flags,
-            extra_link_args=link,
+            extra_link_args=["-pthread"],
         )
     ],
 )

@@ -154,7 +154,7 @@ def drive(tiny: Tiny, rules: dict[str, Any], first: int, calls: list[Any], seed:
     """Runs the same calls on both sides, until a near-tie; each names one of the sessions open by then."""
     if DEVICE != "cpu":
         gc.collect()  # sessions that failed passes have left in cycles would fill it
-    model = tiny.load()
+    model = tiny.load(threads=1 + seed % 2)
     session = model.session(rules)
     session.trace = True
     rng = np.random.default_rng(seed)

@@ -9,16 +9,16 @@ enum { GROUP_VECTORS = LAZY_GROUP / LANES, HALF_VECTORS = GROUP_VECTORS / 2 };
 
 INLINE ints widen_bytes(const uint8_t *p)
 {
-    ints v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = p[lane];
-    return v;
+    uint8_t v __attribute__((vector_size(LANES)));
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, ints);
 }
 
 INLINE ints widen_signed_bytes(const int8_t *p)
 {
-    ints v;
-    for (int lane = 0; lane < LANES; lane++) v[lane] = p[lane];
-    return v;
+    int8_t v __attribute__((vector_size(LANES)));
+    memcpy(&v, p, sizeof v);
+    return __builtin_convertvector(v, ints);
 }
 #endif
 INLINE vec splat_f16(const uint16_t *p) { return splat(lazy_f16[*p]); }

@@ -1,0 +1,133 @@
+"""Installs the wheel with each of its extras, in a fresh environment each, and tries what the extra is for.
+
+    python tests/check_extras.py build/dist [extra …]
+
+`make extras` runs this, with the wheel that `make dist-check` has left. It needs PyPI; lm-eval alone fetches
+hundreds of megabytes, and the demonstration model is fetched unless the user's cache has it.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from check_dist import MAKE_MODEL, QUIET, TREE, run
+
+BARE = ""
+DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
+TRIALS = {
+    BARE: (DEMO, "skipped demo.png: pictures need matplotlib: pip install 'lazyllm-engine[plots]'"),
+    "plots": (DEMO, "wrote demo-output/demo.png"),
+    "gguf": (
+        """
+import pathlib, struct
+from lazyllm.checkpoints.gguf_file import read_gguf
+tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 35, 0)
+pathlib.Path("a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(128))
+print(read_gguf(pathlib.Path("a.gguf")))
+""",
+        "kind='TQ2_0'",
+    ),
+    "phrases": (
+        """
+try:
+    print(lazyllm.load(".").generate("The old sea is calm. It is.", "compress:ratio=0.5,unit=phrase"))
+except ImportError as error:
+    print(error)
+""",
+        "python -m spacy download en_core_web_sm",
+    ),
+    "tokenizers": (
+        """
+import pathlib, tiktoken, folders, toys
+from tiny import Shape
+folder = pathlib.Path("pieces")
+folder.mkdir()
+folders.model_folder(folder, Shape(vocab=320), tokenizer=False)
+toys.train_pieces(folder)
+print(lazyllm.load(folder).generate("the fox", max_new_tokens=3))
+""",
+        "3 tokens in",
+    ),
+    "longbench": (
+        """
+from lazyllm import longbench
+for name in ("gov_report", "vcsum"):
+    print(longbench.score(name, ["the sea is calm"], [["the sea is calm"]], None))
+print(longbench.score("lcc", ["a = 1"], [["a = 1"]], None, edit_sim="levenshtein"))
+print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run").to_frame()))
+""",
+        "pandas",
+    ),
+    "cluster": (
+        """
+from lazyllm import longbench
+if __name__ == "__main__":
+    print(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", workers=1))
+""",
+        "run",
+    ),
+    "mlflow": (
+        """
+import os
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+from lazyllm import longbench
+log = longbench.mlflow_rows("trial", "file:mlruns")
+longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", on_row=log)
+print(len(list(__import__("pathlib").Path("mlruns").rglob("meta.yaml"))), "files")
+""",
+        "files",
+    ),
+    "search": (
+        """
+prompts = ["The sea is calm. " * n for n in (10, 11, 12)]
+print(lazyllm.search(lazyllm.load("."), prompts, speedup=(1.1, 1.5), budget=2, out="search").text())
+""",
+        "speedup",
+    ),
+    "lm-eval": (
+        """
+from lazyllm.evaluation.harness import HarnessModel
+from lm_eval.api.instance import Instance
+model = HarnessModel(".")
+request = Instance("loglikelihood", {}, ("The sea", " is calm"), 0)
+print("scored", model.loglikelihood([request]))
+""",
+        "scored [(-",
+    ),
+}
+NOT_TRIED = {"test"}  # make test does
+
+
+def extras() -> set[str]:
+    return set(tomllib.loads((TREE / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def tried(wheel: Path, extra: str) -> None:
+    program, expected = TRIALS[extra]
+    with tempfile.TemporaryDirectory() as scratch:
+        programs, model = Path(scratch) / "venv/bin", Path(scratch) / "model"
+        model.mkdir()
+        run(sys.executable, "-m", "venv", programs.parent)
+        run(programs / "pip", *QUIET, "install", f"{wheel.resolve()}[{extra}]" if extra else wheel.resolve())
+        run(programs / "python", "-c", MAKE_MODEL, TREE / "tests", cwd=model)
+        script = model / "trial.py"
+        script.write_text(f"import sys\nsys.path.append(sys.argv[1])\nimport lazyllm\n{program}")
+        output = run(programs / "python", script, TREE / "tests", programs / "lazyllm", cwd=model)
+    if expected not in output:
+        raise SystemExit(f"{extra or 'no extra'}: {output}\ndoes not contain {expected!r}")
+    print(f"{extra or 'no extra'}: installed by itself and tried", flush=True)
+
+
+def main(folder: Path, chosen: list[str]) -> None:
+    if missing := extras() - NOT_TRIED - set(TRIALS):
+        raise SystemExit(f"no trial of {sorted(missing)}")
+    (wheel,) = folder.glob("*manylinux*.whl")
+    for extra in chosen or TRIALS:
+        tried(wheel, extra)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,219 @@
+"""Summaries of runs: means, intervals, paired differences, tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lazyllm.evaluation.intervals import interval, student_t
+from lazyllm.evaluation.report import generated_lengths_table, lengths_table, scores_table, seeds_table
+from lazyllm.evaluation.runner import means_so_far
+from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.token_use import token_use
+from lazyllm.pictures.figure import Dot
+from lazyllm.pictures.scores import plot_scores
+from lazyllm.support.tables import Table
+
+
+def test_generated_tasks_have_a_mean_by_length() -> None:
+    rows = [
+        row(DENSE, name, "1", score, 1.0)
+        for name, score in [("vt@400", 0.5), ("cwe@400", 1.0), ("vt@800", 0.25)]
+    ]
+    table = generated_lengths_table(Summary(rows, lambda name: "task"))
+    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
+
+
+def test_token_use_is_the_mean_over_items() -> None:
+    rows = [
+        {"used": {"0": [10, 10, 10], "4": [2, 3, 5]}, "new_tokens": 3, "prompt_tokens": 10},
+        {"used": {"0": [20], "2": [10]}, "new_tokens": 1, "prompt_tokens": 20},
+    ]
+    shares = token_use(rows)
+    assert list(shares) == [0, 2, 4]
+    np.testing.assert_allclose(shares[0], [1, 1, 1])
+    np.testing.assert_allclose(shares[2], [0.75, 0.75, 0.75])  # the first item's layer 2 is like its layer 0
+    np.testing.assert_allclose(shares[4], [(0.2 + 0.5) / 2, (0.3 + 0.5) / 2, (0.5 + 0.5) / 2])
+
+
+def row(setting: str, name: str, number: int | str, score: float, ttft: float) -> dict[str, Any]:
+    return {
+        "setting": setting,
+        "dataset": name,
+        "item": str(number),
+        "score": score,
+        "computed": 1.0,
+        "reached_top": 1.0,
+        "changed_nothing": False,
+        "timing": {"ttft": ttft, "seconds": 2 * ttft},
+    }
+
+
+def test_summary_by_hand() -> None:
+    rows = []
+    for number, (dense, pruned) in enumerate([(0.5, 0.25), (1.0, 0.5)]):
+        rows += [row(DENSE, "lcc", number, dense, 4.0), row("p", "lcc", number, pruned, 1.0 + number)]
+    rows += [row(DENSE, "trec", 0, 1.0, 6.0), row("p", "trec", 0, 1.0, 2.0)]
+    assert np.isnan(Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__).mean("p").low)  # of one item
+    rows += [row(DENSE, "trec", 1, 1.0, 6.0), row("p", "trec", 1, 1.0, 2.0)]
+    summary = Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__)
+    assert summary.score(DENSE, "lcc") == 75.0
+    assert summary.score("p", "lcc") == 37.5
+    assert summary.mean("p").value == pytest.approx((37.5 + 100) / 2)
+    difference = summary.difference("p")
+    assert difference is not None
+    assert difference.value == pytest.approx(-37.5 / 2)
+    assert difference.low < difference.value < difference.high  # one degree of freedom: wide
+    assert difference.low - difference.value == pytest.approx(-12.706 * 6.25, abs=0.01)
+    speed = summary.speed("p", "ttft")
+    assert speed is not None
+    assert speed.of_sums == pytest.approx(20 / 7)
+    assert speed.median == pytest.approx(3.0)
+
+
+SPREADS = {
+    "one data set": [[1]],
+    "a category": [[1, 1, 1]],
+    "an uneven category": [[1, 2, 4]],
+    "six categories": [[1, 1, 1], [2, 2, 2], [1, 1, 1], [3, 1, 1], [1, 1], [1, 1]],
+}
+
+
+@pytest.mark.parametrize("items", [2, 3, 5, 20])
+@pytest.mark.parametrize("name", SPREADS)
+def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
+    """The standard deviation of each data set of each category is given; the mean is 0."""
+    random, spreads, n_hits, n_trials = np.random.default_rng(0), SPREADS[name], 0, 2000
+    for _ in range(n_trials):
+        groups = [[spread * random.standard_normal(items) for spread in several] for several in spreads]
+        value = float(np.mean([np.mean([sample.mean() for sample in group]) for group in groups]))
+        made = interval(value, groups)
+        n_hits += made.low <= 0 <= made.high
+    assert n_hits / n_trials == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("items", [2, 3, 5, 20])
+def test_intervals_of_a_summary_hold_the_mean_95_times_in_100(items: int) -> None:
+    """Scores, and paired differences to dense, of two categories with two data sets each."""
+    random, n_trials, hits = np.random.default_rng(1), 800, np.zeros(4)
+    names = {"a": "1", "b": "1", "c": "2", "d": "2"}
+    for _ in range(n_trials):
+        rows = []
+        for name in names:
+            for number, level in enumerate(random.normal(0.5, 0.05, items)):
+                rows.append(row(DENSE, name, number, level, 1.0))
+                rows.append(row("p", name, number, level - 0.1 + random.normal(0, 0.02), 1.0))
+        summary = Summary(rows, names.__getitem__)
+        told = [summary.mean(DENSE), summary.mean(DENSE, "1"), summary.difference("p")]
+        told.append(summary.difference("p", "2"))
+        for place, (one, truth) in enumerate(zip(told, (50, 50, -10, -10), strict=True)):
+            assert one is not None
+            hits[place] += one.low <= truth <= one.high
+    assert hits / n_trials == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_by_hand() -> None:
+    one = interval(5.0, [[np.array([4.0, 6.0])]])  # standard error 1, one degree of freedom
+    assert (one.low, one.high) == pytest.approx((5 - 12.706, 5 + 12.706), abs=1e-3)
+    one = interval(5.0, [[np.array([3.0, 5.0, 7.0])]], low=1.0)  # standard error 1.1547, two degrees
+    assert (one.low, one.high) == pytest.approx((1.0, 5 + 1.1547 * 4.3027), abs=1e-3)
+    assert [student_t(freedom) for freedom in (4, 9, 30, 1000)] == pytest.approx(
+        [2.7764, 2.2622, 2.0423, 1.9623], abs=1e-4
+    )
+    assert np.isnan(interval(5.0, [[np.array([3.0, 7.0])], [np.array([5.0])]]).low)
+
+
+def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
+        rows = [row(DENSE, name, number, score, 1.0) for name, score in scores.items() for number in range(3)]
+        mean = Summary(rows, str.upper).mean(DENSE)
+        assert mean.low <= mean.value <= mean.high
+        dot = Dot(DENSE, 1.0, mean.value, mean.low, mean.high)
+        assert plot_scores([dot], DENSE, tmp_path / "scores.png", "a model").exists()
+
+
+def test_means_are_of_unrounded_scores() -> None:
+    rows = [row(DENSE, "lcc", number, float(number < 2), 1.0) for number in range(3)]
+    rows += [row("p", "lcc", number, float(number < 1), 1.0) for number in range(3)]
+    summary = Summary(rows, lambda name: "code")
+    difference = summary.difference("p")
+    assert difference is not None
+    assert summary.mean_score("p") - summary.mean_score(DENSE) == pytest.approx(difference.value, abs=1e-9)
+    cells = {line[0]: line[1:] for line in scores_table(summary).rows}
+    assert cells["lcc"] == ["66.67", "33.33"]
+    assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")
+
+
+def test_the_progress_bar_shows_the_means_of_one_setting() -> None:
+    rows = [row(DENSE, "lcc", 1, 1.0, 4.0), row("p", "lcc", 1, 0.5, 1.0), row(DENSE, "lcc", 2, 0.0, 2.0)]
+    rows.append({"setting": DENSE, "dataset": "lcc", "item": "3", "error": "ValueError: no"})
+    assert means_so_far(rows, DENSE) == "dense, TTFT 3.00 s, score 50.0"
+    assert means_so_far(rows, "p") == "p, TTFT 1.00 s, score 50.0"
+    assert means_so_far(rows, "q" * 50) == "q" * 39 + "…"
+    kl = [{"setting": "p", "kl": 0.25, "timing": {"ttft": 1.0}}]
+    assert means_so_far(kl, "p") == "p, TTFT 1.00 s, KL 0.2500"
+
+
+def test_differences_pair_the_items_that_both_have() -> None:
+    rows = [row(DENSE, "lcc", number, 0.5, 1.0) for number in range(3)]
+    rows += [row("p", "lcc", number, 0.25, 1.0) for number in range(2)]
+    rows.append({"setting": "p", "dataset": "lcc", "item": "2", "error": "ValueError: too long"})
+    summary = Summary(rows, lambda name: "code")
+    difference = summary.difference("p")
+    assert difference is not None
+    assert difference.value == pytest.approx(-25)
+    assert summary.n_paired("p") == 2
+    assert scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "", "2"]]
+
+
+def test_tables_for_other_programs_hold_no_markdown() -> None:
+    table = scores_table(Summary([row(DENSE, "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
+    assert "**" in table.markdown()
+    assert "**" not in table.csv() + table.latex()
+    assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
+
+
+def test_settings_that_differ_by_seed_are_told_as_mean_and_deviation() -> None:
+    rows = [
+        row(f"RandomDrop(keep=0.5, seed={seed})", "qasper", "1", score, 1.0)
+        for seed, score in enumerate([0.2, 0.4, 0.6])
+    ]
+    summary = Summary([*rows, row(DENSE, "qasper", "1", 0.5, 2.0)], lambda name: "QA")
+    assert list(summary.seeded) == ["RandomDrop(keep=0.5)"]
+    table = seeds_table(summary)
+    assert table.rows == [["RandomDrop(keep=0.5)", "3", "40.00 ± 20.00", "2.00 ± 0.00"]]
+
+
+def test_longbench_e_is_told_by_length() -> None:
+    rows = [
+        {**row(DENSE, name, str(length), score, 1.0), "length": length}
+        for name, length, score in [
+            ("qasper_e", 3999, 0.25),
+            ("qasper_e", 1000, 0.75),
+            ("qasper_e", 4000, 0.5),
+            ("qasper_e", 8000, 1.0),
+            ("qasper", 100, 0.1),
+        ]
+    ]
+    table = lengths_table(Summary(rows, lambda name: "QA"))
+    assert table.rows == [
+        ["qasper_e, 0-4k", "50.00"],
+        ["qasper_e, 4-8k", "50.00"],
+        ["qasper_e, 8k+", "100.00"],
+    ]
+
+
+def test_a_table_as_text_is_aligned_and_wraps_long_heads() -> None:
+    long = "Pruning({9: 0.4625, 15: 0.2139, 22: 0.0989}, smooth=13)"
+    table = Table("Scores", ["data set", long], [["**mean**", "1.00"], ["qasper", "10.25"]])
+    lines = table.text().splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert max(map(len, lines)) <= 8 + 2 + 20
+    assert lines[-2].split() == ["mean", "1.00"]
+    assert "".join(line[10:].strip() for line in lines[:-2]).replace(" ", "") == long.replace(" ", "")
+    assert Table("none", ["a", "b"], []).text() == "a  b"
+    assert Table("cells", ["a|b"], [["<c>"]]).html().count("&lt;c&gt;") == 1
