@@ -172,7 +172,7 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
         (lambda: session.truncate(-1), "cannot be truncated to -1"),
         (lambda: session.leave_out([]), "no tokens were given"),
         (lambda: setattr(session, "trace", 1), "trace must be True or False"),
-        (lambda: session.set_tokens([1], [0], [0, 0], [0]), "all of the same length"),
+        (lambda: session.set_tokens(bytes(4), bytes(1), bytes(8), bytes(1)), "all of the same length"),
     ):
         with pytest.raises((TypeError, ValueError, RuntimeError), match=re.escape(told)):
             ask()
