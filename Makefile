@@ -208,12 +208,12 @@ sequences/tsan: $(VENV)/test.stamp build/core_tsan/lib
 FLAGS_coverage := $(SANITIZER_LEVEL) --coverage
 $(eval $(call core_build,_coverage))
 
-# without the notebooks, which take an hour with a core that counts
+# without the notebooks, which take an hour with a core that counts, and the leaks, as coverage allocates too
 coverage: $(VENV)/test.stamp build/test_ops_coverage build/core_coverage/lib ## lines of C and Python that the tests reach, and those that they do not
 	@$(PIP) 'coverage>=7.10'
 	rm -rf build/coverage && find build/core_coverage -name '*.gcda' -delete
 	build/test_ops_coverage
-	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini) --ignore=tests/test_notebooks.py
+	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini) $(patsubst %,--ignore=tests/test_%.py,notebooks leaks)
 	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
 	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
 	$(BIN)/python tests/covered.py

@@ -43,25 +43,32 @@ def c_lines() -> tuple[dict[str, Lines], list[str]]:
 
 
 def python_lines() -> dict[str, Lines]:
-    files = json.loads(PYTHON.read_text())["files"]
-    return {
-        f"lazyllm/{name.split('/lazyllm/')[-1]}": dict.fromkeys(one["executed_lines"], True)
-        | dict.fromkeys(one["missing_lines"], False)
-        for name, one in files.items()
-    }
+    """By file; the tests run a copy of the package, and some programs that they start the package itself."""
+    found: dict[str, Lines] = collections.defaultdict(dict)
+    for path, one in json.loads(PYTHON.read_text())["files"].items():
+        lines = found[re.sub(r"^(.*/)?lazyllm/", "lazyllm/", path)]
+        lines |= dict.fromkeys(set(one["missing_lines"]) - lines.keys(), False)
+        lines |= dict.fromkeys(one["executed_lines"], True)
+    return found
 
 
-def reasons() -> list[tuple[str, str, str]]:
-    """File, part of a line, reason: a line of the form `file: part`, and the reason in the next."""
-    text = REASONS.read_text()
-    return [(m[1], m[2], m[3]) for m in re.finditer(r"^(\S+): (.*)\n +(.*)$", text, re.M)]
+def reasons() -> dict[str, list[tuple[str, str]]]:
+    """By file, parts of lines (all lines, where a file stands alone), each with its reason."""
+    found: dict[str, list[tuple[str, str]]] = collections.defaultdict(list)
+    reason = ""
+    for line in REASONS.read_text().splitlines()[1:]:
+        if line.startswith("  "):
+            file, _, part = line.strip().partition(": ")
+            found[file].append((part, reason))
+        else:
+            reason = line
+    return found
 
 
 def report(language: str, files: dict[str, Lines]) -> bool:
     """Prints; True if enough was reached."""
-    reached = total = 0
-    known = [one for one in reasons() if one[0] in files]
-    unused = set(known)
+    reached = total = unexplained = 0
+    known = reasons()
     for file, lines in sorted(files.items()):
         here = sum(lines.values())
         reached, total = reached + here, total + len(lines)
@@ -69,16 +76,14 @@ def report(language: str, files: dict[str, Lines]) -> bool:
             continue
         print(f"\n{file}: {here} of {len(lines)} lines ({here / len(lines):.1%})")
         text = Path(file).read_text().splitlines()
-        for number, was in sorted(lines.items()):
-            if not was:
-                line = text[number - 1]
-                why = next((one for one in known if one[0] == file and one[1] in line), None)
-                unused.discard(why)
-                print(f"  {number:4} {line}{f'   -- {why[2]}' if why else ''}")
-    for file, part, _ in sorted(unused):
-        print(f"\n{REASONS} explains a line that is reached or gone: {file}: {part}")
+        for number in sorted(number for number, was in lines.items() if not was):
+            line = text[number - 1]
+            why = next((reason for part, reason in known[file] if part in line), "")
+            unexplained += not why
+            print(f"  {number:4} {line}{why and f'   -- {why}'}")
     share = 100 * reached / total
-    print(f"\n{language}: {reached} of {total} lines ({share:.2f} %; at least {LEAST[language]} %)\n")
+    least = f"at least {LEAST[language]} %; {unexplained} that {REASONS} does not explain"
+    print(f"\n{language}: {reached} of {total} lines ({share:.2f} %; {least})\n")
     return share >= LEAST[language]
 
 

@@ -1,0 +1,196 @@
+"""The core checks each argument by itself, whatever the Python layers above have checked before."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+from tiny import pruning
+
+from lazyllm import CheckpointError, _core
+
+N_LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tiny.Tiny:
+    return tiny.build(tiny.Shape(n_layers=N_LAYERS), tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def model(made: tiny.Tiny) -> _core.Model:
+    return made.load()
+
+
+@pytest.fixture
+def session(model: _core.Model) -> _core.Session:
+    return model.session(None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("n_layers", 2.0, "config: n_layers is 2.0; it must be an int"),
+        ("hidden", 1 << 40, "hidden is 1099511627776, which does not fit 32 bits"),
+        ("norm_eps", "a", "norm_eps is 'a'; it must be a number"),
+        ("tied", 1, "tied is 1; it must be True or False"),
+        ("ffn", 0, "ffn is 0; it must be 1 to 1048576"),
+        ("n_kv_heads", 3, "is no multiple of n_kv_heads 3"),
+        ("n_heads", 1 << 18, "is more than 65536"),
+        ("norm_eps", 1.0, "norm_eps is 1; it must be at least 0 and below 1"),
+        ("rope_scale", 0.0, "rope_scale is 0; it must be above 0"),
+        ("query_scalar", -1.0, "query_scalar is -1; it must be at least 0"),
+        ("embedding_scale", float("inf"), "embedding_scale is inf; it must be above 0"),
+        ("windows", [0, 0, 0, -1], "windows[3] is -1; it must be at least 0"),
+        ("windows", [0], "windows has 1 values"),
+    ],
+)
+def test_a_config(made: tiny.Tiny, field: str, value: Any, told: str) -> None:
+    assert field in made.config
+    with pytest.raises((CheckpointError, TypeError, ValueError), match=re.escape(told)):
+        replace(made, config={**made.config, field: value}).load()
+
+
+@pytest.mark.parametrize("place", ["inv_freq", "local_inv_freq"])
+def test_the_frequencies_of_a_config(made: tiny.Tiny, place: str) -> None:
+    frequencies = np.asarray(made.config["inv_freq"], np.float32).copy()
+    frequencies[1] = np.nan
+    with pytest.raises(CheckpointError, match=rf"config: {place}\[1\] is -?nan"):
+        replace(made, config={**made.config, place: frequencies}).load()
+
+
+def changed(entry: Any, **values: Any) -> Any:
+    names = ("name", "dtype", "shape", "shard", "offset", "bytes")
+    return tuple({**dict(zip(names, entry, strict=True)), **values}.values())
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"shape": (1, 2, 3, 4, 5, 6, 7, 8, 9)}, "has more than"),
+        ({"bytes": 1}, "1 bytes, but its shape and dtype make"),
+        ({"shard": 1}, "shard 1 of 1"),
+        ({"dtype": "Q4_K"}, "Q4_K stores whole blocks of 256"),
+    ],
+)
+def test_a_table_of_tensors(made: tiny.Tiny, values: dict[str, Any], told: str) -> None:
+    at = next(i for i, one in enumerate(made.tensors) if one[0] == "model.embed_tokens.weight")
+    tensors = [*made.tensors]
+    tensors[at] = changed(tensors[at], **values)
+    with pytest.raises((CheckpointError, ValueError), match=told):
+        replace(made, tensors=tensors).load()
+
+
+def test_a_table_of_tensors_with_one_twice_or_with_no_tuple(made: tiny.Tiny) -> None:
+    with pytest.raises(
+        CheckpointError, match=re.escape(f"{made.tensors[0][0]}: stands in the checkpoint twice")
+    ):
+        replace(made, tensors=[*made.tensors, made.tensors[0]]).load()
+    with pytest.raises(TypeError, match=re.escape("an entry is (name, dtype, shape, shard, offset, bytes)")):
+        replace(made, tensors=[list(made.tensors[0])]).load()  # type: ignore[list-item]
+
+
+BY_MASS = (0, (0.9, 0.1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (7, "pruning is 7; it must be a dict or None"),
+        ({}, "pruning: stages is missing"),
+        (pruning([[1, 0.5]]), "stage [1, 0.5]; it must be (layer, rule)"),
+        (pruning([(1,)]), "a stage is (layer, rule) or (layer, rule, permanent)"),
+        (pruning([(1, "a")]), "must be real number"),
+        (
+            pruning([(N_LAYERS - 1, 0.5)]),
+            "stage after layer 3; a model of 4 layers can prune after layers 0 to 2",
+        ),
+        (pruning([(-1, 0.5)]), "stage after layer -1"),
+        (pruning([(1, 0.5), (1, 0.4)]), "layer 1 follows layer 1; layers must increase"),
+        (pruning([(1, 0.5), (2, 0.6)]), "keep 0.6 after layer 2 is more than the 0.5 before it"),
+        (pruning([(1, 0.0)]), "keep 0 after layer 1; it must be above 0 and at most 1"),
+        (pruning([(1, 1.5)]), "keep 1.5 after layer 1; it must be above 0 and at most 1"),
+        (pruning([(1, float("nan"))]), "keep nan after layer 1"),
+        (pruning([(0, (0.0, 0.1, 0.5))]), "mass 0 after layer 0; it must be above 0 and at most 1"),
+        (pruning([(0, (0.5, 0.6, 0.5))]), "keep_min 0.6 and keep_max 0.5 after layer 0"),
+        (pruning([(0, (0.5, 0.1))]), "a mass rule is (mass, keep_min, keep_max)"),
+        (pruning([(1, 0.5)], decode="later"), "decode is 'later'"),
+        (pruning([(1, 0.5)], decode=[(3, 0.5)]), "decode: stage after layer 3"),
+        (pruning([(1, 0.5)], protect=[[0, 1]]), "span [0, 1]; it must be (begin, end)"),
+        (pruning([(1, 0.5)], protect=[(0,)]), "a span is (begin, end)"),
+        (pruning([(1, 0.5)], protect=[(2, 2)]), "span (2, 2); 0 <= begin < end must hold"),
+        (pruning([(1, 0.5)], protect=[(-1, 2)]), "span (-1, 2)"),
+        (pruning([(1, 0.5)], pooling="sum"), "pooling is 'sum'"),
+        (pruning([(1, 0.5)], policy=7), "policy is 7; it must be callable or None"),
+        (pruning([(1, 0.5)], sink=-1), "sink is -1; it must be 0 or more"),
+        (pruning([(1, 0.5)], window=-1), "window is -1; it must be 0 or more"),
+        (pruning([(1, 0.5)], queries=0), "queries is 0; it must be 1 or more"),
+        (pruning([(1, 0.5)], smooth=4), "smooth is 4; it must be odd and 1 or more"),
+        (pruning([(1, 0.5)], smooth=-1), "smooth is -1; it must be odd and 1 or more"),
+        (pruning([(1, 0.5)], layers=0), "layers is 0; it must be 1 or more"),
+        (pruning([(1, 0.5)], memory=1.5), "memory is 1.5; it must be from 0 to 1"),
+        (pruning([(1, 0.5)], min_tokens=-1), "min_tokens is -1; it must be 0 or more"),
+        (pruning([(1, 0.5)], average=True), "a mean over layers takes one stage, none for decode"),
+        (pruning([BY_MASS], policy=print), "a policy takes no stage by mass"),
+        (pruning([(1, 0.5)], decode=[BY_MASS], policy=print), "a policy takes no stage by mass"),
+        (pruning([(1, 0.5)], queries=2, policy=print), "a policy takes no queries, pooling, smooth, memory"),
+    ],
+)
+def test_a_pruning(model: _core.Model, setting: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+        model.session(setting)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ("text", "not str; encode text with the tokenizer"),
+        (b"text", "not bytes; encode text with the tokenizer"),
+        ([], "no tokens were given"),
+        ([[1, 2], [3, 4]], "ids has 2 dimensions; it must have 1"),
+    ],
+)
+def test_ids(session: _core.Session, ids: Any, told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        session.forward(ids)
+    assert session.length == 0
+
+
+def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) -> None:
+    context = made.config["context"]
+    for ask, told in (
+        (
+            lambda: session.reserve(context + 1),
+            f"{context + 1} tokens are more than the model's context of {context}",
+        ),
+        (lambda: session.logits, "there are no logits: the context is empty"),
+        (lambda: session.truncate(1), "a context of 0 tokens cannot be truncated to 1; it must be 0 to 0"),
+        (lambda: session.truncate(-1), "cannot be truncated to -1"),
+        (lambda: session.leave_out([]), "no tokens were given"),
+        (lambda: setattr(session, "trace", 1), "trace must be True or False"),
+        (lambda: session.set_tokens(bytes(4), bytes(1), bytes(8), bytes(1)), "all of the same length"),
+    ):
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=re.escape(told)):
+            ask()
+    session.forward([1, 2, 3])
+    with pytest.raises(ValueError, match="position 1 at index 0; they must rise from 3"):
+        session.leave_out([1])
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((-1.0, 1.0, 0, 0), "temperature is -1; it must be 0 or more"),
+        ((float("nan"), 1.0, 0, 0), "temperature is nan"),
+        ((1.0, 0.0, 0, 0), "top_p is 0"),
+        ((1.0, 1.5, 0, 0), "top_p is 1.5"),
+        ((1.0, 1.0, -1, 0), "top_k is -1"),
+    ],
+)
+def test_a_sampler(values: tuple[float, float, int, int], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        _core.Sampler(*values)
