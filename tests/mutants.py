@@ -2,9 +2,8 @@
 
 Each mutant is one random change of csrc/: an operator, a comparison, a number, a statement left out, a
 condition turned round. It is built in a copy of the tree; then the C tests and each test file run, those
-first that killed most for their time so far, until one fails. build/mutants/results.jsonl has a line for each
-mutant, and a run that is started again goes on from there; what survived is tried again after a change of the
-tests.
+first that killed most for their time so far, until one fails. tests/mutants.jsonl has a line for each mutant,
+and a run that is started again goes on from there; what survived is tried again after a change of the tests.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from typing import Any
 
 HOME = Path("build/mutants")
 TREE = (HOME / "tree").resolve()
-RESULTS = HOME / "results.jsonl"
+RESULTS = Path("tests/mutants.jsonl")
 CORE = TREE / "build/core/lib"
-C_TESTS = TREE / "build/test_ops"
+C_TESTS = "build/test_ops"
 # -O1 compiles all of the core in half a minute; without -g equal code has equal bytes
 BUILD = ["make", "-j2", "FLAGS=-O1 -fno-tree-loop-optimize", "CFLAGS_TEST=-std=gnu11 -pthread -w"]
 
@@ -113,7 +112,7 @@ def refresh() -> str:
         if not copy.is_file() or copy.read_bytes() != data:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, copy)
-        if name.startswith("tests/"):
+        if name.startswith("tests/") and source != RESULTS:
             tests.update(data)
     return tests.hexdigest()[:16]
 
@@ -137,7 +136,7 @@ def failure(test: str, seconds: float | None) -> str | None:
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not oracle", "-p", "no:cacheprovider"]
     pytest += ["-o", f"pythonpath={CORE} .", test]
     child = subprocess.Popen(
-        [test] if test == str(C_TESTS) else pytest,
+        [test] if test == C_TESTS else pytest,
         cwd=TREE,
         env={**os.environ, "PYTHONPATH": str(CORE), "LAZYLLM_TEST_CORE": str(CORE)},
         stdout=subprocess.PIPE,
@@ -157,8 +156,8 @@ def failure(test: str, seconds: float | None) -> str | None:
         child.wait()
     if child.returncode in (0, 5):  # 5: the file has no tests here
         return None
-    found = re.search(r"^(?:FAILED|ERROR) .*$", told, re.M)
-    return found[0][:200] if found else told.strip()[-200:] or f"ended with {child.returncode}"
+    found = re.search(r"^(?:FAILED|ERROR) \S+", told, re.M)
+    return found[0] if found else told.strip()[-200:] or f"ended with {child.returncode}"
 
 
 def measured(tests: list[str]) -> dict[str, float]:
@@ -167,7 +166,7 @@ def measured(tests: list[str]) -> dict[str, float]:
     known = json.loads(file.read_text()) if file.exists() else {}
     seconds = {}
     for test in tests:
-        source = TREE / ("tests/c/test_ops.c" if test == str(C_TESTS) else test)
+        source = TREE / ("tests/c/test_ops.c" if test == C_TESTS else test)
         name = f"{source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
         if name not in known:
             start = time.monotonic()
@@ -225,7 +224,7 @@ def main() -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     known = {row["diff"]: row for row in rows}
     kills = collections.Counter(row["by"] for row in known.values())
-    seconds = measured([str(C_TESTS), *asked.tests])
+    seconds = measured([C_TESTS, *asked.tests])
 
     for number, name in enumerate(chosen, 1):
         row = known.get(name)
