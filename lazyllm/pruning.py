@@ -439,8 +439,8 @@ class Pruning(Counted):
 
         They are after about a quarter, a half and five eighths of the layers, and the later ones keep a
         little less than the first; where these do not reach the target, there are three early ones.
-        In a model with sliding windows, they are after the nearest layers that see all of the context,
-        so there may be fewer of them.
+        In a model with sliding windows, they are after the nearest layers that see all of the context, each
+        after one of its own while there are enough; of those that share a layer the last one counts.
 
         The counted speedup is at most 1 % above the target (more for prompts of a few dozen tokens, which can
         only be cut in coarse steps); the scores of `recommended()` take a few thousandths of it.
@@ -466,7 +466,7 @@ class Pruning(Counted):
             return made.recommended(n_prompt) if recommended else made
 
         for shape, least in shapes:
-            keeps = {_nearest(seeing, round(depth * config.n_layers)): keep for depth, keep in shape.items()}
+            keeps = _placed({round(depth * config.n_layers): keep for depth, keep in shape.items()}, seeing)
             if scaled(keeps, least).speedup(config, n_prompt) >= target:
                 break
 
@@ -514,8 +514,13 @@ class Pruning(Counted):
         )
 
 
-def _nearest(layers: list[int], wanted: int) -> int:
-    return min(layers, key=lambda layer: abs(layer - wanted))
+def _placed(keeps: Mapping[int, float], layers: list[int]) -> dict[int, float]:
+    """Each keep at the nearest of `layers` above those before it; where none is above, the last one's."""
+    placed: dict[int, float] = {}
+    for wanted, keep in keeps.items():
+        free = [layer for layer in layers if layer > max(placed, default=-1)] or layers[-1:]
+        placed[min(free, key=lambda layer: abs(layer - wanted))] = keep
+    return placed
 
 
 def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
