@@ -82,6 +82,7 @@ def alarm() -> Iterator[Alarm]:
     before = signal.getsignal(signal.SIGALRM)
 
     def start(handle: Callable[[], object], delay: float, interval: float = 0) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # the new function is not called for an earlier alarm
         signal.signal(signal.SIGALRM, lambda number, frame: handle())
         signal.setitimer(signal.ITIMER_REAL, delay, interval)
 
