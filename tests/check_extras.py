@@ -57,7 +57,7 @@ from lazyllm import longbench
 for name in ("gov_report", "vcsum"):
     print(longbench.score(name, ["the sea is calm"], [["the sea is calm"]], None))
 print(longbench.score("lcc", ["a = 1"], [["a = 1"]], None, edit_sim="levenshtein"))
-print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run").to_frame()))
+print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run").to_frame()))
 """,
         "pandas",
     ),
@@ -65,7 +65,7 @@ print(type(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[
         """
 from lazyllm import longbench
 if __name__ == "__main__":
-    print(longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", workers=1))
+    print(longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run", workers=1))
 """,
         "run",
     ),
@@ -75,7 +75,7 @@ import os
 os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from lazyllm import longbench
 log = longbench.mlflow_rows("trial", "file:mlruns")
-longbench.run_niah(lazyllm.load("."), [None], lengths=[400], depths=[50], out="run", on_row=log)
+longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run", on_row=log)
 print(len(list(__import__("pathlib").Path("mlruns").rglob("meta.yaml"))), "files")
 """,
         "files",

@@ -183,7 +183,7 @@ def measured(tests: list[str]) -> dict[str, float]:
 def judged(tests: dict[str, float], kills: dict[str, int]) -> tuple[str, str, str]:
     """The outcome, the test that killed, and its words."""
     for test in sorted(tests, key=lambda test: tests[test] / (1 + kills[test])):
-        told = failure(test, 5 * tests[test] + 20)
+        told = failure(test, 2 * tests[test] + 60)
         if told:
             return "killed", test, told
     return "survived", "", ""
