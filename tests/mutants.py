@@ -149,15 +149,15 @@ def failure(test: str, seconds: float | None) -> str | None:
     try:
         told, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        told = "no end in time"
+        told = "FAILED to end in time"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if child.returncode in (0, 5):  # 5: the file has no tests here
         return None
-    found = re.search(r"^(?:FAILED|ERROR) \S+", told, re.M)
-    return found[0] if found else told.strip()[-200:] or f"ended with {child.returncode}"
+    found = re.search(r"^(?:FAILED|ERROR) (?:to end in time|\S+)", told, re.M)
+    return found[0] if found else f"ended with {child.returncode}"
 
 
 def measured(tests: list[str]) -> dict[str, float]:
