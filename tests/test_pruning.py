@@ -349,7 +349,7 @@ def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> 
     pruning = Pruning.for_speedup(1.5, model, 4000)
     assert [layer for layer, _ in pruning.stages] == [5, 11]
     assert 1.5 <= pruning.speedup(model, 4000) <= 1.515
-    early = Pruning.for_speedup(2.5, model, 16000)  # three stages below layer 8, where one layer sees everything
+    early = Pruning.for_speedup(2.5, model, 16000)  # three stages where one layer sees everything
     assert [layer for layer, _ in early.stages] == [5, 11]
     assert early.stages[1][1] == pytest.approx(0.16 * early.stages[0][1], rel=1e-2)
     assert 2.5 <= early.speedup(model, 16000) <= 2.525
