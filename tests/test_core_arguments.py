@@ -31,6 +31,17 @@ def session(model: _core.Model) -> _core.Session:
     return model.session(None)
 
 
+@pytest.mark.parametrize("kind", [_core.Model, _core.Session, _core.Sampler, _core.Bench])
+def test_types_cannot_be_changed(kind: type) -> None:
+    with pytest.raises(TypeError, match="immutable type"):
+        kind.length = 1  # type: ignore[attr-defined]
+
+
+def test_sessions_are_made_by_models_alone() -> None:
+    with pytest.raises(TypeError, match="cannot create"):
+        _core.Session()
+
+
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
