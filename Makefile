@@ -125,7 +125,7 @@ build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
 	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
 
-$(WRAPPER_C:csrc/%.c=build/core$(1)/%.o): INCLUDES = $$(WRAPPER_INCLUDES)
+build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
 $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o): | $(VENV)/python.stamp
 build/core$(1)/_core.so: $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o) build/core$(1)/core.a
 	$(CC) -shared -pthread $$(FLAGS$(1)) $$^ -lm -o $$@

@@ -38,7 +38,7 @@ class BuildCores(build_ext):
             core = Path(self.get_ext_fullpath("lazyllm._core"))
             build_cuda.build(nvcc, core.parent / "liblazyllm_cuda.so", Path("build/cuda"))
 
-    def build_extension(self, extension):
+    def build_extensions(self):
         """Compiles as many files at a time as there are cores: one after the other takes minutes."""
         compile_all = self.compiler.compile
 
@@ -48,7 +48,7 @@ class BuildCores(build_ext):
                 return [name for names in made for name in names]
 
         self.compiler.compile = compile_beside
-        super().build_extension(extension)
+        super().build_extensions()
 
 
 setup(

@@ -515,7 +515,7 @@ class Pruning(Counted):
 
 
 def _placed(keeps: Mapping[int, float], layers: list[int]) -> dict[int, float]:
-    """Each keep at the nearest of `layers` above those before it; where none is above, the last one's."""
+    """Each keep by the nearest of `layers` above those taken before; if none is left, by the last layer."""
     placed: dict[int, float] = {}
     for wanted, keep in keeps.items():
         free = [layer for layer in layers if layer > max(placed, default=-1)] or layers[-1:]
