@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -522,6 +523,19 @@ def test_a_setting_that_was_queued_and_not_run_is_queued_once(
         with pytest.raises(KeyboardInterrupt):
             search(out=tmp_path)
     assert outcome(search(out=tmp_path)) == outcome(made)
+
+
+def test_a_search_that_ended_at_any_moment_goes_on_as_if_it_had_not(
+    search: Callable[..., Search], made: Search, tmp_path: Path
+) -> None:
+    """All that a killed process leaves is the first lines of the journal."""
+    assert made.folder is not None
+    written = (made.folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    for n_lines in range(4, len(written), 5):  # 5: each kind of line, as a trial writes about 22
+        out = tmp_path / str(n_lines)
+        shutil.copytree(made.folder, out)
+        (out / JOURNAL).write_bytes(b"".join(written[:n_lines]))
+        assert outcome(search(out=out)) == outcome(made), written[n_lines - 1]
 
 
 def test_what_a_killed_process_had_begun_goes_on(

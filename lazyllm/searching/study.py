@@ -126,7 +126,9 @@ class Study:
         for one in filter(self._is_left, self._trials()):
             if SETTING in one.user_attrs:
                 left = {name: value for name, value in one.user_attrs.items() if name != WORKER}
-                self._study.enqueue_trial(one.params, user_attrs=left)
+                # one that was queued itself may have died before it took all of its parameters
+                parameters = {**one.system_attrs.get("fixed_params", {}), **one.params}
+                self._study.enqueue_trial(parameters, user_attrs=left)
             self._study.tell(one.number, state=states().FAIL)
             if SETTING in one.user_attrs:
                 return
