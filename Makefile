@@ -99,7 +99,7 @@ lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the l
 
 # ---- the C core by itself: every op against its plain reference, whole passes on several threads ----
 
-CFLAGS_TEST := -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread
+CFLAGS_TEST := -std=gnu11 -g1 -O2 -Wall -Wextra -Werror -pthread
 CORE_C      := $(filter-out csrc/python/%,$(filter %.c,$(CORE)))
 WRAPPER_C   := $(filter csrc/python/%.c,$(CORE))
 WRAPPER_INCLUDES = $(shell $(BIN)/python -c 'import numpy, sysconfig; print("-I", numpy.get_include(), "-I", sysconfig.get_path("include"))')
@@ -107,7 +107,7 @@ COMMA       := ,
 
 # The core and its tests are built plainly and for two sanitizers; a suffix tells the builds apart.
 # At -O3 a sanitizer takes gcc five times as long, and so it does to unroll the kernels' loops at -O1, where it also warns of an intended
-# truncation of error texts.
+# truncation of error texts. -g1 is enough for the line numbers of a report; -g takes gcc half as long again.
 SANITIZER_LEVEL := -O1 -fno-omit-frame-pointer -fno-tree-loop-optimize -Wno-format-truncation
 FLAGS      := -O3
 FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined

@@ -53,7 +53,7 @@ plain) sanitize= ;;
 asan) sanitize=-fsanitize=address ;;
 tsan) sanitize=-fsanitize=thread ;;
 esac
-exec $CXX -std=c++17 -g -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
+exec $CXX -std=c++17 -g1 -O1 -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing -pthread $sanitize -isystem "$CUDA_INCLUDE" -DPLANTS -x c++ -c "$2" -o "$3"
 END
 for kind in plain asan tsan; do
     # harness_kernels.cu is linked last; otherwise libbacktrace does not find its line numbers for the sanitizers' reports
