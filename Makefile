@@ -137,7 +137,7 @@ build/core$(1)/lib: build/core$(1)/_core.so
 endef
 
 # $(1): the suffix of a build; $(2): the program that runs pytest
-tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib LAZYLLM_TEST_CORE=build/core$(1)/lib $(2) -m pytest -o pythonpath='build/core$(1)/lib .' -m 'not oracle'
+tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib:$(CURDIR) LAZYLLM_TEST_CORE=build/core$(1)/lib $(2) -m pytest -o pythonpath='build/core$(1)/lib .' -m 'not oracle'
 
 $(eval $(call core_build,))
 $(eval $(call core_build,_asan))

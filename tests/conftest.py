@@ -27,6 +27,8 @@ os.environ.pop("LAZYLLM_PROGRESS", None)  # tests look at bars
 core_folder = os.environ.get("LAZYLLM_TEST_CORE")
 if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).parents:
     raise pytest.UsageError(f"the tests are to run the core in {core_folder}, but import {_core.__file__}")
+if core_folder:
+    os.environ["PYTHONSAFEPATH"] = "1"  # else `python -c` finds the package of the working directory first
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 examples = 100 if DEVICE == "cpu" and not SANITIZED else 40  # the others are slow

@@ -138,7 +138,7 @@ def failure(test: str, seconds: float | None) -> str | None:
     child = subprocess.Popen(
         [test] if test == C_TESTS else pytest,
         cwd=TREE,
-        env={**os.environ, "PYTHONPATH": str(CORE), "LAZYLLM_TEST_CORE": str(CORE)},
+        env={**os.environ, "PYTHONPATH": f"{CORE}:{TREE}", "LAZYLLM_TEST_CORE": str(CORE)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tiny
+from conftest import SANITIZED
 
 TOKENS = 32768
 SHAPE = tiny.Shape(
@@ -53,6 +54,9 @@ def run(model: tiny.Tiny, tokens: int) -> dict[str, Any]:
         [sys.executable, "-c", SCRIPT], input=json.dumps(given), capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout)
+
+
+pytestmark = pytest.mark.skipif(SANITIZED, reason="minutes long, and a sanitizer's shadow memory is resident")
 
 
 @pytest.fixture(scope="module")

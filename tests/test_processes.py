@@ -20,6 +20,7 @@ import tiny
 from folders import model_folder
 
 import lazyllm
+from lazyllm import _core
 
 WIDE = tiny.Shape(
     vocab=300, n_layers=12, hidden=256, n_heads=8, n_kv_heads=8, head_dim=32, ffn=1024, context=4096
@@ -31,6 +32,13 @@ STAGES = {2: 0.6, 6: 0.3}
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model that is large enough to be interrupted within each phase."""
     return model_folder(tmp_path_factory.mktemp("wide"), WIDE)
+
+
+def test_other_processes_import_the_same_core() -> None:
+    """Sanitizers, coverage and mutants have a core of their own, which the other tests here must run."""
+    code = "from lazyllm import _core; print(_core.__file__)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(told.strip()).samefile(_core.__file__)
 
 
 PHASES: dict[str, Callable[[lazyllm.LLM], Any]] = {
