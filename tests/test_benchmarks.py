@@ -556,6 +556,13 @@ def test_peers_run_the_same_model(name: str, demo_model: Path) -> None:
         assert peer.call("decode", ids[:2]) > 0
 
 
+@pytest.mark.parametrize("op", ["matmul", "attention", "rotate", "embed"])
+def test_sizes_that_are_left_out_are_one_head_of_64(op: str) -> None:
+    sizes = {"n": 1, "m": 1, "rows": 1, "cols": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 64}
+    plain, spelled = Bench(op), Bench(op, **sizes, dtype="bf16")
+    assert (plain.flops, plain.bytes) == (spelled.flops, spelled.bytes)
+
+
 @pytest.mark.parametrize(
     ("op", "given", "named"),
     [

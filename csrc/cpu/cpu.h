@@ -99,6 +99,8 @@ int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
 /* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of usable processors
  * if the files are not all there. */
 int lazy_count_cores(const char *folder, const bool *usable, int n);
+/* The share of CPU time that the control group in the folder grants, of version 2 or 1, in cores rounded up; 0 where there is no limit. */
+int lazy_cgroup_cores(const char *folder);
 /* shared.c */
 int lazy_cpu_share_open(lazy_backend *, lazy_shared **, size_t, lazy_error *);
 int lazy_cpu_share_join(lazy_shared **, const lazy_shared *, lazy_error *);

@@ -107,23 +107,34 @@ const char *const *lazy_cpu_variants(void)
     return names;
 }
 
-/* The cgroup's share of CPU time, in cores rounded up; 0 where there is no limit. */
-static int cgroup_cores(void)
+static FILE *open_in(const char *folder, const char *name)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return fopen(path, "re");
+}
+
+/* The number at the beginning of a file; 0 where there is none. */
+static long long read_number(const char *folder, const char *name)
+{
+    long long number = 0;
+    FILE *file = open_in(folder, name);
+    if (!file) return 0;
+    if (fscanf(file, "%lld", &number) != 1) number = 0;
+    fclose(file);
+    return number;
+}
+
+int lazy_cgroup_cores(const char *folder)
 {
     long long quota = 0, period = 0;
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    FILE *file = open_in(folder, "cpu.max");
     if (file) {
         if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max" means no limit */
         fclose(file);
-    } else {
-        if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "re"))) {
-            if (fscanf(file, "%lld", &quota) != 1) quota = 0;
-            fclose(file);
-        }
-        if ((file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "re"))) {
-            if (fscanf(file, "%lld", &period) != 1) period = 0;
-            fclose(file);
-        }
+    } else { /* version 1 */
+        quota = read_number(folder, "cpu/cpu.cfs_quota_us");
+        period = read_number(folder, "cpu/cpu.cfs_period_us");
     }
     return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
 }
@@ -185,7 +196,7 @@ int lazy_cpu_cores(void)
         for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) usable[cpu] = CPU_ISSET(cpu, &set);
         cores = lazy_count_cores("/sys/devices/system/cpu", usable, CPU_SETSIZE);
     }
-    int limit = cgroup_cores();
+    int limit = lazy_cgroup_cores("/sys/fs/cgroup");
     if (limit && limit < cores) cores = limit;
     return cores < 1 ? 1 : cores;
 }

@@ -1303,6 +1303,40 @@ static void plant_topology(const char *folder, const char *name, const char *con
     }
 }
 
+static void test_granted_cores(void)
+{
+    static const struct {
+        const char *group, *file, *quota, *period; /* the last is NULL where the file has both */
+        int cores;
+    } cases[] = {
+        { "one and a half", "cpu.max", "150000 100000\n", NULL, 2 },
+        { "two", "cpu.max", "200000 100000\n", NULL, 2 },
+        { "no limit", "cpu.max", "max 100000\n", NULL, 0 },
+        { "nonsense", "cpu.max", "", NULL, 0 },
+        { "version 1, three", "cpu/cpu.cfs_quota_us", "300000\n", "100000\n", 3 },
+        { "version 1, no limit", "cpu/cpu.cfs_quota_us", "-1\n", "100000\n", 0 },
+        { "version 1, nonsense", "cpu/cpu.cfs_quota_us", "300000\n", "none\n", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/lazyllm-group-XXXXXX", path[256];
+        if (!mkdtemp(folder)) check(false, "no temporary folder");
+        check(lazy_cgroup_cores(folder) == 0, "granted cores without files");
+        snprintf(path, sizeof path, "%s/cpu", folder);
+        mkdir(path, 0700);
+        const char *const files[][2] = { { cases[i].file, cases[i].quota }, { "cpu/cpu.cfs_period_us", cases[i].period } };
+        for (size_t f = 0; f < 2 && files[f][1]; f++) {
+            snprintf(path, sizeof path, "%s/%s", folder, files[f][0]);
+            FILE *file = fopen(path, "w");
+            fputs(files[f][1], file);
+            fclose(file);
+        }
+        int cores = lazy_cgroup_cores(folder);
+        check(cores == cases[i].cores, "granted cores, %s: %d, not %d", cases[i].group, cores, cases[i].cores);
+        snprintf(path, sizeof path, "rm -r %s", folder);
+        check(system(path) == 0, "%s was not removed", folder);
+    }
+}
+
 static void test_cores(void)
 {
     static const struct {
@@ -1577,6 +1611,7 @@ int main(int argc, char **argv)
     test_narrowing(LAZY_F16);
     test_narrowing(LAZY_BF16);
     test_cores();
+    test_granted_cores();
     test_shared();
     test_shared_in_child();
     test_shared_by_threads();
