@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -48,6 +49,22 @@ def open_in_thread(errors: list[str], *given: Any, **options: Any) -> threading.
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+def test_no_file_stays_open(made: tiny.Tiny, tmp_path: Path) -> None:
+    def open_files() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    empty = tmp_path / "empty"
+    empty.touch()
+    before = open_files()
+    _core.Model(made.config, [str(made.path)], made.tensors)
+    assert open_files() == before
+    for shard in (empty, tmp_path, tmp_path / "missing"):
+        with pytest.raises((CheckpointError, OSError)):
+            _core.Model(made.config, [str(made.path), str(shard)], made.tensors)
+        assert open_files() == before
 
 
 def test_other_threads_run_while_a_model_opens(made: tiny.Tiny, pipe: str) -> None:
