@@ -153,7 +153,7 @@ aarch64: build/test_ops_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-li
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 
 FUZZ_SECONDS ?= 120
-FUZZERS      := binder format
+FUZZERS      := binder format session
 CLANG        ?= clang
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
 build/core_fuzz/%.o: CC := $(CLANG)
@@ -161,17 +161,18 @@ build/core_fuzz/%.o: CC := $(CLANG)
 build/core_fuzz/cpu/kernels_%.o build/core_fuzz/cpu/products_%.o: FLAGS_fuzz := -O0 -fsanitize=address -mllvm -asan-instrumentation-with-call-threshold=0
 $(eval $(call core_build,_fuzz))
 
-build/fuzz_%: tests/fuzz/%.c build/core_fuzz/core.a
-	$(CLANG) $(CFLAGS_TEST) $(FLAGS_fuzz) -fsanitize=fuzzer $^ -lm -o $@
+build/fuzz_%: tests/fuzz/%.c tests/fuzz/checkpoint.h build/core_fuzz/core.a
+	$(CLANG) $(CFLAGS_TEST) $(FLAGS_fuzz) -fsanitize=fuzzer $(filter-out %.h,$^) -lm -o $@
 
-# inputs that reach more go to build/fuzz_corpus; build/fuzz_binder -set_cover_merge=1 -use_counters=0 NEW build/fuzz_corpus/binder chooses few
-fuzz: $(FUZZERS:%=build/fuzz_%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each fuzzer, and a thousand damaged files of each kind (needs clang)
-	for name in $(FUZZERS); do \
-	    mkdir -p build/fuzz_corpus/$$name && \
-	    build/fuzz_$$name -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -max_len=1024 -len_control=10 \
-	        -artifact_prefix=build/fuzz_ build/fuzz_corpus/$$name tests/fuzz/corpus/$$name || exit 1; \
-	done
+# Inputs that reach more go to build/fuzz_corpus; build/fuzz_binder -set_cover_merge=1 -use_counters=0 NEW build/fuzz_corpus/binder chooses few.
+fuzz: $(FUZZERS:%=fuzz/%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each fuzzer, and a thousand damaged files of each kind (needs clang)
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
+
+.PHONY: $(FUZZERS:%=fuzz/%)
+$(FUZZERS:%=fuzz/%): fuzz/%: build/fuzz_%
+	mkdir -p build/fuzz_corpus/$*
+	$< -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=1024 -max_len=1024 -len_control=10 \
+	    -artifact_prefix=build/fuzz_ build/fuzz_corpus/$* tests/fuzz/corpus/$*
 
 # ---- long use ----
 

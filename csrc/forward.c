@@ -156,8 +156,10 @@ static bool counts_for(const pass *p, int l, int stage)
 static bool scores_from(const pass *p, int l, int first)
 {
     const lazy_schedule *schedule = &p->schedule;
-    for (const lazy_stage *stage = schedule->stages; stage < schedule->stages + schedule->n_stages; stage++)
+    for (int i = 0; i < schedule->n_stages; i++) {
+        const lazy_stage *stage = &schedule->stages[i];
         if (first <= stage->layer && counts_for(p, l, stage->layer) && needs_scores(p, stage)) return true;
+    }
     return false;
 }
 

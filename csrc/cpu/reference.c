@@ -48,7 +48,7 @@ static int reference_surprisal(lazy_stream *stream, float *surprisal, float *log
     for (int r = 0; r < n; r++) {
         const float *row = logits + (int64_t)r * vocab;
         double max = -INFINITY, sum = 0;
-        for (int v = 0; v < vocab; v++) max = fmax(max, row[v]);
+        for (int v = 0; v < vocab; v++) max = row[v] > max ? row[v] : max; /* gcc 12 for aarch64 fails on fmax here */
         for (int v = 0; v < vocab; v++) sum += exp(row[v] - max);
         surprisal[r] = (float)(log(sum) + max - row[ids[r]]);
     }

@@ -2,98 +2,10 @@
  *
  * The table begins as that of a whole checkpoint. The input says which options the model has, in which format each tensor is, what of the
  * table is changed, and what the file holds. */
-#include "../../csrc/binder.h"
+#include "checkpoint.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "../../csrc/device.h"
-#include "../../csrc/format.h"
-#include "../../csrc/memory.h"
-
-typedef struct input {
-    const uint8_t *data;
-    size_t size;
-} input;
-
-static uint8_t next_byte(input *in)
-{
-    if (!in->size) return 0;
-    in->size--;
-    return *in->data++;
-}
-
-static uint64_t next_number(input *in, int bytes)
-{
-    uint64_t number = 0;
-    for (int i = 0; i < bytes; i++) number = number << 8 | next_byte(in);
-    return number;
-}
-
-enum { LAYERS = 2, MAX_TENSORS = 40, MAX_RANK = 8, WIDE = 256, NARROW = 32 };
-
-typedef struct table {
-    lazy_tensor tensors[MAX_TENSORS];
-    int64_t shapes[MAX_TENSORS][MAX_RANK];
-    char names[MAX_TENSORS][64];
-    int n;
-    uint64_t bytes; /* of the file */
-} table;
-
-static void add(table *t, input *in, const char *name, int64_t rows, int64_t cols)
-{
-    lazy_dtype dtype = cols ? (lazy_dtype)(next_byte(in) % LAZY_N_DTYPES) : LAZY_F32;
-    int64_t row = cols ? cols : rows;
-    if (row % lazy_formats[dtype].values) dtype = LAZY_BF16;
-    int64_t *shape = t->shapes[t->n];
-    shape[0] = rows;
-    shape[1] = cols;
-    uint64_t bytes = (uint64_t)(cols ? rows : 1) * lazy_row_bytes(dtype, (int)row);
-    t->tensors[t->n++] = (lazy_tensor){ name, lazy_formats[dtype].name, shape, cols ? 2 : 1, 0, t->bytes, bytes };
-    t->bytes += (bytes + 3) / 4 * 4;
-}
-
-static void add_to_layer(table *t, input *in, int layer, const char *suffix, int64_t rows, int64_t cols)
-{
-    char *name = t->names[t->n];
-    snprintf(name, sizeof *t->names, "model.layers.%d.%s", layer, suffix);
-    add(t, in, name, rows, cols);
-}
-
-static void fill_table(table *t, input *in, const lazy_config *c)
-{
-    int d = c->hidden, q = lazy_q_width(c), kv = lazy_kv_width(c), f = c->ffn;
-    add(t, in, "model.embed_tokens.weight", c->vocab, d);
-    add(t, in, "model.norm.weight", d, 0);
-    if (!c->tied) add(t, in, "lm_head.weight", c->vocab, d);
-    const struct {
-        const char *suffix;
-        int rows, cols;
-        bool absent;
-    } parts[] = {
-        { "input_layernorm.weight", d, 0, false },
-        { "post_attention_layernorm.weight", d, 0, false },
-        { "pre_feedforward_layernorm.weight", d, 0, !c->post_norms },
-        { "post_feedforward_layernorm.weight", d, 0, !c->post_norms },
-        { "self_attn.q_norm.weight", c->head_dim, 0, !c->qk_norm },
-        { "self_attn.k_norm.weight", c->head_dim, 0, !c->qk_norm },
-        { "self_attn.q_proj.bias", q, 0, !c->qkv_bias },
-        { "self_attn.k_proj.bias", kv, 0, !c->qkv_bias },
-        { "self_attn.v_proj.bias", kv, 0, !c->qkv_bias },
-        { "self_attn.o_proj.bias", d, 0, !c->o_bias },
-        { "self_attn.q_proj.weight", q, d, false },
-        { "self_attn.k_proj.weight", kv, d, false },
-        { "self_attn.v_proj.weight", kv, d, false },
-        { "self_attn.o_proj.weight", d, q, false },
-        { "mlp.gate_proj.weight", f, d, false },
-        { "mlp.up_proj.weight", f, d, false },
-        { "mlp.down_proj.weight", d, f, false },
-    };
-    for (int layer = 0; layer < LAYERS; layer++)
-        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-            if (!parts[i].absent) add_to_layer(t, in, layer, parts[i].suffix, parts[i].rows, parts[i].cols);
-}
 
 static void change_table(table *t, input *in)
 {
@@ -115,13 +27,6 @@ static void change_table(table *t, input *in)
         case 9: t->bytes -= t->bytes < 256 ? 0 : next_byte(in); break; /* of the file */
         }
     }
-}
-
-static void require(bool holds, const char *what)
-{
-    if (holds) return;
-    fprintf(stderr, "%s\n", what);
-    abort();
 }
 
 /* A prompt that is pruned, and a token that revives. */
@@ -146,57 +51,33 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     input in = { data, size };
     uint8_t options = next_byte(&in), more = next_byte(&in);
     int width = more & 1 ? WIDE : NARROW, ffn = more & 1 ? NARROW : WIDE; /* the K formats have rows of 256 values */
-    float inv_freq[NARROW / 4];
-    for (int i = 0; i < NARROW / 4; i++) inv_freq[i] = 1.0f / (float)(1 + i);
-    const int32_t windows[LAYERS] = { more & 2 ? 3 : 0 };
-
-    lazy_model *model;
-    lazy_error err = { 0 };
-    require(!lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", &err), err.message);
-    model->config = (lazy_config){
-        .n_layers = LAYERS,
-        .hidden = width,
-        .n_heads = 2,
-        .n_kv_heads = 1,
-        .head_dim = NARROW / 2,
-        .ffn = ffn,
-        .vocab = 8,
-        .context = 64,
-        .norm_eps = 1e-5f,
-        .rope_scale = 1,
-        .embedding_scale = 1,
-        .tied = options & 1,
-        .qkv_bias = options & 2,
-        .o_bias = options & 4,
-        .qk_norm = options & 8,
-        .paired_rope = options & 16,
-        .norm_plus_one = options & 32,
-        .post_norms = options & 64,
-        .gelu = options & 128,
-    };
+    lazy_model *model = unbound_model(2, width, ffn);
     lazy_config *c = &model->config;
-    int code = lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
-    if (!code) code = lazy_alloc_copy((void **)&c->windows, windows, LAYERS, sizeof *windows, "the config", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&model->layers, LAYERS, sizeof *model->layers, "the layers", &err);
-    if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
+    c->tied = options & 1;
+    c->qkv_bias = options & 2;
+    c->o_bias = options & 4;
+    c->qk_norm = options & 8;
+    c->paired_rope = options & 16;
+    c->norm_plus_one = options & 32;
+    c->post_norms = options & 64;
+    c->gelu = options & 128;
+    ((int32_t *)c->windows)[0] = more & 2 ? 3 : 0;
+    lazy_error err = { 0 };
     table t = { 0 };
     fill_table(&t, &in, c);
     change_table(&t, &in);
     const lazy_device device = { .name = "cpu", .threads = 1, .compute = more & 4 ? "bf16" : "f32" };
-    if (!code) code = lazy_device_open(&model->backend, &device, lazy_bind_dtype(t.tensors, t.n), &err);
+    int code = lazy_device_open(&model->backend, &device, lazy_bind_dtype(t.tensors, t.n), &err);
     require(!code || code == LAZY_INVALID || code == LAZY_DEVICE, err.message); /* the machine has no bf16 */
 
     unsigned char *file = malloc(t.bytes); /* of exactly this size: the sanitizer sees each byte that is read beyond it */
     memset(file, 0, t.bytes);
     for (uint64_t at = 0; at < t.bytes && in.size; at += in.size)
         memcpy(file + at, in.data, t.bytes - at < in.size ? t.bytes - at : in.size);
-    model->shards[0] = (lazy_mapping){ .data = file, .bytes = t.bytes };
-    model->n_shards = 1;
     if (!code) {
-        code = lazy_bind(model, t.tensors, t.n, (lazy_weights)(more >> 3 & 3) % 3, NULL, &err);
+        code = bind_file(model, &t, file, (lazy_weights)(more >> 3 & 3) % 3, &err);
         require(!code || *err.message, "an error without words");
     }
-    model->n_shards = 0; /* the rest is for files that are mapped */
     if (!code) run(model);
     lazy_model_close(model);
     free(file);

@@ -1,0 +1,146 @@
+/* checkpoint.h — the bytes of an input read one after the other, and a small model made of them. */
+#ifndef CHECKPOINT_H
+#define CHECKPOINT_H
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "../../csrc/binder.h"
+#include "../../csrc/device.h"
+#include "../../csrc/format.h"
+#include "../../csrc/memory.h"
+
+typedef struct input {
+    const uint8_t *data;
+    size_t size;
+} input;
+
+static uint8_t next_byte(input *in)
+{
+    if (!in->size) return 0;
+    in->size--;
+    return *in->data++;
+}
+
+static uint64_t next_number(input *in, int bytes)
+{
+    uint64_t number = 0;
+    for (int i = 0; i < bytes; i++) number = number << 8 | next_byte(in);
+    return number;
+}
+
+enum { MAX_TENSORS = 80, MAX_RANK = 8 };
+
+typedef struct table {
+    lazy_tensor tensors[MAX_TENSORS];
+    int64_t shapes[MAX_TENSORS][MAX_RANK];
+    char names[MAX_TENSORS][64];
+    int n;
+    uint64_t bytes; /* of the file */
+} table;
+
+static void add(table *t, input *in, const char *name, int64_t rows, int64_t cols)
+{
+    lazy_dtype dtype = cols ? (lazy_dtype)(next_byte(in) % LAZY_N_DTYPES) : LAZY_F32;
+    int64_t row = cols ? cols : rows;
+    if (row % lazy_formats[dtype].values) dtype = LAZY_BF16;
+    int64_t *shape = t->shapes[t->n];
+    shape[0] = rows;
+    shape[1] = cols;
+    uint64_t bytes = (uint64_t)(cols ? rows : 1) * lazy_row_bytes(dtype, (int)row);
+    t->tensors[t->n++] = (lazy_tensor){ name, lazy_formats[dtype].name, shape, cols ? 2 : 1, 0, t->bytes, bytes };
+    t->bytes += (bytes + 3) / 4 * 4;
+}
+
+static void add_to_layer(table *t, input *in, int layer, const char *suffix, int64_t rows, int64_t cols)
+{
+    char *name = t->names[t->n];
+    snprintf(name, sizeof *t->names, "model.layers.%d.%s", layer, suffix);
+    add(t, in, name, rows, cols);
+}
+
+static void fill_table(table *t, input *in, const lazy_config *c)
+{
+    int d = c->hidden, q = lazy_q_width(c), kv = lazy_kv_width(c), f = c->ffn;
+    add(t, in, "model.embed_tokens.weight", c->vocab, d);
+    add(t, in, "model.norm.weight", d, 0);
+    if (!c->tied) add(t, in, "lm_head.weight", c->vocab, d);
+    const struct {
+        const char *suffix;
+        int rows, cols;
+        bool absent;
+    } parts[] = {
+        { "input_layernorm.weight", d, 0, false },
+        { "post_attention_layernorm.weight", d, 0, false },
+        { "pre_feedforward_layernorm.weight", d, 0, !c->post_norms },
+        { "post_feedforward_layernorm.weight", d, 0, !c->post_norms },
+        { "self_attn.q_norm.weight", c->head_dim, 0, !c->qk_norm },
+        { "self_attn.k_norm.weight", c->head_dim, 0, !c->qk_norm },
+        { "self_attn.q_proj.bias", q, 0, !c->qkv_bias },
+        { "self_attn.k_proj.bias", kv, 0, !c->qkv_bias },
+        { "self_attn.v_proj.bias", kv, 0, !c->qkv_bias },
+        { "self_attn.o_proj.bias", d, 0, !c->o_bias },
+        { "self_attn.q_proj.weight", q, d, false },
+        { "self_attn.k_proj.weight", kv, d, false },
+        { "self_attn.v_proj.weight", kv, d, false },
+        { "self_attn.o_proj.weight", d, q, false },
+        { "mlp.gate_proj.weight", f, d, false },
+        { "mlp.up_proj.weight", f, d, false },
+        { "mlp.down_proj.weight", d, f, false },
+    };
+    for (int layer = 0; layer < c->n_layers; layer++)
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+            if (!parts[i].absent) add_to_layer(t, in, layer, parts[i].suffix, parts[i].rows, parts[i].cols);
+}
+
+static void require(bool holds, const char *what)
+{
+    if (holds) return;
+    fprintf(stderr, "%s\n", what);
+    abort();
+}
+
+enum { WIDE = 256, NARROW = 32 };
+
+/* A model with a config, and no weights yet. The config's arrays are its own: it may be changed until tensors are bound. */
+static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
+{
+    lazy_model *model;
+    lazy_error err = { 0 };
+    float inv_freq[NARROW / 4];
+    for (int i = 0; i < NARROW / 4; i++) inv_freq[i] = 1.0f / (float)(1 + i);
+    require(!lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", &err), err.message);
+    lazy_config *c = &model->config;
+    *c = (lazy_config){
+        .n_layers = n_layers,
+        .hidden = hidden,
+        .n_heads = 2,
+        .n_kv_heads = 1,
+        .head_dim = NARROW / 2,
+        .ffn = ffn,
+        .vocab = 8,
+        .context = 64,
+        .norm_eps = 1e-5f,
+        .rope_scale = 1,
+        .embedding_scale = 1,
+    };
+    size_t n = (size_t)n_layers;
+    int code = lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
+    require(!code, err.message);
+    return model;
+}
+
+/* Binds the tensors to `file` of t->bytes bytes, which must outlive the model. */
+static int bind_file(lazy_model *model, const table *t, const unsigned char *file, lazy_weights weights, lazy_error *err)
+{
+    model->shards[0] = (lazy_mapping){ .data = file, .bytes = t->bytes };
+    model->n_shards = 1;
+    int code = lazy_bind(model, t->tensors, t->n, weights, NULL, err);
+    model->n_shards = 0; /* the rest of the core would ask the system about files that are mapped */
+    return code;
+}
+
+#endif
