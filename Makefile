@@ -61,8 +61,9 @@ build: $(VENV)/build.stamp ## the package, in .venv
 demo: $(VENV)/build.stamp ## a long document, one question, dense and pruned
 	@$(BIN)/lazyllm demo
 
-test: $(VENV)/test.stamp build/test_ops ## every test that needs nothing but PyPI
+test: $(VENV)/test.stamp build/test_ops build/test_system ## every test that needs nothing but PyPI
 	build/test_ops
+	build/test_system
 	$(BIN)/python -m pytest -m 'not oracle'
 
 oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
@@ -122,8 +123,8 @@ build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
 
-build/test_ops$(1): tests/c/test_ops.c build/core$(1)/core.a
-	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$^ -lm -o $$@
+build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter-out %.h,$$^) -lm -o $$@
 
 build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
 $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o): | $(VENV)/python.stamp
@@ -144,11 +145,12 @@ $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
 
 FLAGS_aarch64 := -O3
-build/core_aarch64/%.o build/test_ops_aarch64: CC := aarch64-linux-gnu-gcc
+build/core_aarch64/%.o build/test_%_aarch64: CC := aarch64-linux-gnu-gcc
 $(eval $(call core_build,_aarch64))
 
-aarch64: build/test_ops_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-linux-gnu and qemu-user)
-	qemu-aarch64 -L /usr/aarch64-linux-gnu $<
+aarch64: build/test_ops_aarch64 build/test_system_aarch64 ## the C tests for aarch64 (needs gcc-aarch64-linux-gnu and qemu-user)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_ops_aarch64
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/test_system_aarch64
 
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 
@@ -183,8 +185,9 @@ include cuda/cuda_on_cpu/rules.mk
 include tests/cuda/on_gpu.mk
 
 # all instruction sets are called through the same code for threads
-tsan: build/test_ops_tsan ## the C tests under ThreadSanitizer
+tsan: build/test_ops_tsan build/test_system_tsan ## the C tests under ThreadSanitizer
 	build/test_ops_tsan fastest
+	build/test_system_tsan
 
 UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
@@ -192,8 +195,9 @@ PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_ev
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 
-asan-ops: build/test_ops_asan
+asan-ops: build/test_ops_asan build/test_system_asan
 	build/test_ops_asan
+	build/test_system_asan
 
 asan-suite: $(VENV)/test.stamp build/core_asan/lib
 	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(CORE_TESTS)
@@ -211,10 +215,11 @@ FLAGS_coverage := $(SANITIZER_LEVEL) --coverage
 $(eval $(call core_build,_coverage))
 
 # without the notebooks, which take an hour with a core that counts, and the leaks, as coverage allocates too
-coverage: $(VENV)/test.stamp build/test_ops_coverage build/core_coverage/lib ## lines of C and Python that the tests reach, and those that they do not
+coverage: $(VENV)/test.stamp build/test_ops_coverage build/test_system_coverage build/core_coverage/lib ## lines of C and Python that the tests reach, and those that they do not
 	@$(PIP) 'coverage>=7.10'
 	rm -rf build/coverage && find build/core_coverage -name '*.gcda' -delete
 	build/test_ops_coverage
+	build/test_system_coverage
 	$(call tests_with,_coverage,$(BIN)/coverage run --rcfile=tests/coverage.ini) $(patsubst %,--ignore=tests/test_%.py,notebooks leaks)
 	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
 	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
@@ -245,12 +250,12 @@ lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy, import-linter and cla
 	$(BIN)/ruff format --check $(SOURCE)
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.c tests/fuzz/*.c tests/cuda/*.c[cu]*
+	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
 
 format: $(VENV)/lint.stamp ## put all sources in form
 	$(BIN)/ruff check --fix $(SOURCE)
 	$(BIN)/ruff format $(SOURCE)
-	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.c tests/fuzz/*.c tests/cuda/*.c[cu]*
+	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
 
 clean: ## remove what was built (not .venv, nor the model in the user's cache)
 	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output

@@ -29,7 +29,7 @@ HOME = Path("build/mutants")
 TREE = (HOME / "tree").resolve()
 RESULTS = Path("tests/mutants.jsonl")
 CORE = TREE / "build/core/lib"
-C_TESTS = "build/test_ops"
+C_TESTS = ["build/test_ops", "build/test_system"]
 # -O1 compiles all of the core in half a minute; without -g equal code has equal bytes
 BUILD = ["make", "-j2", "FLAGS=-O1 -fno-tree-loop-optimize", "CFLAGS_TEST=-std=gnu11 -pthread -w"]
 
@@ -120,7 +120,7 @@ def refresh() -> str:
 def build() -> str | None:
     """A digest of the built core, or None where it does not compile."""
     stamp = Path(sys.prefix) / "test.stamp"  # the packages are there
-    command = [*BUILD, f"VENV={sys.prefix}", f"--old-file={stamp}", "build/test_ops", "build/core/lib"]
+    command = [*BUILD, f"VENV={sys.prefix}", f"--old-file={stamp}", *C_TESTS, "build/core/lib"]
     done = subprocess.run(command, cwd=TREE, capture_output=True, check=False)
     if done.returncode:
         return None
@@ -136,7 +136,7 @@ def failure(test: str, seconds: float | None) -> str | None:
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not oracle", "-p", "no:cacheprovider"]
     pytest += ["-o", f"pythonpath={CORE} .", test]
     child = subprocess.Popen(
-        [test] if test == C_TESTS else pytest,
+        [test] if test in C_TESTS else pytest,
         cwd=TREE,
         env={**os.environ, "PYTHONPATH": f"{CORE}:{TREE}", "LAZYLLM_TEST_CORE": str(CORE)},
         stdout=subprocess.PIPE,
@@ -166,7 +166,7 @@ def measured(tests: list[str]) -> dict[str, float]:
     known = json.loads(file.read_text()) if file.exists() else {}
     seconds = {}
     for test in tests:
-        source = TREE / ("tests/c/test_ops.c" if test == C_TESTS else test)
+        source = TREE / (f"tests/c/{Path(test).name}.c" if test in C_TESTS else test)
         name = f"{source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
         if name not in known:
             start = time.monotonic()
@@ -224,7 +224,7 @@ def main() -> None:
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     known = {row["diff"]: row for row in rows}
     kills = collections.Counter(row["by"] for row in known.values())
-    seconds = measured([C_TESTS, *asked.tests])
+    seconds = measured([*C_TESTS, *asked.tests])
 
     for number, name in enumerate(chosen, 1):
         row = known.get(name)

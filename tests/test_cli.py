@@ -272,7 +272,6 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 def test_demo_answers_right_both_ways(demo_model: Path, tmp_path: Path, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("eight runs over 2500 tokens take a sanitized core many minutes")
-    pytest.importorskip("matplotlib")
     call = [
         sys.executable,
         "-m",

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from folders import model_folder
+from gguf import quants
 from tiny import Shape, write_safetensors
 
 import lazyllm
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
-
-quants = pytest.importorskip("gguf.quants")
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 FORMATS = ["F32", "F16", "BF16", *QUANTIZED]

@@ -37,9 +37,6 @@ from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
-pytest.importorskip("gguf")
-pytest.importorskip("tokenizers")
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
 NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma3-layers"}
@@ -323,7 +320,8 @@ def test_chat_template_and_bos(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [True, False])
 def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
-    spm = pytest.importorskip("sentencepiece")
+    import sentencepiece as spm
+
     processor = spm.SentencePieceProcessor(model_file=str(train_pieces(tmp_path)))
     count = processor.get_piece_size()
     kinds: dict[Callable[[int], bool], int] = {
@@ -400,8 +398,9 @@ def test_gemma_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.oracle
 def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
     """Weights, ids and text of the converted folder; the tokenizer also as transformers saves it."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
+    import torch
+    import transformers
+
     metadata, tensors = toy_files(gemma_metadata() | {"general.name": "tiny"}, "gemma3")
     out = convert_files((metadata, tensors), tmp_path)
     oracle = transformers.AutoModelForCausalLM.from_pretrained(

@@ -22,9 +22,6 @@ from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import SMOLLM2, gguf_file
 from lazyllm.commands.main import main
 
-pytest.importorskip("gguf")
-pytest.importorskip("tokenizers")
-
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes at which an f16 scale begins
 FORMATS = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_SCALES]
 HIDDEN, FFN, HEADS, KV_HEADS, LAYERS, VOCAB = 256, 512, 4, 2, 2, 120

@@ -685,7 +685,8 @@ def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pyt
 def test_settings_that_differ_by_seed_share_a_legend_entry(
     llm: lazyllm.LLM, data: Path, tmp_path: Path
 ) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     settings = ["dense", "random:keep=0.5,seed=1", "random:keep=0.5,seed=2", '{"1": 0.5}']
     made = run(llm, data, tmp_path, pruning=settings, datasets=["lcc"], limit=2)
     with matplotlib.rc_context({"svg.fonttype": "none"}):

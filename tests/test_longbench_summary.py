@@ -127,7 +127,6 @@ def test_intervals_by_hand() -> None:
 
 
 def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
         rows = [row(DENSE, name, number, score, 1.0) for name, score in scores.items() for number in range(3)]
         mean = Summary(rows, str.upper).mean(DENSE)

@@ -242,7 +242,6 @@ def test_random_ids_decode_alike(demo_model: Path) -> None:
 
 def test_sentencepiece_tokens(tmp_path: Path) -> None:
     """transformers 5 has only the non-legacy form, in which only the first part gets a leading space."""
-    pytest.importorskip("sentencepiece")
     train_pieces(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(
         '{"legacy": false, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}', encoding="utf-8"
@@ -307,7 +306,6 @@ def test_demonstration_model(demo_model: Path) -> None:
 
 
 def test_converted_weights(demo_model: Path, demo_gguf: Path) -> None:
-    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
     read = transformers.AutoModelForCausalLM.from_pretrained
     converted = read(demo_model, dtype=torch.bfloat16).state_dict()
     direct = read(demo_gguf.parent, gguf_file=demo_gguf.name, dtype=torch.float32).state_dict()
@@ -342,7 +340,6 @@ def test_gemma3_270m(count: int, gemma3: Any) -> None:
 @needs_gemma
 def test_gemma3_270m_is_what_transformers_reads(gemma3: Any) -> None:
     """The weights and the tokenizer of the folder are those that transformers takes from the GGUF file."""
-    pytest.importorskip("accelerate", reason="transformers reads GGUF weights only with accelerate")
     path = default_cache() / f"{GEMMA3.name}.gguf"
     if not path.exists():
         pytest.skip(f"{path} is missing; `lazyllm model` leaves it there")

@@ -709,14 +709,14 @@ def test_panels_hold_the_means() -> None:
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     file = plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
     assert file == tmp_path / "map.png"
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    import matplotlib
+
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         drawn = plot_needle_map(needles_found(ROWS), tmp_path / "map.svg").read_text(encoding="utf-8")
     shown = re.findall(r">([^<>]+)</text>", drawn)

@@ -409,7 +409,6 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
 
 
 def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
-    pytest.importorskip("pandas")
     several = [
         point(DENSE, 0, 1),
         *(
@@ -424,8 +423,8 @@ def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
 
 
 def test_a_frame_goes_to_parquet_and_back(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
+    import pandas
+
     settings = [
         Pruning(),
         Pruning({1: 0.5}),
@@ -475,7 +474,6 @@ def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
 
 
 def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
-    pytest.importorskip("pandas")
     frame = swept.to_frame()
     assert list(frame["setting"]) == names(swept)
     assert list(frame["kl"]) == [one.kl.value for one in swept]
@@ -506,7 +504,6 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
 
 @pytest.mark.parametrize("points", [POINTS, [], POINTS[-1:], [point(DENSE, 0, 1, score=50)]], ids=len)
 def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     for scored in (False, True):
         dots, best = dots_of(points, scored), dots_of(front(points), scored)
         file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
@@ -514,7 +511,6 @@ def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
 
 
 def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
-    pytest.importorskip("matplotlib")
     figure = new_figure(8, 1.8)
     axes = figure.subplots()
     dots = [Dot("dense", 1, 0, 0, 0)]

@@ -64,7 +64,6 @@ def test_runs_agree_with_the_passes(trace: Trace, made: Generation) -> None:
 
 
 def test_a_trace_is_a_frame(trace: Trace, llm: LLM) -> None:
-    pytest.importorskip("pandas")
     frame = trace.to_frame()
     assert len(frame) == sum(stage.in_play.size for stage in trace.stages)
     for stage in trace.stages:

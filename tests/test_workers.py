@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import distributed
 import numpy as np
 import pytest
 from folders import model_folder
@@ -34,7 +35,6 @@ from lazyllm.evaluation.runner import (
 )
 from lazyllm.evaluation.summary import DENSE
 
-distributed = pytest.importorskip("distributed")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
 TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}
 SETTINGS = [None, {1: 0.5}]

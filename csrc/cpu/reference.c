@@ -7,31 +7,37 @@
 #include "../format.h"
 #include "cpu.h"
 
-/* start + x . w[row, :] */
-static double add_dot(double start, const float *x, const lazy_matrix *w, int row)
+enum { ROWS_AT_ONCE = 8 }; /* of x: a weight is widened once for them, and their sums do not wait for each other */
+
+/* sums[r] = x[r, :] . w[row, :] + bias[row] for n rows of x. */
+static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int row)
 {
     enum { BLOCK = LAZY_LONGEST_BLOCK };
     float weights[BLOCK];
+    for (int r = 0; r < n; r++) sums[r] = w->bias ? w->bias[row] : 0.0;
     const lazy_part *part = w->part;
     while (row >= part->rows) row -= part++->rows;
-    double sum = start;
+    const char *from = (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, w->cols);
     for (int first = 0; first < w->cols; first += BLOCK) {
-        int n = min_int(BLOCK, w->cols - first);
-        const char *from = (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, w->cols);
-        lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, n);
-        for (int k = 0; k < n; k++) sum += (double)x[first + k] * weights[k];
+        int here = min_int(BLOCK, w->cols - first);
+        lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
+        for (int k = 0; k < here; k++)
+            for (int r = 0; r < n; r++) sums[r] += (double)x[(int64_t)r * w->cols + first + k] * weights[k];
     }
-    return sum;
 }
 
 static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
 {
     (void)stream, (void)err;
-    for (int r = 0; r < n; r++) {
+    double sums[ROWS_AT_ONCE];
+    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
+        int here = min_int(ROWS_AT_ONCE, n - first);
         for (int j = 0; j < w->rows; j++) {
-            double sum = add_dot(w->bias ? w->bias[j] : 0.0, (const float *)x + (int64_t)r * w->cols, w, j);
-            float *out = (float *)y + (int64_t)r * w->rows + j;
-            *out = (float)(accumulate ? *out + sum : sum);
+            dots(sums, (const float *)x + (int64_t)first * w->cols, here, w, j);
+            for (int r = 0; r < here; r++) {
+                float *out = (float *)y + (int64_t)(first + r) * w->rows + j;
+                *out = (float)(accumulate ? *out + sums[r] : sums[r]);
+            }
         }
     }
     return LAZY_OK;
@@ -59,13 +65,19 @@ static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (
 
 static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
 {
-    float *both = ((lazy_cpu_stream *)stream)->gate_up;
+    (void)err;
     int ffn = gate_up->rows / 2;
-    for (int r = 0; r < n; r++) {
-        reference_matmul(stream, both, (const float *)x + (int64_t)r * gate_up->cols, 1, gate_up, false, err);
+    double gates[ROWS_AT_ONCE], ups[ROWS_AT_ONCE];
+    for (int first = 0; first < n; first += ROWS_AT_ONCE) {
+        const float *rows = (const float *)x + (int64_t)first * gate_up->cols;
+        int here = min_int(ROWS_AT_ONCE, n - first);
         for (int j = 0; j < ffn; j++) {
-            double gate = both[j], up = both[ffn + j], activated = stream->config->gelu ? gelu(gate) : gate / (1.0 + exp(-gate));
-            ((float *)y)[(int64_t)r * ffn + j] = (float)(activated * up);
+            dots(gates, rows, here, gate_up, j);
+            dots(ups, rows, here, gate_up, ffn + j);
+            for (int r = 0; r < here; r++) {
+                double gate = gates[r], activated = stream->config->gelu ? gelu(gate) : gate / (1.0 + exp(-gate));
+                ((float *)y)[(int64_t)(first + r) * ffn + j] = (float)(activated * ups[r]);
+            }
         }
     }
     return LAZY_OK;

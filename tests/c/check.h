@@ -1,0 +1,33 @@
+/* check.h — counts what holds and what does not, and prints what does not. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+static int passed, failed;
+
+__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
+{
+    if (good) {
+        passed++;
+        return;
+    }
+    failed++;
+    va_list args;
+    va_start(args, format);
+    printf("FAILED ");
+    vprintf(format, args);
+    printf("\n");
+    va_end(args);
+}
+
+/* The last line of a test program, and its exit status. */
+static int checked(void)
+{
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed != 0;
+}
+
+#endif

@@ -1,0 +1,379 @@
+/* test_system.c — what the CPU backend takes from the system: threads, memory shared by forks, and the number of cores. */
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../csrc/cpu/cpu.h"
+#include "check.h"
+
+/* ---- threads ---------------------------------------------------------------------------- */
+
+enum { TASKS = 1000, ROUNDS = 50 };
+
+/* A pool with a client. */
+typedef struct place {
+    lazy_pool *pool;
+    lazy_pool_client *client;
+} place;
+
+static place open_place(int threads)
+{
+    place p;
+    lazy_error err = { 0 };
+    if (lazy_pool_open(&p.pool, threads, &err) == LAZY_OK && lazy_pool_client_open(&p.client, p.pool, &err) == LAZY_OK) return p;
+    printf("%s\n", err.message);
+    exit(1);
+}
+
+static void close_place(place p)
+{
+    lazy_pool_client_close(p.client);
+    lazy_pool_close(p.pool);
+}
+
+typedef struct counting {
+    lazy_pool *pool;
+    int done[TASKS];
+} counting;
+
+static void count_task(void *job, int task, int worker)
+{
+    (void)worker;
+    ((counting *)job)->done[task]++;
+}
+
+static void *run_jobs(void *argument)
+{
+    counting *c = argument;
+    lazy_pool_client *client;
+    if (lazy_pool_client_open(&client, c->pool, NULL)) return NULL;
+    for (int round = 0; round < ROUNDS; round++) lazy_pool_run(client, count_task, c, TASKS, (lazy_poll){ 0 });
+    lazy_pool_client_close(client);
+    return NULL;
+}
+
+/* A poll that waits for another thread, which runs a job of its own. */
+static int run_beside(void *context, int layers_done, int n_layers)
+{
+    (void)layers_done, (void)n_layers;
+    pthread_t other;
+    pthread_create(&other, NULL, run_jobs, context);
+    pthread_join(other, NULL);
+    return 0;
+}
+
+static int stop_at_once(void *context, int layers_done, int n_layers)
+{
+    (void)context, (void)layers_done, (void)n_layers;
+    return 1;
+}
+
+/* Takes 2 ms and counts itself in *job. */
+static void slow_task(void *job, int task, int worker)
+{
+    (void)task, (void)worker;
+    struct timespec nap = { 0, 2 * 1000 * 1000 };
+    nanosleep(&nap, NULL);
+    __atomic_fetch_add((int *)job, 1, __ATOMIC_RELAXED);
+}
+
+typedef struct long_job {
+    lazy_pool *pool;
+    int started, done; /* tasks */
+} long_job;
+
+static void long_task(void *job, int task, int worker)
+{
+    (void)task, (void)worker;
+    __atomic_fetch_add(&((long_job *)job)->started, 1, __ATOMIC_RELAXED);
+    slow_task(&((long_job *)job)->done, task, worker);
+}
+
+static void *run_long_job(void *argument)
+{
+    long_job *job = argument;
+    lazy_pool_client *client;
+    if (lazy_pool_client_open(&client, job->pool, NULL)) return NULL;
+    lazy_pool_run(client, long_task, job, TASKS, (lazy_poll){ 0 });
+    lazy_pool_client_close(client);
+    return NULL;
+}
+
+/* Short jobs, one after another, do not wait for another client's long job. */
+static void test_short_jobs_beside_a_long_one(void)
+{
+    place p = open_place(2);
+    long_job job = { .pool = p.pool };
+    pthread_t other;
+    pthread_create(&other, NULL, run_long_job, &job);
+    while (!__atomic_load_n(&job.started, __ATOMIC_RELAXED)) nanosleep(&(struct timespec){ 0, 1000 * 1000 }, NULL);
+    counting counts = { 0 };
+    for (int i = 0; i < ROUNDS; i++) lazy_pool_run(p.client, count_task, &counts, 4, (lazy_poll){ 0 });
+    int done = __atomic_load_n(&job.done, __ATOMIC_RELAXED);
+    pthread_join(other, NULL);
+    check(counts.done[3] == ROUNDS && done < TASKS / 2, "%d short jobs beside a long one: %d of its %d tasks were done first", ROUNDS, done,
+          TASKS);
+    check(job.done == TASKS, "a long job beside short ones: %d of %d tasks were done", job.done, TASKS);
+    close_place(p);
+}
+
+static void test_pool(void)
+{
+    enum { CALLERS = 3 };
+    for (int threads = 1; threads <= 4; threads++) {
+        place p = open_place(threads);
+        counting jobs[CALLERS] = { { .pool = p.pool }, { .pool = p.pool }, { .pool = p.pool } };
+        pthread_t callers[CALLERS];
+        for (int i = 0; i < CALLERS; i++) pthread_create(&callers[i], NULL, run_jobs, &jobs[i]);
+        for (int i = 0; i < CALLERS; i++) pthread_join(callers[i], NULL);
+        bool once = true;
+        for (int i = 0; i < CALLERS * TASKS; i++) once = once && jobs[i / TASKS].done[i % TASKS] == ROUNDS;
+        check(once, "pool of %d: three callers, each task once a round", threads);
+
+        int done = 0;
+        counting beside = { .pool = p.pool };
+        lazy_watch waits = { run_beside, &beside }, stops = { stop_at_once, NULL };
+        int code = lazy_pool_run(p.client, slow_task, &done, 20, (lazy_poll){ &waits, 0, 1 });
+        check(code == LAZY_OK && done == 20 && beside.done[0] > 0, "pool of %d: a poll that waits for another caller", threads);
+
+        done = 0;
+        code = lazy_pool_run(p.client, slow_task, &done, TASKS, (lazy_poll){ &stops, 0, 1 });
+        check(code == LAZY_CANCELLED && done < TASKS, "pool of %d: stopped after %d of %d tasks", threads, done, TASKS);
+        done = 0;
+        code = lazy_pool_run(p.client, slow_task, &done, 2, (lazy_poll){ 0 });
+        check(code == LAZY_OK && done == 2, "pool of %d: a job after one that was stopped", threads);
+        close_place(p);
+    }
+}
+
+/* ---- shared memory ---------------------------------------------------------------------- */
+
+enum { SHARED_BYTES = 1 << 20, PLACES = 3 }; /* bytes are written at three places, pages apart */
+
+static void put(lazy_shared *shared, const char *text)
+{
+    for (int i = 0; i < PLACES; i++)
+        if (text[i] != ' ') shared->data[i * (SHARED_BYTES / PLACES)] = text[i];
+}
+
+static bool holds_text(const lazy_shared *shared, const char *text)
+{
+    bool same = true;
+    for (int i = 0; i < PLACES; i++) same = same && (text[i] == '?' || shared->data[i * (SHARED_BYTES / PLACES)] == text[i]);
+    return same;
+}
+
+static lazy_shared *joined(const lazy_shared *from)
+{
+    lazy_shared *shared;
+    lazy_error err = { 0 };
+    if (lazy_cpu_share_join(&shared, from, &err) == LAZY_OK) return shared;
+    printf("%s\n", err.message);
+    exit(1);
+}
+
+static lazy_shared *opened_shared(void)
+{
+    lazy_shared *shared;
+    lazy_error err = { 0 };
+    if (lazy_cpu_share_open(NULL, &shared, SHARED_BYTES, &err) == LAZY_OK) return shared;
+    printf("%s\n", err.message);
+    exit(1);
+}
+
+static void test_shared(void)
+{
+    lazy_shared *owner = opened_shared();
+    put(owner, "ab ");
+    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner, "shared memory: an owner that is alone stays");
+    lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
+    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"), "shared memory: a fork has what the owner wrote");
+    put(fork_a, " x1");
+    put(owner, "  c");
+    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"), "shared memory: forks write for themselves");
+    lazy_shared *later = joined(fork_a);
+    check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"), "shared memory: an owner leaves");
+    put(owner, "zzz");
+    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"), "shared memory: one that left shows nowhere");
+    lazy_cpu_share_close(owner);
+    lazy_cpu_share_close(fork_b);
+    check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
+    lazy_cpu_share_close(fork_a);
+    lazy_cpu_share_close(later);
+}
+
+/* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
+static bool in_child(bool (*good)(lazy_shared *), lazy_shared *shared)
+{
+    pid_t child = fork();
+    if (!child) _exit(good(shared) ? 0 : 1);
+    int status;
+    return waitpid(child, &status, 0) == child && status == 0;
+}
+
+static bool writes_for_itself(lazy_shared *shared)
+{
+    if (shared->owner) return false;
+    put(shared, "xyz");
+    return holds_text(shared, "xyz");
+}
+
+static void test_shared_in_child(void)
+{
+    lazy_shared *others[] = { opened_shared(), opened_shared(), opened_shared() }, *owner = others[1];
+    lazy_cpu_share_close(others[2]);
+    for (int round = 0; round < 2; round++) {
+        put(owner, "abc");
+        check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
+        check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
+    }
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner, "shared memory: whoever shares it with a child is not alone");
+    lazy_cpu_share_close(owner);
+    check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
+    lazy_cpu_share_close(others[0]);
+}
+
+static void *share_and_close(void *argument)
+{
+    bool *good = argument;
+    *good = true;
+    for (int round = 0; round < ROUNDS; round++) {
+        lazy_shared *owner = opened_shared();
+        put(owner, "abc");
+        lazy_shared *fork_a = joined(owner);
+        put(fork_a, " x ");
+        lazy_shared *later = joined(fork_a);
+        *good = *good && lazy_cpu_share_leave(owner, NULL) == LAZY_OK;
+        lazy_cpu_share_close(owner);
+        *good = *good && holds_text(fork_a, "axc") && holds_text(later, "abc");
+        lazy_cpu_share_close(fork_a);
+        lazy_cpu_share_close(later);
+    }
+    return NULL;
+}
+
+static void test_shared_by_threads(void)
+{
+    enum { SHARING_THREADS = 4 };
+    pthread_t threads[SHARING_THREADS];
+    bool good[SHARING_THREADS];
+    for (int i = 0; i < SHARING_THREADS; i++) pthread_create(&threads[i], NULL, share_and_close, &good[i]);
+    for (int i = 0; i < SHARING_THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        check(good[i], "shared memory: thread %d of %d", i, SHARING_THREADS);
+    }
+}
+
+/* ---- cores ------------------------------------------------------------------------------ */
+
+enum { CPUS = 8 };
+
+/* Writes one line for each processor to folder/cpuN/topology/name; a NULL line is left out. */
+static void plant_topology(const char *folder, const char *name, const char *const lines[CPUS])
+{
+    char path[256];
+    for (int cpu = 0; cpu < CPUS; cpu++) {
+        const char *const parts[] = { "", "/topology" };
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            snprintf(path, sizeof path, "%s/cpu%d%s", folder, cpu, parts[i]);
+            mkdir(path, 0700);
+        }
+        snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, name);
+        FILE *file = lines[cpu] ? fopen(path, "w") : NULL;
+        if (!file) continue;
+        fprintf(file, "%s\n", lines[cpu]);
+        fclose(file);
+    }
+}
+
+static void test_granted_cores(void)
+{
+    static const struct {
+        const char *group, *file, *quota, *period; /* the last is NULL where the file has both */
+        int cores;
+    } cases[] = {
+        { "one and a half", "cpu.max", "150000 100000\n", NULL, 2 },
+        { "two", "cpu.max", "200000 100000\n", NULL, 2 },
+        { "no limit", "cpu.max", "max 100000\n", NULL, 0 },
+        { "nonsense", "cpu.max", "", NULL, 0 },
+        { "version 1, three", "cpu/cpu.cfs_quota_us", "300000\n", "100000\n", 3 },
+        { "version 1, no limit", "cpu/cpu.cfs_quota_us", "-1\n", "100000\n", 0 },
+        { "version 1, nonsense", "cpu/cpu.cfs_quota_us", "300000\n", "none\n", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/lazyllm-group-XXXXXX", path[256];
+        if (!mkdtemp(folder)) check(false, "no temporary folder");
+        check(lazy_cgroup_cores(folder) == 0, "granted cores without files");
+        snprintf(path, sizeof path, "%s/cpu", folder);
+        mkdir(path, 0700);
+        const char *const files[][2] = { { cases[i].file, cases[i].quota }, { "cpu/cpu.cfs_period_us", cases[i].period } };
+        for (size_t f = 0; f < 2 && files[f][1]; f++) {
+            snprintf(path, sizeof path, "%s/%s", folder, files[f][0]);
+            FILE *file = fopen(path, "w");
+            fputs(files[f][1], file);
+            fclose(file);
+        }
+        int cores = lazy_cgroup_cores(folder);
+        check(cores == cases[i].cores, "granted cores, %s: %d, not %d", cases[i].group, cores, cases[i].cores);
+        snprintf(path, sizeof path, "rm -r %s", folder);
+        check(system(path) == 0, "%s was not removed", folder);
+    }
+}
+
+static void test_cores(void)
+{
+    static const struct {
+        const char *machine, *name, *lines[CPUS], *usable;
+        int cores;
+    } cases[] = {
+        { "two threads a core, far apart", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "11111111", 4 },
+        { "side by side", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
+        { "an older kernel", "thread_siblings_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
+        { "four threads a core",
+          "core_cpus_list",
+          { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
+          "11111111",
+          2 },
+        { "one thread a core", "core_cpus_list", { "0", "1", "2", "3", "4", "5", "6", "7" }, "11111111", 8 },
+        { "both threads of two cores", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "01100110", 2 },
+        { "the second threads of three", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "00001110", 3 },
+        { "a core with one thread among others with two",
+          "core_cpus_list",
+          { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" },
+          "11111111",
+          6 },
+        { "a file missing", "core_cpus_list", { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "a file missing that does not matter", "core_cpus_list", { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" }, "11011111", 4 },
+        { "nonsense", "core_cpus_list", { "0-1", "0-1", "none", "", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "a list without its own processor", "core_cpus_list", { "0-1", "0-1", "4", "4", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "no files", "core_cpus_list", { NULL }, "11100000", 3 },
+        { "no processor", "core_cpus_list", { "0" }, "00000000", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char folder[] = "/tmp/lazyllm-topology-XXXXXX", command[256];
+        if (!mkdtemp(folder)) check(false, "no temporary folder");
+        plant_topology(folder, cases[i].name, cases[i].lines);
+        bool usable[CPUS];
+        for (int cpu = 0; cpu < CPUS; cpu++) usable[cpu] = cases[i].usable[cpu] == '1';
+        int cores = lazy_count_cores(folder, usable, CPUS);
+        check(cores == cases[i].cores, "cores, %s: %d, not %d", cases[i].machine, cores, cases[i].cores);
+        snprintf(command, sizeof command, "rm -r %s", folder);
+        check(system(command) == 0, "%s was not removed", folder);
+    }
+}
+
+int main(void)
+{
+    test_pool();
+    test_short_jobs_beside_a_long_one();
+    test_shared();
+    test_shared_in_child();
+    test_shared_by_threads();
+    test_cores();
+    test_granted_cores();
+    return checked();
+}
