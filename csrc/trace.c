@@ -28,7 +28,6 @@ void lazy_trace_close(lazy_trace *trace)
 {
     drop_runs(trace);
     lazy_free(trace->runs);
-    *trace = (lazy_trace){ 0 };
 }
 
 static int reserve_run(lazy_trace *trace)

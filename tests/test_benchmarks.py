@@ -578,8 +578,9 @@ def test_sizes_that_are_left_out_are_one_head_of_64(op: str) -> None:
         ("embed", {"rows": 0}, "at least 1"),
         ("argmax", {"rows": 0}, "at least 1"),
         ("fly", {}, "no op"),
+        ("read", {"dtype": "q8_0" * 1000}, "must be a format"),
     ],
 )
-def test_an_op_refuses_shapes_that_make_no_sense(op: str, given: dict[str, int], named: str) -> None:
+def test_an_op_refuses_what_makes_no_sense(op: str, given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         Bench(op, **given)

@@ -1,4 +1,4 @@
-"""Memory that runs out: MemoryError, and a session that goes on as if the call had not been made."""
+"""Memory that runs out: MemoryError, and a session as if the call had not been made. The estimate of memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 # Every allocation of the core is a posix_memalign, but for memory that forks share, which is a file's; every
-# one of its binding to Python is one of Python's domain "mem". A block of the core has a mark in its last
-# bytes, by which those not yet freed are counted.
+# one of its binding to Python is one of Python's domain "mem". A block of the core has its size and a mark in
+# its last bytes, by which those not yet freed are counted.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,10 +25,12 @@ SHIM = """
 
 static int left = -1, failures; /* left: allocations that succeed before one fails; below 0: all */
 static atomic_int live;
+static atomic_llong bytes;
 
 void fail_after(int n) { left = n, failures = 0; }
 int failures_made(void) { return failures; }
 int live_blocks(void) { return live; }
+long long live_bytes(void) { return bytes; }
 
 static int fails(void) { return left >= 0 && left-- == 0 && ++failures; }
 
@@ -42,14 +44,24 @@ int posix_memalign(void **out, size_t alignment, size_t size)
     if (!real) *(void **)&real = dlsym(RTLD_NEXT, "posix_memalign");
     if (fails()) return ENOMEM;
     int code = real(out, alignment, size + MARK);
-    if (!code) *mark_of(*out) = mark(*out), live++;
+    if (code) return code;
+    uint64_t *end = mark_of(*out);
+    end[0] = mark(*out);
+    end[-1] = size;
+    live++;
+    bytes += (long long)size;
     return code;
 }
 
 extern void __libc_free(void *);
 void free(void *block)
 {
-    if (block && (uintptr_t)block % 64 == 0 && *mark_of(block) == mark(block)) *mark_of(block) = 0, live--;
+    if (block && (uintptr_t)block % 64 == 0 && *mark_of(block) == mark(block)) {
+        uint64_t *end = mark_of(block);
+        end[0] = 0;
+        live--;
+        bytes -= (long long)end[-1];
+    }
     __libc_free(block);
 }
 
@@ -101,6 +113,7 @@ import tiny
 from lazyllm import _core
 
 shim = ctypes.CDLL(None)
+shim.live_bytes.restype = ctypes.c_longlong
 shim.watch_python()
 local = tiny.Shape(n_layers=6, windows=(0, 9), local_theta=500.0)
 kinds = {"plain": tiny.Shape(n_layers=6), "windows": local}
@@ -138,6 +151,16 @@ def refused(call, least):
     del last
     gc.collect()
     assert kept > before == shim.live_blocks(), (before, kept, shim.live_blocks())
+
+def check_estimate(pruning):
+    # blocks are multiples of 64 bytes, and so are these numbers of tokens: the estimate of what they take is exact
+    taken = []
+    for room in (64, 384):
+        session = model.session(pruning)
+        before = shim.live_bytes()
+        session.reserve(room)
+        taken.append(shim.live_bytes() - before)
+    assert taken[1] - taken[0] == session.bytes_for(384) - session.bytes_for(64), (taken, pruning)
 
 def session_of(pruning, *before):
     session = model.session(pruning)
@@ -221,6 +244,7 @@ for name in kinds:
     whole = session_of(heavy, first)
     for pruning in (None, stages, heavy):
         refused(lambda: model.session(pruning), 10)
+        check_estimate(pruning)
     check_forks(False, 5)
     check_forks(True, 2)
     refused(lambda: restored(whole), 40)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from comparison import drive
 from conftest import Alarm
 from reference import Reference
-from tolerances import LOGITS, error
+from tolerances import LOGITS, NEAR_TIE, error
 
 POSITIONS = 250_000
 
@@ -26,6 +28,25 @@ def test_rope_angles_are_rounded_to_f32(tmp_path: Path) -> None:
     reference.gone = set(absent)
     ids = made.ids(POSITIONS)
     assert error(session.forward(ids), reference.forward(ids)) <= LOGITS["F32"]
+
+
+def test_a_stage_after_each_of_many_layers(tmp_path: Path) -> None:
+    """The trace of a pass has a run of layers for each stage; its room grows twice."""
+    made = tiny.build(tiny.Shape(seed=8, n_layers=24), tmp_path)
+    rules = tiny.pruning(stages=[(layer, 0.95 - 0.03 * layer) for layer in range(23)])
+    reference = drive(made, rules, [(90, False), (1, True), (1, True)], seed=8)
+    assert reference.margin > NEAR_TIE
+    assert len(reference.last_trace) == 24
+
+
+def test_a_watch_is_called_every_20_ms_and_at_the_end(tmp_path: Path) -> None:
+    """Calls need the GIL, which may cost more than a layer of a small model."""
+    made = tiny.build(tiny.Shape(n_layers=40), tmp_path)
+    calls: list[int] = []
+    start = time.monotonic()
+    made.load().session(None).forward(made.ids(3), watch=lambda done, of: calls.append(done))
+    assert calls[-1] == 40
+    assert len(calls) <= 1 + (time.monotonic() - start) / 0.02
 
 
 def test_surprisal_after_a_context_of_one_token(tmp_path: Path) -> None:
