@@ -1,4 +1,4 @@
-"""Memory that runs out: MemoryError, and a session as if the call had not been made. The estimate of memory."""
+"""Memory that runs out: MemoryError, and a session as if the call had not been made. Its estimated bytes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def refused(call, least):
     assert kept > before == shim.live_blocks(), (before, kept, shim.live_blocks())
 
 def check_estimate(pruning):
-    # blocks are multiples of 64 bytes, and so are these numbers of tokens: the estimate of what they take is exact
+    # blocks are multiples of 64 bytes, and so are these numbers of tokens: the estimate is exact
     taken = []
     for room in (64, 384):
         session = model.session(pruning)
