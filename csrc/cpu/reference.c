@@ -218,7 +218,7 @@ static int reference_smooth(lazy_stream *stream, float *out, const float *scores
 {
     (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
-        int half = min_int(width / 2, m - 1), first = max_int(j - half, 0), last = min_int(j + half, m - 1);
+        int first = max_int(j - width / 2, 0), last = min_int(j + width / 2, m - 1);
         double sum = 0;
         for (int i = first; i <= last; i++) sum += scores[i];
         out[j] = (float)(sum / (last - first + 1));
