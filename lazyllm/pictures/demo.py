@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lazyllm.pictures.figure import new_figure, save
 
-COLOURS = ("#b8c0cc", "#0b4a8f")
+COLOURS = ["#b8c0cc", "#0b4a8f"]  # a list: matplotlib 3.8 takes a tuple of two for a colour and its alpha
 WIDTH, HEIGHT = 10, 4
 
 
