@@ -786,6 +786,11 @@ SESSION = [
             describing(turns=[{"begins": 0, "answer_begins": 1, "messages": 3, "text": ""}]),
             "is damaged: a turn is {'begins': 0",
         ),
+        (
+            "a turn with a tool of text",
+            describing(turns=[{"begins": 0, "answer_begins": 1, "messages": [], "text": "", "tools": "x"}]),
+            "is damaged: a turn's tools are \\('x',\\)",
+        ),
         ("no ids", renamed("ids", "idz"), "is damaged: tensor 'ids' is missing"),
         ("an unknown part", renamed("keys.0", "kex.0"), "is damaged: there is no part kex"),
         ("a part of no layer", renamed("keys.0", "keys.x"), "is damaged: invalid literal"),

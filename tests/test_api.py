@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from importlib import resources
@@ -61,6 +62,13 @@ def test_info_prints_as_a_table() -> None:
     assert "numpy" in info["packages"]
     assert len(repr(info).splitlines()) == len(info)
     assert "<table>" in info._repr_html_()
+
+
+def test_info_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from lazyllm.machine import info as environment
+
+    monkeypatch.setattr(environment, "CPUINFO", tmp_path / "cpuinfo")
+    assert environment.processor() == platform.machine()
 
 
 def test_info_names_the_unrelated_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,6 +334,7 @@ def test_html_is_escaped(llm: LLM) -> None:
         ([], {"chat": True}, ValueError, "the prompt is empty"),
         ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
         ([{"role": "user"}], {"chat": True}, ValueError, "message 0 has no 'content'; it has 'role'"),
+        ([{"role": "user", "content": "Hi"}, 5], {"chat": True}, TypeError, "message 1 must be a dict with"),
         ("half \ud83d a pair", {}, ValueError, "a lone surrogate, '\\\\ud83d' at index 5"),
         ([5], {"chat": True}, TypeError, "chat=True needs text or a list of messages"),
     ],

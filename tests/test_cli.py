@@ -153,7 +153,8 @@ def test_missing_files_are_errors_too(folder: Path, tmp_path: Path, capsys: Capt
 
 
 def test_wrong_usage_is_code_2(capsys: Captured) -> None:
-    for call in ([], ["nonsense"], ["generate", "--model", "x"], ["generate", "--prompt"]):
+    lengths = ["niah", "--model", "x", "--lengths", "1024,4k"]
+    for call in ([], ["nonsense"], ["generate", "--model", "x"], ["generate", "--prompt"], lengths):
         with pytest.raises(SystemExit) as ended:
             cli.main(call)
         assert ended.value.code == 2

@@ -275,6 +275,8 @@ def test_rope_yarn_and_its_attention_factor() -> None:
     assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == 1.25
     equal = read(rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7})
     assert equal.rope_scale == 1.0
+    at_once = read(rope_scaling=YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False})
+    assert set((angles() / at_once.inv_freq).round(3)) == {1.0, 4.0}  # no pairs in between
 
 
 def test_yarn_reaches_as_far_as_its_factor_says() -> None:
@@ -343,6 +345,10 @@ def test_rope_parameters_of_transformers_5() -> None:
         ({"hidden_size": 30}, ["hidden_size is 30", "multiple"]),
         ({"hidden_size": 36}, ["hidden_size is 36", "even"]),
         ({"head_dim": 7}, ["head_dim is 7", "even"]),
+        (
+            {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 512},
+            ["num_attention_heads is 4096", "at most 1048576 values"],
+        ),
         ({"head_dim": 4096}, ["head_dim is 4096"]),
         ({"intermediate_size": "40"}, ["intermediate_size is '40'"]),
         ({"vocab_size": None}, ["vocab_size is missing"]),

@@ -450,6 +450,10 @@ def drop(name: str) -> Callable[[Files], None]:
         (drop("llama.attention.layer_norm_rms_epsilon"), ["layer_norm_rms_epsilon is missing"]),
         (drop("token_embd.weight"), ["'token_embd.weight' is missing"]),
         (
+            lambda files: files[1].update({"token_embd.weight": np.zeros(32, "f4")}),
+            ["'token_embd.weight' is not a matrix"],
+        ),
+        (
             lambda files: files[1].update({"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), "f4")}),
             ["ffn_gate_exps"],
         ),
@@ -488,6 +492,8 @@ def test_arguments(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert convert(path, tmp_path / "empty", progress=False) == tmp_path / "empty"
     assert open_model(tmp_path / "empty").bytes > 0
+    assert main(["convert", str(path), str(tmp_path / "made")]) == 0
+    assert open_model(tmp_path / "made").bytes > 0
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

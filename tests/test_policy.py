@@ -549,11 +549,30 @@ def test_json_names_the_class_and_its_source() -> None:
     assert len(told["source sha256"]) == 64
     assert told["source sha256"] != json.loads(Paper({1: 0.5}).to_json())["source sha256"]
     assert told["fields"] == {"weight": 0.5}
+    several = Weighted({1: 0.5}, {"heads": [np.float32(0.5), 2], 3: (None, np.arange(2))})
+    fields = json.loads(several.to_json())["fields"]["weight"]
+    assert fields["heads"] == [0.5, 2]
+    assert fields["3"][1].startswith("<int64 (2,) sha256 ")
     assert told["schedule"]["stages"] == {"1": 0.5}
     assert told["layers"] == 1
     made: dict[str, Any] = {}
     exec("class Mine(Policy):\n    def score(self, view): return view.positions", {"Policy": Policy}, made)
     assert json.loads(made["Mine"]({1: 0.5}).to_json())["source sha256"] is None
+
+
+def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
+    printed = []
+
+    class Printing(Paper):
+        layers = 2  # the layer below is looked at, to no effect
+
+        def score(self, view: Any) -> Any:
+            assert view.observed == {0: None}
+            printed.append(repr(view))
+            return super().score(view)
+
+    llm.generate([5, 6, 7, 8], pruning=Printing({1: 0.5}), max_new_tokens=1)
+    assert printed == ["<View of layer 1: 4 tokens in play>"]
 
 
 def test_a_policy_is_not_made_from_text() -> None:

@@ -262,6 +262,8 @@ def test_a_named_preset_wraps_as_its_model_does(tmp_path: Path, data: Path) -> N
 def test_what_does_not_exist_is_refused_before_work(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no 'table3' to reproduce; there are table1, table2"):
         reproduce(llm, ["table1", "table3"], out=tmp_path, data=data, **OPTIONS)
+    with pytest.raises(ValueError, match="nothing to reproduce is named; there are table1, table2"):
+        reproduce(llm, [], out=tmp_path, data=data, **OPTIONS)
     with pytest.raises(ValueError, match="seeds must be from 1"):
         reproduce(llm, "table1", out=tmp_path, data=data, **{**OPTIONS, "seeds": 0})
     for target, methods, words in [

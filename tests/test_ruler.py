@@ -725,6 +725,15 @@ def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
     assert not [text for text in expected if text not in shown]
 
 
+def test_labels_of_many_lengths_are_slanted(tmp_path: Path) -> None:
+    import matplotlib
+
+    rows = [ROWS[0] | {"dataset": f"niah_single_1@{length}"} for length in range(1000, 7000, 1000)]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        drawn = plot_needle_map(needles_found(rows), tmp_path / "map.svg").read_text(encoding="utf-8")
+    assert "rotate(-45" in drawn
+
+
 def test_without_matplotlib_the_picture_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

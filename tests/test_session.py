@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import json
 import pickle
 import sys
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from folders import SHAPE
+from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import LLM, Pruning, Session
@@ -57,6 +58,17 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
         session.forward([1] * 471)
     session.forward([1] * 470)
     assert session.length == 600
+
+
+def test_a_template_that_leaves_answers_out_has_no_follow_up(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    config = folder / "tokenizer_config.json"
+    last = {"chat_template": "{{ messages[-1]['content'] }}"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | last))
+    session = lazyllm.load(folder, threads=1).session()
+    session.ask("Hi", chat=True, max_new_tokens=2)
+    with pytest.raises(ValueError, match="the chat template leaves earlier answers out"):
+        session.ask("Why?", chat=True, max_new_tokens=2)
 
 
 def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:

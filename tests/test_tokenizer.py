@@ -153,6 +153,21 @@ def test_whole_words(tmp_path: Path) -> None:
     assert tokenizer.offsets([1, 0, 2]) == ["two", " one", " ?"]
 
 
+@pytest.mark.parametrize(("scheme", "text"), [("always", "one two"), ("never", " one two")])
+def test_metaspace(tmp_path: Path, scheme: str, text: str) -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+
+    backend = Backend(models.WordLevel({"▁one": 0, "▁two": 1, "?": 2}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path, config())
+    assert tokenizer.encode("one two") == [0, 1]
+    assert tokenizer.decode([0, 1]) == text == backend.decode([0, 1])
+    assert "".join(tokenizer.offsets([0, 1])) == text
+
+
 def test_ids_out_of_range(byte_level: Path) -> None:
     tokenizer = Tokenizer.from_folder(byte_level, config())
     assert tokenizer.decode([399]) == ""  # an embedding row without a token
@@ -182,6 +197,7 @@ def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
     from sentencepiece import SentencePieceProcessor
 
     tokenizer = Tokenizer.from_folder(pieces, config())
+    assert [tokenizer.vocabulary.token_id(text) for text in ("</s>", "no piece")] == [2, None]
     processor = SentencePieceProcessor(model_file=str(pieces / "tokenizer.model"))
     for text in TEXTS[:8]:
         assert tokenizer.encode(text) == [1, *processor.encode(text)]
@@ -278,6 +294,11 @@ def test_xgen_ids(xgen: Path) -> None:
     text = "a   b\t\t\tc" + " " * 40 + "é"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode([256]) == ""  # XGen gives two spaces another id
+    assert [tokenizer.vocabulary.token_id(text) for text in ("<|endoftext|>", "h", "hi")] == [
+        50256,
+        104,
+        None,
+    ]
 
 
 def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
