@@ -7,22 +7,26 @@
 #include "../format.h"
 #include "cpu.h"
 
-enum { ROWS_AT_ONCE = 8 }; /* of x: a weight is widened once for them, and their sums do not wait for each other */
+enum { ROWS_AT_ONCE = 32 }; /* of x: a weight is widened once for them */
 
-/* sums[r] = x[r, :] . w[row, :] + bias[row] for n rows of x. */
-static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int row)
+/* sums[r] = x[r, :] . w[out, :] + bias[out] for n rows of x. */
+static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int out)
 {
     enum { BLOCK = LAZY_LONGEST_BLOCK };
     float weights[BLOCK];
-    for (int r = 0; r < n; r++) sums[r] = w->bias ? w->bias[row] : 0.0;
+    for (int r = 0; r < n; r++) sums[r] = w->bias ? w->bias[out] : 0.0;
     const lazy_part *part = w->part;
-    while (row >= part->rows) row -= part++->rows;
-    const char *from = (const char *)part->data + (size_t)row * lazy_row_bytes(part->dtype, w->cols);
+    while (out >= part->rows) out -= part++->rows;
+    const char *from = (const char *)part->data + (size_t)out * lazy_row_bytes(part->dtype, w->cols);
     for (int first = 0; first < w->cols; first += BLOCK) {
         int here = min_int(BLOCK, w->cols - first);
         lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
-        for (int k = 0; k < here; k++)
-            for (int r = 0; r < n; r++) sums[r] += (double)x[(int64_t)r * w->cols + first + k] * weights[k];
+        for (int r = 0; r < n; r++) {
+            const float *row = x + (int64_t)r * w->cols + first;
+            double sum = sums[r];
+            for (int k = 0; k < here; k++) sum += (double)row[k] * weights[k];
+            sums[r] = sum;
+        }
     }
 }
 
