@@ -121,7 +121,7 @@ def test_runs_and_sweeps_take_any_method(llm: LLM, site: Path, tmp_path: Path) -
 
 def test_a_class_without_a_file_has_no_digest() -> None:
     made: dict[str, Any] = {}
-    exec("class Mine(Method): pass", {"Method": Method}, made)
+    exec("class Mine(Method): pass", {"Method": Method, "__name__": "nowhere"}, made)
     assert source_digest(made["Mine"]) is None
     assert source_digest(lazyllm.RandomDrop) is None
 
