@@ -7,7 +7,6 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,23 +18,7 @@
 #include <vector>
 
 #include "../../cuda/gemm.h"
-
-static int passed, failed;
-
-__attribute__((format(printf, 2, 3))) static void check(bool good, const char *format, ...)
-{
-    if (good) {
-        passed++;
-        return;
-    }
-    failed++;
-    va_list args;
-    va_start(args, format);
-    printf("FAILED ");
-    vprintf(format, args);
-    printf("\n");
-    va_end(args);
-}
+#include "../c/check.h"
 
 static uint64_t seed = 1;
 
@@ -528,6 +511,5 @@ int main(int argc, char **argv)
     test_choices();
     test_threads();
     must(cudaStreamDestroy(stream));
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed != 0;
+    return checked();
 }
