@@ -140,7 +140,8 @@ static void check_whole(const lazy_session *s)
     require(lazy_session_computed(s) >= 0 && lazy_session_computed(s) <= 1, "a share out of range");
     const lazy_trace_run *runs = lazy_session_trace(s, &n_runs);
     for (int i = 0; i < n_runs; i++)
-        require(runs[i].n_computed <= runs[i].n_in_play && runs[i].in_play[runs[i].n_in_play - 1] < 64, "a trace out of range");
+        require(runs[i].n_computed <= runs[i].n_in_play && runs[i].in_play[runs[i].n_in_play - 1] < model->config.context,
+                "a trace out of range");
 }
 
 typedef struct tokens {
