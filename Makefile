@@ -114,11 +114,17 @@ FLAGS      := -O3
 FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
+# The plain core has setup.py's flags, so that ccache, where there is one, has its objects from pip's build.
+COMPILE = $(CC) $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("CFLAGS"))') $(CFLAGS) -fPIC \
+    -std=gnu11 -O3 -g1 -Wall -Wextra -fvisibility=hidden -pthread
+
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
 define core_build
+COMPILE$(1) ?= $$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1))
+
 build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
-	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) $$(INCLUDES) -c $$< -o $$@
+	$$(COMPILE$(1)) $$(INCLUDES) -c $$< -o $$@
 
 build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
@@ -141,6 +147,7 @@ endef
 tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib:$(CURDIR) LAZYLLM_TEST_CORE=build/core$(1)/lib $(2) -m pytest -o pythonpath='build/core$(1)/lib .' -m 'not oracle'
 
 $(eval $(call core_build,))
+$(CORE_C:csrc/%.c=build/core/%.o): | $(VENV)/test.stamp
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
 

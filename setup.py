@@ -20,6 +20,7 @@ import build_cuda
 SOURCES = sorted(str(path) for path in Path("csrc").rglob("*.c"))
 HEADERS = sorted(str(path) for path in Path("csrc").rglob("*.h"))
 
+# the Makefile has them, too
 flags = ["-std=gnu11", "-O3", "-g1", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 
 # One build for every CPython from 3.11 on; a free-threaded one needs a build of its own.

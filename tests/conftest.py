@@ -13,14 +13,10 @@ from typing import Protocol
 import pytest
 from folders import model_folder
 from hypothesis import HealthCheck, settings
-from tiny import DEVICE, Build, build
+from tiny import DEVICE, SANITIZED, Build, build
 
 import lazyllm
 from lazyllm import _core
-
-SANITIZED = bool(
-    os.environ.get("LAZYLLM_SANITIZED")
-)  # a core built with sanitizers runs several times slower
 
 os.environ.pop("LAZYLLM_PROGRESS", None)  # tests look at bars
 
@@ -31,7 +27,7 @@ if core_folder:
     os.environ["PYTHONSAFEPATH"] = "1"  # else `python -c` finds the package of the working directory first
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-examples = 100 if DEVICE == "cpu" and not SANITIZED else 40  # the others are slow
+examples = 100 if DEVICE == "cpu" and not SANITIZED else 25  # the others are slow
 settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
 )

@@ -42,6 +42,21 @@ Captured = pytest.CaptureFixture[str]
 AT_LEAST, AT_MOST = Goal("share", 0.8), Goal("cost", 1.15, at_least=False)
 
 
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test compares times closely."""
+    monkeypatch.setattr(rounds, "MIN_SECONDS", 0.002)
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory_sweep(place: Place) -> Bench:
+        return place.bench("read", rows=64, cols=64, dtype="bf16")
+
+    monkeypatch.setattr(Place, "memory_sweep", memory_sweep)
+
+
 # ---- rounds, goals, report -------------------------------------------------------------------------
 
 
@@ -173,7 +188,7 @@ def test_help_runs_from_a_clone_and_shows_an_example() -> None:
     assert all(name in done.stdout for name in SUITES)
 
 
-def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured, small_ceilings: None) -> None:
     suites = ["prefill", "pruned", "decode", "scaling", "memory", "formats", "generation"]
     call = ["--model", str(folder), "--tokens", "48,64,9000", "--context", "128", "--out", str(tmp_path)]
     assert bench(*suites, *call) == 0
@@ -200,7 +215,7 @@ def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured) -> No
 
 
 def test_goals_are_judged_at_full_lengths_and_rounds_only(
-    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
 ) -> None:
     def judged(rounds: int) -> list[str]:
         call = ["--model", str(folder), "--tokens", "48", "--context", "128", "--rounds", str(rounds)]
@@ -398,14 +413,6 @@ def bench_on_cuda(out: Path, *arguments: str) -> Any:
     call = ["--quick", "--rounds", "1", "--device", DEVICE, "--peers", "none", "--out", str(out)]
     assert main([*call, *arguments]) == 0
     return json.loads((out / "bench.json").read_text())
-
-
-@pytest.fixture
-def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory_sweep(place: Place) -> Bench:
-        return place.bench("read", rows=64, cols=64, dtype="bf16")
-
-    monkeypatch.setattr(Place, "memory_sweep", memory_sweep)
 
 
 @cuda_only

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
+from tiny import fewer_if_sanitized
 from tolerances import LOGITS, error
 
 from lazyllm import _core
@@ -72,8 +73,9 @@ def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
 
 def test_the_demonstration_model(demo_model: Path) -> None:
     expected, model = Expected.load(RECORDED / "smollm2_logits.npz"), open_model(demo_model, threads=0)
+    greedy = expected.greedy[: fewer_if_sanitized(len(expected.greedy))]
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
         assert (
             error(model.session(None).forward(expected.prompt[:count])[::DEMO_EVERY], logits) < LOGITS["BF16"]
         )
-    assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy
+    assert greedy_tokens(model, expected.prompt, len(greedy)) == greedy

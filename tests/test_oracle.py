@@ -323,7 +323,7 @@ def gemma3() -> Any:
 
 
 @needs_gemma
-@pytest.mark.parametrize("count", [300, 3000])
+@pytest.mark.parametrize("count", [900, 3000])
 def test_gemma3_270m(count: int, gemma3: Any) -> None:
     tokenizer = Tokenizer.from_folder(GEMMA, ModelConfig.from_folder(GEMMA))
     prompt = tokenizer.encode(2 * DOCUMENT.read_text(encoding="utf-8"))[:count]

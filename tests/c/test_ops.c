@@ -3,7 +3,8 @@
  * rounded. In int8 the plain reference gets x and weights as they are after rounding.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
- * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set alone. */
+ * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set and in one shape of layers, which is enough to have
+ * all its code run on several threads. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -1020,11 +1021,20 @@ static void test_regroup(side fast, int length, int d)
 
 /* ---- all -------------------------------------------------------------------------------- */
 
-static void test_shapes(const char *variant, lazy_config config)
+static void test_gated_products(const char *variant, const lazy_config *config)
 {
-    side fast = open_side(variant, &config, 3), plain = open_side("reference", &config, 1);
+    side fast = open_side(variant, config, 3), plain = open_side("reference", config, 1);
+    for (int n = 1; n <= 40; n += 3) test_gated(fast, plain, n, config->hidden);
+    for (int i = 0; i < 6; i++)
+        test_gated(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
+    close_side(plain);
+    close_side(fast);
+}
+
+static void test_rows_and_attention(const char *variant, const lazy_config *config)
+{
+    side fast = open_side(variant, config, 3), plain = open_side("reference", config, 1);
     for (int n = 1; n <= 40; n += 3) {
-        test_gated(fast, plain, n, config.hidden);
         test_rmsnorm(fast, plain, n, random_int(1, 200));
         test_checked_norm(fast, n, random_int(1, 200));
         test_checked_norm(plain, n, random_int(1, 200));
@@ -1034,8 +1044,6 @@ static void test_shapes(const char *variant, lazy_config config)
         int m = random_int(1, 300), n = random_int(1, m);
         test_attention(fast, plain, i % 2 ? n : (n + 15) / 16, m, m + random_int(0, 50));
     }
-    for (int i = 0; i < 6; i++)
-        test_gated(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
     test_attention(fast, plain, 3, 2500, 2600);
     test_attention(fast, plain, 1, 2501, 2600);
     test_attention(fast, plain, SPLIT_KEYS_ROWS, 1100, 1200);
@@ -1050,7 +1058,10 @@ static void test_shapes(const char *variant, lazy_config config)
 static void test_any_threads(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
-    const int numbers[] = { 1, 2, 3, 5, 16, 40 };
+    enum { NUMBERS = 6 };
+    const int numbers[NUMBERS] = { 1, 2, 3, 5, 16, 40 };
+    side sides[NUMBERS];
+    for (int t = 0; t < NUMBERS; t++) sides[t] = open_side(variant, &config, numbers[t]);
     for (int i = 0; i < 40; i++) {
         lazy_dtype dtype = (lazy_dtype)(i % LAZY_N_DTYPES);
         int n = i % 5 == 0 ? random_int(UNPACKED_ROWS_LIMIT + 1, 400) : random_int(1, i % 5 == 1 ? 2 : 60),
@@ -1058,19 +1069,17 @@ static void test_any_threads(const char *variant)
         lazy_matrix w = random_matrix(3, 4 * random_int(1, 60) + 1 + i % 3, cols, dtype, false, false);
         size_t size = (size_t)n * (size_t)w.rows;
         float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
-        for (size_t t = 0; t < sizeof numbers / sizeof *numbers; t++) {
-            int threads = numbers[t];
-            side s = open_side(variant, &config, threads);
-            s.backend->ops->matmul(s.stream, threads == 1 ? alone : shared, x, n, &w, false, NULL);
-            check(threads == 1 || memcmp(alone, shared, size * sizeof *x) == 0,
-                  "%s matmul n %d, rows %d, cols %d: %d threads differ from one", variant, n, w.rows, cols, threads);
-            close_side(s);
+        for (int t = 0; t < NUMBERS; t++) {
+            sides[t].backend->ops->matmul(sides[t].stream, t == 0 ? alone : shared, x, n, &w, false, NULL);
+            check(t == 0 || memcmp(alone, shared, size * sizeof *x) == 0, "%s matmul n %d, rows %d, cols %d: %d threads differ from one",
+                  variant, n, w.rows, cols, numbers[t]);
         }
         freed(alone, size);
         freed(shared, size);
         free(x);
         free_matrix(&w);
     }
+    for (int t = 0; t < NUMBERS; t++) close_side(sides[t]);
 }
 
 /* Rows so short that one task could take hundreds of panels: gate and up of a block must still fit beside them. */
@@ -1177,17 +1186,27 @@ static void test_columns(const char *variant)
     test_spoilt_attention(variant, SPLIT_KEYS_ROWS + 20, 700);
 }
 
-static void test_variant(const char *variant, const lazy_config *shapes, size_t n_shapes)
+static void test_all_products(const char *variant, const lazy_config *shapes, size_t n_shapes)
 {
     side fast = open_side(variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
     test_products(fast, plain);
     test_quantized_products(fast, plain);
-    uint64_t before = seed;
     for (int n = 1; n <= 2 * UNPACKED_ROWS_LIMIT; n += n < 8 ? 1 : 40) {
         if (computing == LAZY_COMPUTE_INT8) test_rounded_weights(fast, n);
         for (int dtype = 0; dtype < LAZY_N_DTYPES; dtype++) test_spoilt_products(fast, n, (lazy_dtype)dtype, n % 2 ? NAN : INFINITY);
     }
-    seed = before;
+    close_side(plain);
+    close_side(fast);
+    test_quantized_dots(variant);
+    test_fixed_products(variant);
+    for (size_t i = 0; i < n_shapes; i++) test_gated_products(variant, &shapes[i]);
+    test_any_threads(variant);
+    test_short_gates(variant);
+}
+
+static void test_other_ops(const char *variant, const lazy_config *shapes, size_t n_shapes)
+{
+    side fast = open_side(variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
     test_large_norm(fast, plain);
     for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
     test_bad_surprisal(fast);
@@ -1197,19 +1216,11 @@ static void test_variant(const char *variant, const lazy_config *shapes, size_t 
     test_online_softmax(variant);
     test_widening(variant);
     test_dequantization(variant);
-    before = seed;
-    test_quantized_dots(variant);
-    test_fixed_products(variant);
-    seed = before;
-    for (size_t i = 0; i < n_shapes; i++) test_shapes(variant, shapes[i]);
+    for (size_t i = 0; i < n_shapes; i++) test_rows_and_attention(variant, &shapes[i]);
     test_extremes(variant);
     test_columns(variant);
-    before = seed;
     test_kept_attention(variant);
     test_kept_rows(variant);
-    seed = before;
-    test_any_threads(variant);
-    test_short_gates(variant);
 }
 
 int main(int argc, char **argv)
@@ -1225,13 +1236,16 @@ int main(int argc, char **argv)
         { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
         { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64, .query_scalar = 100, .gelu = true },
     };
+    size_t n_shapes = fastest ? 1 : sizeof shapes / sizeof *shapes;
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
-        test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
-        for (computing = LAZY_COMPUTE_BF16; computing <= LAZY_COMPUTE_INT8; computing++)
-            if (lazy_products_find(*variant, computing)) test_variant(*variant, shapes, sizeof shapes / sizeof *shapes);
-        computing = LAZY_COMPUTE_F32;
+        for (computing = LAZY_COMPUTE_F32; computing <= LAZY_COMPUTE_INT8; computing++) {
+            if (!lazy_products_find(*variant, computing)) continue;
+            test_all_products(*variant, shapes, n_shapes);
+            if (computing != LAZY_COMPUTE_INT8) test_other_ops(*variant, shapes, n_shapes); /* with int8, they are those of bf16 or f32 */
+        }
         if (fastest) break;
     }
+    computing = LAZY_COMPUTE_F32;
     side any = open_side("generic", &shapes[0], 1), plain = open_side("reference", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {
         test_select(any, m);
