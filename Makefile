@@ -115,7 +115,7 @@ FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-saniti
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
 # The plain core has setup.py's flags, so that ccache, where there is one, has its objects from pip's build.
-COMPILE = $(CC) $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("CFLAGS"))') $(CFLAGS) -fPIC \
+COMPILE = $(CC) $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("CFLAGS"))') -fPIC \
     -std=gnu11 -O3 -g1 -Wall -Wextra -fvisibility=hidden -pthread
 
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
