@@ -267,6 +267,7 @@ def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
         "Single rows",
         "Causal attention",
         "Scores, selection",
+        "A draw",
         "a layer of 135M",
     )
     for kind in kinds:
@@ -570,15 +571,23 @@ def test_sizes_that_are_left_out_are_one_head_of_64(op: str) -> None:
     assert (plain.flops, plain.bytes) == (spelled.flops, spelled.bytes)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_k"])
+def test_a_product_of_each_kind_of_weights(dtype: str) -> None:
+    """Each format has random weights of its own; the time of one run is finite and more than none."""
+    assert 0 < Bench("matmul", n=2, rows=8, cols=256, dtype=dtype).run() < 60
+
+
 @pytest.mark.parametrize(
     ("op", "given", "named"),
     [
         ("gated", {"rows": 7, "cols": 4}, "even"),
         ("gated", {"rows": 8, "cols": 0}, "at least 1"),
+        ("matmul", {"rows": 4, "cols": 48, "dtype": "q8_0"}, "Q8_0 stores whole blocks of 32"),
         ("matmul", {"rows": 4, "cols": 4, "n": 0}, "n is 0"),
         ("matmul", {"rows": 4, "cols": 4, "threads": 10**6}, "threads"),
         ("attention", {"n": 3, "m": 2}, "less than"),
         ("attention", {"n_heads": 3, "n_kv_heads": 2}, "divide"),
+        ("attention", {"head_dim": 10**6}, "a head may have 1 to"),
         ("regroup", {"m": 0}, "less than"),
         ("rmsnorm", {"n": 0}, "n is 0"),
         ("rotate", {"n": 0}, "n is 0"),

@@ -188,6 +188,13 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
         with pytest.raises((TypeError, ValueError, RuntimeError), match=re.escape(told)):
             ask()
     session.forward([1, 2, 3])
+    vocabulary = made.config["vocab"]
+    for part, data, told in (
+        ("keys", bytes(3), "3 bytes of keys; each token has "),
+        ("logits", bytes(4), f"1 logits; the model has a vocabulary of {vocabulary}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(told)):
+            session.set_state(part, 0, data)
     with pytest.raises(ValueError, match="position 1 at index 0; they must rise from 3"):
         session.leave_out([1])
 
@@ -205,3 +212,8 @@ def test_what_a_session_is_asked_for(made: tiny.Tiny, session: _core.Session) ->
 def test_a_sampler(values: tuple[float, float, int, int], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         _core.Sampler(*values)
+
+
+def test_logits_are_one_row() -> None:
+    with pytest.raises(ValueError, match="logits has 2 dimensions; it must have 1"):
+        _core.Sampler(1.0, 1.0, 0, 0).sample(np.zeros((2, 3), np.float32))

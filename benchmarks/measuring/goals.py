@@ -39,6 +39,7 @@ WINDOW = at_most(
 SELECTION = at_most(
     "scores, selection and gathering of three stages, share of dense prefill of 30 layers", 0.01
 )
+DRAWING = Goal("a draw from 151,936 logits: NumPy's sort of them / ours", 10.0)
 PREFILL = Goal("dense prefill, counted FLOPs / time, of the multiply-add ceiling", 0.70)
 PREFILL_TRANSFORMERS = Goal("dense prefill: transformers f32 / ours", 1.6)
 PREFILL_LLAMA_CPP = Goal("dense prefill: llama.cpp F16 / ours", 2.3)

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
 
 from benchmarks.measuring.ceilings import GIGA, Ceilings
-from benchmarks.measuring.goals import Goal, goals_of_ops
+from benchmarks.measuring.goals import DRAWING, Goal, goals_of_ops
 from benchmarks.measuring.models import LARGE, MEDIUM, SMALL, ModelShape
 from benchmarks.measuring.place import Place
 from benchmarks.measuring.process import Process
 from benchmarks.measuring.report import Figure, Row, Section
-from benchmarks.measuring.rounds import in_turn
+from benchmarks.measuring.rounds import in_turn, repeated, timed
 from benchmarks.options import Options
 from benchmarks.peers.engines import TORCH, numpy_product, torch_attention, torch_product
-from lazyllm._core import Bench
+from lazyllm._core import Bench, Sampler
 
 SUITE = "ops"
 MANY_ROWS, FEW_ROWS = (512, 1024), (1, 2, 4, 8, 17, 33, 65)
 ATTENTION_SHAPES = ((64, 9, 3), (128, 32, 32), (128, 32, 8))  # head_dim, query heads, key heads
 ATTENTION_TOKENS, FEW_QUERIES = (2048, 4096), (1, 8, 33, 65)
 WINDOW, WINDOW_HEADS, WINDOW_TOKENS = 512, (256, 4, 1), (8192, 32768)  # of Gemma 3 270M
-VOCAB = 32000
+VOCAB, LARGE_VOCAB = 32000, 151936  # the second is that of Qwen2
+DRAWS = {"any token": (1.0, 0), "top_p 0.95": (0.95, 0), "top_k 40": (1.0, 40)}  # top_p, top_k
 STAGES, LAYERS = 3, 30  # of the prefill against which scores and selection are counted
 OURS, BLAS = "ours", "NumPy's BLAS"
 BEST_PEER = "better peer / ours"
@@ -55,6 +59,7 @@ def ops(options: Options) -> Iterator[Section]:
         yield single_rows(options, ceilings, shapes[-1], place)
         yield attention_in_windows(options, place)
         yield selection(options, place)
+    yield drawing(options)
 
 
 def started(
@@ -255,3 +260,20 @@ def selection(options: Options, place: Place) -> Section:
         f"The prefill has {STAGES} stages in {LAYERS} layers."
     )
     return Section(SUITE, f"Scores, selection, gathering, 135M model, {m} tokens, {place}", rows, (note,))
+
+
+def drawing(options: Options) -> Section:
+    """A draw from the logits of a large vocabulary, against sorting them by comparisons."""
+    logits = np.random.default_rng(1).normal(0.0, 3.0, LARGE_VOCAB).astype(np.float32)
+    works: dict[str, Callable[[], object]] = {"sort": partial(np.argsort, logits, kind="stable")}
+    for name, (top_p, top_k) in DRAWS.items():
+        works[name] = partial(Sampler(0.8, top_p, top_k, 1).sample, logits)
+    contestants = {name: partial(repeated, timed(work)) for name, work in works.items()}
+    times = in_turn(contestants, options.rounds, f"a draw from {LARGE_VOCAB} logits")
+    sort = times.pop("sort")
+    judged = {"sort / ours": DRAWING}
+    rows = [
+        Row(name, {OURS: draw, "NumPy's sort": sort, "sort / ours": sort.median / draw.median}, judged)
+        for name, draw in times.items()
+    ]
+    return Section(SUITE, f"A draw from {LARGE_VOCAB} logits, 1 thread", rows)

@@ -1,6 +1,6 @@
 /* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs, in f32 and, where it has
- * kernels for it, in bf16 and int8. In bf16 all operands of products are bf16 already, so that nothing but the powers of attention is
- * rounded. In int8 the plain reference gets x and weights as they are after rounding.
+ * kernels for it, in bf16 and int8. The plain reference gets x and weights as they are after the kernels' rounding. Only the powers of
+ * attention in bf16, and x in 16 bits of fixed point, are rounded on one side alone.
  *
  * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
  * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set and in one shape of layers, which is enough to have
@@ -78,7 +78,8 @@ static double error_of(const float *got, const float *want, size_t n)
 }
 
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
-static const double ROUNDED = 1e-2;   /* where operands are rounded to bf16: powers in attention, quantized weights */
+static const double FIXED = 1e-3;     /* where x is rounded to 16 bits of fixed point; test_fixed_products has the bound of each sum */
+static const double ROUNDED = 1e-2;   /* where powers in attention are rounded to bf16 */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
@@ -154,33 +155,46 @@ static float *as_operands(const float *x, int n, int cols)
     return copy;
 }
 
-/* A copy of w as products take it: in int8, weights that are not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
-static lazy_matrix weights_as_operands(const lazy_matrix *w)
+/* Products of so few rows of x that x is rounded to fixed point, and weights keep the integers of their blocks. */
+static bool in_fixed_point(side fast, const lazy_matrix *w, int n)
+{
+    const lazy_products *fixed = cpu_of(fast.stream)->fixed;
+    bool takes = fixed && n <= fixed->max_unpacked_others;
+    for (int i = 0; i < w->n_parts; i++) takes = takes && fixed->formats[w->part[i].dtype];
+    return takes;
+}
+
+/* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if not in fixed point; in int8, values that are
+ * not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
+static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
 {
     lazy_matrix copy = *w;
+    int padded = (w->cols + LAZY_GROUP - 1) / LAZY_GROUP * LAZY_GROUP;
+    float *wide = malloc((size_t)padded * sizeof *wide);
+    char *rounded = malloc((size_t)padded * sizeof *wide);
     for (int i = 0; i < w->n_parts; i++) {
         lazy_part *part = &copy.part[i];
         size_t bytes = lazy_row_bytes(part->dtype, w->cols);
-        bool rounds = computing == LAZY_COMPUTE_INT8 && !lazy_is_quantized(part->dtype);
-        if (!rounds) {
+        bool in_blocks = lazy_is_quantized(part->dtype), to_bf16 = computing == LAZY_COMPUTE_BF16 && in_blocks && !fixed,
+             to_blocks = computing == LAZY_COMPUTE_INT8 && !in_blocks;
+        if (!to_bf16 && !to_blocks) {
             part->data = memcpy(malloc((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
             continue;
         }
-        int padded = (w->cols + 31) / 32 * 32;
-        float *wide = calloc((size_t)padded, sizeof *wide), *all = malloc((size_t)part->rows * (size_t)w->cols * sizeof *all);
-        char *blocks = malloc(lazy_row_bytes(LAZY_Q8_0, padded));
+        float *values = malloc((size_t)part->rows * (size_t)w->cols * sizeof *values);
         for (int r = 0; r < part->rows; r++) {
-            lazy_widen(wide, (const char *)w->part[i].data + (size_t)r * bytes, part->dtype, w->cols);
-            lazy_quantize(blocks, wide, LAZY_Q8_0, padded);
-            lazy_widen(wide, blocks, LAZY_Q8_0, padded);
-            memcpy(all + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *all);
             memset(wide, 0, (size_t)padded * sizeof *wide);
+            lazy_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
+            if (to_bf16) lazy_narrow(rounded, wide, LAZY_BF16, padded);
+            else lazy_quantize(rounded, wide, LAZY_Q8_0, padded);
+            lazy_widen(wide, rounded, to_bf16 ? LAZY_BF16 : LAZY_Q8_0, padded);
+            memcpy(values + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *values);
         }
-        free(wide);
-        free(blocks);
-        part->data = all;
+        part->data = values;
         part->dtype = LAZY_F32;
     }
+    free(wide);
+    free(rounded);
     return copy;
 }
 
@@ -206,16 +220,16 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
         memcpy(want, before, size * sizeof *want);
     }
     fast.backend->ops->matmul(fast.stream, got, x, n, &w, accumulate, NULL);
-    lazy_matrix taken = weights_as_operands(&w);
+    bool fixed = in_fixed_point(fast, &w, n);
+    lazy_matrix taken = weights_as_operands(&w, fixed);
     float *x_taken = as_operands(x, n, cols);
     plain.backend->ops->matmul(plain.stream, want, x_taken, n, &taken, accumulate, NULL);
     free_parts(&taken);
     free(x_taken);
-    double error = error_of(got, want, size), tolerance = TOLERANCE;
-    for (int i = 0; i < parts; i++)
-        if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(w.part[i].dtype)) tolerance = ROUNDED;
-    check(error < tolerance, "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts,
-          w.rows, cols, dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
+    double error = error_of(got, want, size);
+    check(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
+          "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts, w.rows, cols, dtype,
+          mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
     check(freed(got, size), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
     freed(want, size);
     free(x);
@@ -310,8 +324,9 @@ static void test_quantized_dots(const char *variant)
         for (int n = 1; n <= MOST; n++) {
             int cols = lazy_formats[dtype].values * random_int(1, 9);
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
+            lazy_matrix taken = weights_as_operands(&w, false);
             float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
-            lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
+            lazy_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
             for (int i = 0; i < n * ROWS; i++) {
                 double sum = 0;
                 for (int k = 0; k < cols; k++) sum += (double)x[i / ROWS * cols + k] * wide[i % ROWS * cols + k];
@@ -319,11 +334,11 @@ static void test_quantized_dots(const char *variant)
             }
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             double error = error_of(y, want, (size_t)(n * ROWS));
-            check(error < (computing == LAZY_COMPUTE_BF16 ? ROUNDED : TOLERANCE), "%s dots n %d, %s, cols %d: error %.2g", products->name,
-                  n, lazy_formats[dtype].name, cols, error);
+            check(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n, lazy_formats[dtype].name, cols, error);
             freed(y, (size_t)(n * ROWS));
             free(x);
             free(wide);
+            free_parts(&taken);
             free_matrix(&w);
         }
 }
@@ -396,7 +411,7 @@ static void test_gated(side fast, side plain, int n, int cols)
     float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size);
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i += 17) x[i] *= 16; /* gates far from 0, too */
     fast.backend->ops->gated(fast.stream, got, x, n, &w, NULL);
-    lazy_matrix taken = weights_as_operands(&w);
+    lazy_matrix taken = weights_as_operands(&w, false);
     float *x_taken = as_operands(x, n, cols);
     plain.backend->ops->gated(plain.stream, want, x_taken, n, &taken, NULL);
     free_parts(&taken);
