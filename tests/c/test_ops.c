@@ -175,9 +175,10 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
     for (int i = 0; i < w->n_parts; i++) {
         lazy_part *part = &copy.part[i];
         size_t bytes = lazy_row_bytes(part->dtype, w->cols);
-        bool in_blocks = lazy_is_quantized(part->dtype), to_bf16 = computing == LAZY_COMPUTE_BF16 && in_blocks && !fixed,
-             to_blocks = computing == LAZY_COMPUTE_INT8 && !in_blocks;
-        if (!to_bf16 && !to_blocks) {
+        lazy_dtype to = part->dtype;
+        if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(to) && !fixed) to = LAZY_BF16;
+        if (computing == LAZY_COMPUTE_INT8 && !lazy_is_quantized(to)) to = LAZY_Q8_0;
+        if (to == part->dtype) {
             part->data = memcpy(malloc((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
             continue;
         }
@@ -185,9 +186,9 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         for (int r = 0; r < part->rows; r++) {
             memset(wide, 0, (size_t)padded * sizeof *wide);
             lazy_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
-            if (to_bf16) lazy_narrow(rounded, wide, LAZY_BF16, padded);
-            else lazy_quantize(rounded, wide, LAZY_Q8_0, padded);
-            lazy_widen(wide, rounded, to_bf16 ? LAZY_BF16 : LAZY_Q8_0, padded);
+            if (to == LAZY_BF16) lazy_narrow(rounded, wide, to, padded);
+            else lazy_quantize(rounded, wide, to, padded);
+            lazy_widen(wide, rounded, to, padded);
             memcpy(values + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *values);
         }
         part->data = values;
