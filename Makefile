@@ -90,7 +90,7 @@ dist-check: $(VENV)/dist.stamp ## the sdist and the manylinux wheel: built, chec
 extras: ## each extra in a fresh environment by itself, and what it is for tried (after make dist-check; gigabytes)
 	$(BIN)/python tests/check_extras.py build/dist $(EXTRAS)
 
-LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run longbench_summary policy profile reproduce search session_file sweep tokenizer trace workers
+LOWEST := api calibrate checkpoint cli config formats gguf gguf_checkpoint growing_runs longbench_metrics longbench_prompts longbench_run longbench_summary policy reproduce search session_file sweep tokenizer trace workers
 .PHONY: lowest
 lowest: $(VENV)/build.stamp ## the tests of what uses other packages, with the lowest versions that pyproject.toml allows
 	@$(PIP) uv
@@ -198,7 +198,7 @@ tsan: build/test_ops_tsan build/test_system_tsan ## the C tests under ThreadSani
 
 UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
-PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging profile pruning reference reproduce ruler search sweep tokenizer workers
+PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 

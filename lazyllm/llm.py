@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -12,7 +12,6 @@ from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.errors import CheckpointError
-from lazyllm.forecast import Forecast
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
@@ -27,7 +26,6 @@ from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
-ASSUMED_NEW = 64  # tokens of an answer, for a session that is opened without a request
 
 
 def load(
@@ -117,11 +115,11 @@ class LLM(Model):
     """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
 
     def session(self, pruning: PruningInput = None, prefix: PrefixCache | None = None) -> Session:
-        """A new, empty context; None is dense. `min_tokens="auto"` is resolved for answers of 64 tokens.
+        """A new, empty context; None is dense.
 
         Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
         """
-        return self._opened(self._method(pruning, prefix, ASSUMED_NEW), prefix)
+        return self._opened(self._method(pruning, prefix), prefix)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
@@ -129,19 +127,8 @@ class LLM(Model):
         ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
         `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
-        method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
+        method = None if pruning is None else as_method(pruning)
         return Session.restored(self, Path(file), method, progress)
-
-    @cached_property
-    def forecast(self) -> Forecast:
-        """The profile of answer times on this machine, for `min_tokens="auto"`."""
-        return Forecast(self)
-
-    def resolved(self, pruning: PruningInput, n_new: int, progress: bool = True) -> Method:
-        """The method, with the number for answers of `n_new` tokens in place of a `min_tokens` of "auto"."""
-        method = as_method(pruning)
-        method.check(self.config)
-        return method.resolved(lambda setting: self.forecast.min_tokens(setting, n_new, progress))
 
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
@@ -191,7 +178,7 @@ class LLM(Model):
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
-        method = self._method(pruning, prefix, max_new_tokens, progress)
+        method = self._method(pruning, prefix)
         if not is_batch(prompt):
             return self._opened(method, prefix).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
@@ -210,12 +197,11 @@ class LLM(Model):
             raise
         return answers
 
-    def _method(
-        self, pruning: PruningInput, prefix: Session | PrefixCache | None, n_new: int, progress: bool = True
-    ) -> Method:
+    def _method(self, pruning: PruningInput, prefix: Session | PrefixCache | None) -> Method:
         """The setting of an answer; that of the prefix, if it is a session."""
         if prefix is None or isinstance(prefix, PrefixCache):
-            method = self.resolved(pruning, n_new, progress)
+            method = as_method(pruning)
+            method.check(self.config)
             if prefix is not None and not method.reads_in_parts:
                 raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
             return method
@@ -223,8 +209,7 @@ class LLM(Model):
             raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
         if prefix.llm is not self:
             raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
-        given = prefix.pruning if pruning is None else as_method(pruning)
-        if given.resolved(lambda _: getattr(prefix.pruning, "min_tokens", 0)) != prefix.pruning:
+        if pruning is not None and as_method(pruning) != prefix.pruning:
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
         return prefix.pruning
 
@@ -257,5 +242,5 @@ class LLM(Model):
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
-        method = self._method(pruning, prefix, max_new_tokens, progress)
+        method = self._method(pruning, prefix)
         return self._opened(method, prefix).answer(prompt, request, chat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -71,10 +71,6 @@ class Method:
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if this model cannot be run with this setting."""
-
-    def resolved(self, least: Callable[[Any], int]) -> Method:
-        """The setting with a number, `least(pruning)`, in place of a `min_tokens` of "auto"."""
-        return self
 
     def mismatch(self, checkpoint: Checkpoint) -> str | None:
         """The warning when a session opens on a checkpoint that the setting was not made for."""

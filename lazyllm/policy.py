@@ -172,11 +172,6 @@ class Policy(Counted):
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         min_tokens: int = 0,
     ) -> None:
-        if isinstance(min_tokens, str):
-            raise ValueError(
-                f"min_tokens of {type(self).__name__} must be a whole number, not {min_tokens!r}: the "
-                "machine's profile does not know how long a policy's own work takes"
-            )
         made = Pruning(
             stages, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
         )

@@ -6,9 +6,9 @@ import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,6 @@ PLACES = 11  # in the prompt, for which the first stage has room when scores are
 NARROWEST, WIDEST = 13, 31  # tokens of a place
 RECOMMENDED_SINK = 4
 LAYER_LIMIT = 1 << 16
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +166,6 @@ def _spans(value: Iterable[Any]) -> tuple[tuple[int, int], ...]:
     return tuple(spans)
 
 
-def _least(value: int | str) -> int | Literal["auto"]:
-    if value == AUTO:
-        return AUTO
-    if isinstance(value, str):
-        raise ValueError(f'min_tokens must be a whole number or "{AUTO}", not {value!r}')
-    return checked.whole(value, "min_tokens", 0)
-
-
 def _plain(stages: Stages) -> dict[str, Any]:
     def plain(rule: Rule) -> Any:
         if isinstance(rule, Mass):
@@ -217,8 +208,7 @@ class Pruning(Counted):
     A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
     largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
     least `memory` times the remembered score.
-    Contexts below `min_tokens` tokens run dense; with "auto" those whose answers would not come sooner
-    pruned, by the machine's profile. `prune_generated`: generated tokens may be dropped too.
+    Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
@@ -231,7 +221,7 @@ class Pruning(Counted):
     layers: int
     smooth: int
     memory: float
-    min_tokens: int | Literal["auto"]
+    min_tokens: int
     prune_generated: bool
 
     def __init__(
@@ -247,7 +237,7 @@ class Pruning(Counted):
         layers: int = 1,
         smooth: int = 1,
         memory: float = 0.0,
-        min_tokens: int | Literal["auto"] = 0,
+        min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
         if isinstance(decode, str):
@@ -278,7 +268,7 @@ class Pruning(Counted):
             "layers": checked.whole(layers, "layers", 1),
             "smooth": width,
             "memory": remembered,
-            "min_tokens": _least(min_tokens),
+            "min_tokens": checked.whole(min_tokens, "min_tokens", 0),
             "prune_generated": prune_generated,
         }
         for name, value in values.items():
@@ -330,13 +320,8 @@ class Pruning(Counted):
 
     # ---- for the engine --------------------------------------------------------------------------
 
-    def resolved(self, least: Callable[[Pruning], int]) -> Pruning:
-        return replace(self, min_tokens=least(self)) if self.min_tokens == AUTO else self
-
     def core(self) -> dict[str, Any]:
-        """The fields that the C core takes; ValueError while `min_tokens` is "auto"."""
-        if self.min_tokens == AUTO:
-            raise ValueError(f'min_tokens is "{AUTO}"; LLM.session puts a number in its place')
+        """The fields that the C core takes."""
         table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         table["stages"] = _core_stages(self.stages)
         table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
@@ -364,7 +349,7 @@ class Pruning(Counted):
         2 * heads * head_dim per scored token and query row, the LM head once. In the last layer only keys and
         values are computed for all tokens, the rest for the query token alone. Two counts are upper bounds:
         a Mass stage counts with its keep_max, and in a layer with a window every token counts with as many
-        keys as the window holds. A `min_tokens` of "auto" counts as 0, here and in all other counts.
+        keys as the window holds.
         """
         in_play = self.planned(config, n_prompt)
         return self._counted(config, in_play, in_play, dict(self._stages_of(in_play[0])))

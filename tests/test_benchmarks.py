@@ -348,29 +348,6 @@ def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured
     assert "line 1: expected an object with input and context" in capsys.readouterr().out
 
 
-def test_auto_compares_predictions_with_times(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
-    assert bench("auto", "--model", str(folder), "--tokens", "64", "--out", str(tmp_path)) == 0
-    answers, decisions = json.loads((tmp_path / "bench.json").read_text())["tables"]
-    rules = ("the paper's rule", "recommended")
-    labels = [f"{rule}, {g} new tokens" for rule in rules for g in (4, 8)]
-    assert [row["label"] for row in answers["rows"]] == [row["label"] for row in decisions["rows"]] == labels
-    for row, decision in zip(answers["rows"], decisions["rows"], strict=True):
-        figures = row["figures"]
-        ratio = figures["dense"]["median"] / figures["pruned"]["median"]
-        assert figures["error"] == pytest.approx(figures["predicted"] / ratio - 1)
-        least = int(decision["figures"]["pruned from"].split()[0])
-        runs = "pruned" if least <= 64 else "dense"
-        right = (runs == "pruned") == (ratio > 1)
-        assert (figures["auto runs it"], figures["rightly"]) == (runs, "yes" if right else "no")
-        assert decision["figures"]["decided rightly"] == f"{int(right)} of 1"
-        assert decision["figures"]["largest error"] == pytest.approx(abs(figures["error"]))
-    four, eight = (answers["rows"][i]["figures"]["dense"]["rounds"][0] for i in (0, 1))
-    assert 0 < four < eight
-
-
 def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str) -> object:
         return None if name == "torch" else object()

@@ -86,8 +86,7 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"smooth": 4}, ValueError, "smooth must be odd"),
         ({"smooth": True}, TypeError, "smooth must be a whole number"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be from 0"),
-        ({"min_tokens": "auto "}, ValueError, "min_tokens must be a whole number or \"auto\", not 'auto '"),
-        ({"min_tokens": "9"}, ValueError, "min_tokens must be a whole number or \"auto\", not '9'"),
+        ({"min_tokens": "9"}, TypeError, "min_tokens must be a whole number, not '9'"),
         ({"min_tokens": 1.5}, TypeError, "min_tokens must be a whole number, not 1.5"),
         ({"min_tokens": True}, TypeError, "min_tokens must be a whole number, not True"),
         ({"prune_generated": 1}, TypeError, "prune_generated must be True or False"),
@@ -197,20 +196,6 @@ def test_core_has_plain_values_only() -> None:
         "policy": None,
     }
     assert Pruning(decode="frozen").core()["decode"] == "frozen"
-    with pytest.raises(ValueError, match=r'min_tokens is "auto"; LLM\.session puts a number'):
-        Pruning({1: 0.5}, min_tokens="auto").core()
-
-
-def test_auto_counts_as_0_and_stays_until_it_is_resolved() -> None:
-    plain = Pruning({10: 0.5, 20: 0.2})
-    auto = Pruning({10: 0.5, 20: 0.2}, min_tokens="auto")
-    assert repr(auto) == "Pruning({10: 0.5, 20: 0.2}, min_tokens='auto')"
-    assert auto.planned(SMOL, 100) == plain.planned(SMOL, 100)
-    assert auto.flops(SMOL, 100) == plain.flops(SMOL, 100)
-    assert auto.speedup(SMOL, 100) == plain.speedup(SMOL, 100)
-    assert auto.recommended().min_tokens == "auto"
-    assert auto.resolved(lambda setting: 7) == Pruning({10: 0.5, 20: 0.2}, min_tokens=7)
-    assert plain.resolved(lambda setting: 7) is plain
 
 
 # ---- JSON ------------------------------------------------------------------------------------------
@@ -236,7 +221,7 @@ prunings = st.builds(
     layers=st.integers(1, 6),
     smooth=st.sampled_from([1, 3, 13]),
     memory=st.floats(0.0, 1.0),
-    min_tokens=st.one_of(st.integers(0, 50), st.just("auto")),
+    min_tokens=st.integers(0, 50),
     prune_generated=st.booleans(),
 )
 
@@ -304,7 +289,7 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int, all_score: bool = Fal
                 continue
             total += 2 * 2 * c.hidden * width + 2 * 3 * c.hidden * c.ffn
             total += 4 * width * min(i + 1, c.windows[layer] or n)
-        if pruning.min_tokens != "auto" and n < pruning.min_tokens:
+        if n < pruning.min_tokens:
             continue
         if any(
             stage - pruning.layers < layer <= stage

@@ -578,9 +578,9 @@ def test_surprisal_is_refused_before_anything_runs(llm: LLM) -> None:
 
 
 def test_a_prefix_takes_the_setting_that_it_was_opened_with(llm: LLM) -> None:
-    auto = Pruning({1: 0.5}, min_tokens="auto")
-    prefix = llm.session(auto.resolved(lambda _: 20))
+    pruning = Pruning({1: 0.5}, min_tokens=20)
+    prefix = llm.session(pruning)
     prefix.forward(IDS)
-    assert llm.generate([1, 2], pruning=auto, prefix=prefix, max_new_tokens=1).token_ids
+    assert llm.generate([1, 2], pruning=pruning, prefix=prefix, max_new_tokens=1).token_ids
     with pytest.raises(ValueError, match="but the prefix was read with"):
-        llm.generate([1, 2], pruning=Pruning({2: 0.5}, min_tokens="auto"), prefix=prefix)
+        llm.generate([1, 2], pruning=Pruning({1: 0.5}), prefix=prefix)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from benchmarks.measuring.report import Section
 from benchmarks.options import Options
 from benchmarks.suites import (
-    auto,
     decode,
     formats,
     generation,
@@ -44,7 +43,6 @@ SUITES = {
     "shapes": Suite(shapes.shapes, by_default=False),
     "formats": Suite(formats.formats, cpu_only="it compares formats and arithmetics of the CPU"),
     "generation": Suite(generation.generation, by_default=False),
-    "auto": Suite(auto.auto, by_default=False),
 }
 ALL = "all"
 

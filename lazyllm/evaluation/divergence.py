@@ -64,7 +64,6 @@ class Divergence:
             "agreement": float((reference.logits.argmax(axis=1) == told.argmax(axis=1)).mean()),
             "prompt_tokens": given.n_whole,
             "cut": given.prompt.cut,
-            **given.resolved,
             "wrapper": given.prompt.wrapper,
             "forced_tokens": len(reference.answer),
             "flops": given.method.prefill_flops(llm.config, len(given.prompt.ids), counts[0]),

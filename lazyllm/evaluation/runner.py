@@ -63,13 +63,11 @@ Measure = Callable[[LLM, Tasks, Trial], dict[str, Any]]
 @dataclass(frozen=True)
 class Prepared:
     """The prompt of a trial. `whole` is the prompt before compression, which took `compressing` seconds;
-    `method` is the setting that the engine runs it with; where its `min_tokens` was "auto", `resolved` has
-    the number for answers as long as the task's may be, for the row."""
+    `method` is the setting that the engine runs it with."""
 
     prompt: Prompt
     whole: Prompt
     method: Method
-    resolved: Mapping[str, int]
     compressing: float = 0.0
 
     @property
@@ -316,10 +314,9 @@ def result_row(llm: LLM, tasks: Tasks, one: Trial, measure: Measure) -> dict[str
 
 def prepared(llm: LLM, tasks: Tasks, one: Trial) -> Prepared:
     whole = tasks.prompt(llm, one.task, one.item)
-    method = llm.resolved(one.method, one.task.max_new_tokens, progress=False)
-    resolved = {"min_tokens": (method.core() or {})["min_tokens"]} if method != one.method else {}
+    method = one.method
     if not method.compresses:
-        return Prepared(whole, whole, method, resolved)
+        return Prepared(whole, whole, method)
     compressing = 0.0
 
     def shorten(text: str) -> str:
@@ -330,7 +327,7 @@ def prepared(llm: LLM, tasks: Tasks, one: Trial) -> Prepared:
         return short
 
     prompt = tasks.prompt(llm, one.task, one.item, shorten)
-    return Prepared(prompt, whole, method.without_compression(), resolved, compressing)
+    return Prepared(prompt, whole, method.without_compression(), compressing)
 
 
 def scored_answer(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
@@ -360,7 +357,6 @@ def scored_answer(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
         "length": one.item["length"],
         "prompt_tokens": given.n_whole,
         "cut": prompt.cut,
-        **given.resolved,
         "wrapper": prompt.wrapper,
         "flops": given.method.prefill_flops(llm.config, len(prompt.ids), prefill),
         "new_tokens": len(out.token_ids),

@@ -52,11 +52,10 @@ def _shown(value: Any) -> str:
 
 
 def info() -> Info:
-    """Version, instruction sets found and used, threads, CUDA or the reason why it is off, profiles
-    of this machine in the cache, and packages."""
+    """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and
+    packages."""
     from lazyllm import _core
     from lazyllm.machine.device import cuda_facts
-    from lazyllm.machine.profile import profiles
 
     features = _core.features()
     table = Info(
@@ -74,7 +73,6 @@ def info() -> Info:
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        profiles=profiles() or 'none; min_tokens="auto" measures one for its model',
         packages={name: found for name in PACKAGES if (found := version(name))},
     )
     if namesake := version(NAMESAKE):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,9 +79,6 @@ class Preset(Method):
         }
 
     # ---- as a method -----------------------------------------------------------------------------
-
-    def resolved(self, least: Callable[[Pruning], int]) -> Preset:
-        return replace(self, pruning=self.pruning.resolved(least))
 
     def core(self) -> dict[str, Any]:
         return self.pruning.core()
