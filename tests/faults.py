@@ -300,8 +300,6 @@ JSON_TEXTS = {
 WHOLE = "is not a whole safetensors file: "
 TWICE = b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2)
 NAN, INF = b"\0\0\xc0\x7f", b"\0\0\x80\x7f"
-FOREVER = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% for c in range(9**5) %}{% endfor %}"
-FOREVER += "{% endfor %}{% endfor %}"
 
 
 def template(text: str) -> Change:
@@ -494,33 +492,10 @@ FOLDER = [
         ("a template that reads globals", template("{{ cycler.__init__.__globals__ }}"), "failed: "),
         ("a template that changes messages", template("{{ messages.append(1) }}"), "failed: "),
         ("a template that opens files", template("{% include 'config.json' %}"), "failed: "),
-        ("a template without an end", template(FOREVER), "failed: it took more than 0.5 seconds"),
         (
             "a template that calls itself",
             template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
             "failed: ",
-        ),
-        (
-            "a template of 10^10 letters",
-            template("{{ 'a' * 10**10 }}"),
-            "the chat template (failed|is not valid)",
-        ),
-        (
-            "a template of a large power",
-            template("{{ 10 ** (10 ** 9) }}"),
-            "the chat template (failed|is not val)",
-        ),
-        (
-            "a template that fills",
-            template("{{ 'a' | center(10**10) }}"),
-            "the chat template (failed|is not va)",
-        ),
-        (
-            "a template that doubles",
-            template(
-                "{% set s = namespace(a='a') %}{% for i in range(99) %}{% set s.a = s.a ~ s.a %}{% endfor %}"
-            ),
-            "the chat template failed: ",
         ),
         (
             "a template that writes on",

@@ -1,26 +1,22 @@
-"""Chat templates: the Jinja programs that checkpoints carry, run in a sandbox in a process of their own."""
+"""Chat templates: the Jinja programs that checkpoints carry, rendered in Jinja's immutable sandbox."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from lazyllm.checkpoints import chat_worker
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from lazyllm.errors import CheckpointError
 
 TEMPLATE_FILE = "chat_template.jinja"
 LONGEST = 1 << 20  # bytes of a template; the longest known have 30,000
-SECONDS = 10.0  # of CPU time that a template may take; the longest that are known take milliseconds
-CHARACTERS = 1 << 26  # that it may write
-BYTES = 1 << 30  # of address space that its process may have
+CHARACTERS = 1 << 26  # that a template may write
 
 
 def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> tuple[str | None, Path]:
@@ -47,6 +43,47 @@ def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> tuple[str |
     return template, source
 
 
+class Refusal(Exception):
+    """Raised by a template that calls raise_exception."""
+
+
+def refuse(message: object) -> NoReturn:
+    raise Refusal(str(message))
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Returns plain JSON, as templates expect; Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class Generation(jinja2.ext.Extension):
+    """{% generation %} marks text to train on; it renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class has it as a plain set)
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def sandbox() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment
+
+
 class ChatTemplate:
     """A template. `source` is the file that errors name; `tokens` holds bos_token and the like."""
 
@@ -54,6 +91,13 @@ class ChatTemplate:
         self.text = template
         self.source = source
         self.tokens = dict(tokens)
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        try:
+            return sandbox().from_string(self.text)
+        except Exception as error:  # of Jinja, and of Python, to which a template is translated
+            raise self._error("is not valid", error) from None
 
     def render(
         self,
@@ -68,86 +112,24 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             **self.tokens,
         }
-        reply = _renderer.ask(
-            {
-                "template": self.text,
-                "variables": variables,
-                "seconds": SECONDS,
-                "characters": CHARACTERS,
-                "bytes": BYTES,
-            }
-        )
-        ((outcome, text),) = reply.items()
-        if outcome == "refused":
-            raise ValueError(f"the chat template refuses these messages: {text}")
-        if outcome == "missing":
-            raise ImportError("chat templates need the package jinja2: pip install jinja2")
-        if outcome != "text":
-            told = "is not valid" if outcome == "invalid" else "failed"
-            raise CheckpointError(f"{self.source}: the chat template {told}: {text}")
-        return text
+        template = self._compiled
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in template.generate(variables):
+                pieces.append(piece)
+                size += len(piece)
+                if size > CHARACTERS:
+                    raise OverflowError(f"it wrote more than {CHARACTERS} characters")
+        except Refusal as refusal:
+            raise ValueError(f"the chat template refuses these messages: {refusal}") from None
+        except Exception as error:  # whatever the template's expressions raise
+            raise self._error("failed", error) from None
+        return "".join(pieces)
 
-
-class Renderer:
-    """The process that renders: started when it is first asked, and again after it has ended."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """In a forked child the process is the parent's."""
-        self.lock = threading.Lock()
-        self.process: subprocess.Popen[str] | None = None
-
-    def ask(self, request: dict[str, Any]) -> dict[str, str]:
-        line = json.dumps(request) + "\n"
-        with self.lock:
-            process = self.process = self.process or start()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                process.stdin.write(line)
-                process.stdin.flush()
-                answer = process.stdout.readline()
-            except BrokenPipeError:
-                answer = ""
-            except BaseException:  # the reply would be taken for that to the next request
-                self.end()
-                raise
-            return dict(json.loads(answer)) if answer.endswith("\n") else {"failed": why(self.end())}
-
-    def end(self) -> int:
-        """Stops the process; its exit code."""
-        assert self.process is not None
-        process, self.process = self.process, None
-        process.kill()
-        with contextlib.suppress(BrokenPipeError), process:
-            pass  # closes its pipes and waits
-        return int(process.returncode)
-
-
-def start() -> subprocess.Popen[str]:
-    # what is preloaded, such as a sanitizer, may need more memory than the process is given
-    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    return subprocess.Popen(
-        [sys.executable, "-I", chat_worker.__file__, *(str(place) for place in sys.path if place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        env=environment,
-        start_new_session=True,  # Ctrl-C is not for it
-    )
-
-
-def why(code: int) -> str:
-    if code == -signal.SIGPROF:
-        return f"it took more than {SECONDS:g} seconds"
-    return f"its process ended with code {code}, perhaps for want of memory: it may have {BYTES >> 20} MiB"
-
-
-_renderer = Renderer()
-os.register_at_fork(after_in_child=_renderer.forget)
+    def _error(self, problem: str, error: Exception) -> CheckpointError:
+        reason = str(error) or type(error).__name__
+        return CheckpointError(f"{self.source}: the chat template {problem}: {reason}")
 
 
 EXAMPLES = {
