@@ -126,7 +126,7 @@ def test_stopped_while_writing(folder: Path, cache: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounded.os, "fsync", stop)
+        patched.setattr(os, "fsync", stop)
         with pytest.raises(KeyboardInterrupt):
             logits(folder, "q4", cache_weights=True)
     assert not list(cache.glob("*.safetensors"))

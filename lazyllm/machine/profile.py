@@ -104,7 +104,7 @@ class ProfileFile:
             "device": core.device,
             "threads": core.threads,
         }
-        weights = {"weights": weights_state(checkpoint), "bytes in use": core.bytes}
+        weights = {"weights": checkpoint.state, "bytes in use": core.bytes}
         made_by = {"kernels": core.isa, "kv": core.kv, **weights, **software()}
         self._conditions = {**place, **made_by}
         name = f"{checkpoint.path.name}-{json_digest(place)[:NAME_DIGITS]}.json"
@@ -167,13 +167,6 @@ def software() -> dict[str, str]:
     """The version, and a hash of the compiled core: other kernels have other times."""
     core = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
     return {"lazyllm": lazyllm.__version__, "core sha256": core}
-
-
-def weights_state(checkpoint: Checkpoint) -> str:
-    """A hash that changes with config or weights, without reading the weights: by size and time of change."""
-    stats = [Path(shard).stat() for shard in checkpoint.shards]
-    config = [path.read_text(encoding="utf-8") for path in checkpoint.config_files]
-    return json_digest([*config, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
 
 
 def profiles() -> list[str]:
