@@ -16,10 +16,11 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import longbench
+from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.commands.main import main
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
@@ -28,6 +29,7 @@ from lazyllm.evaluation.runner import (
     Recipe,
     checked_settings,
     conditions_there,
+    model_there,
     parts,
     planned,
     run_part,
@@ -223,6 +225,28 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
         ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'
     ):
         run_part(other, trials)
+
+
+def test_a_worker_keeps_a_model_while_its_files_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+    folder, other = tmp_path / "model", tmp_path / "other"
+    for seed, place in enumerate((folder, other)):
+        place.mkdir()
+        model_folder(place, replace(SHAPE, ffn=64, seed=seed))
+    llm = lazyllm.load(folder, device="cpu", threads=1, weights="q4", cache_weights=True)
+    recipe, trials = recipe_and_trials(llm, 1)
+    recipe = replace(recipe, expected=conditions_there(recipe))
+    kept = model_there(recipe)
+    assert kept.cache_weights
+    run_part(recipe, trials)
+    assert model_there(recipe) is kept
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="has other conditions than the run: model sha256 is"):
+        run_part(recipe, trials)  # in the middle of the run
+    now = conditions_there(replace(recipe, run="next"))
+    assert now["model sha256"] == weights_digest(lazyllm.load(folder).checkpoint, progress=False)
 
 
 def test_parts_are_items_or_chunks_of_their_settings(llm: lazyllm.LLM) -> None:
