@@ -143,6 +143,11 @@ class LLM(Model):
         method.check(self.config)
         return method.resolved(lambda setting: self.forecast.min_tokens(setting, n_new, progress))
 
+    def changed(self) -> Path | None:
+        """A file of this model or of a sibling that has been written to or replaced since it was opened."""
+        found = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
+        return next(filter(None, found), None)
+
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
         if path not in self._siblings:

@@ -20,7 +20,13 @@ import numpy as np
 from lazyllm.checkpoints import digest
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.chats import Chat
-from lazyllm.evaluation.conditions import conditions_of_model, conditions_of_settings, contents, environment
+from lazyllm.evaluation.conditions import (
+    conditions_behind,
+    conditions_of_model,
+    conditions_of_settings,
+    contents,
+    environment,
+)
 from lazyllm.evaluation.manifest import SCORE, differences, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, RunFolder
@@ -135,7 +141,8 @@ def run_items(
         folder = stack.enter_context(RunFolder(out, manifest, known, again))
         done = folder.done
         left = [one for one in plan if one.key not in done]
-        recipe = replace(recipe, expected=common, digests=digest.known())
+        expected = {**common, "behind settings": of_settings["behind settings"]}
+        recipe = replace(recipe, expected=expected, digests=digest.known())
         results = results_there(there, recipe, left) if there else results_here(llm, recipe, left)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(left))
@@ -242,10 +249,9 @@ _models: dict[tuple[Any, ...], LLM] = {}
 def model_there(recipe: Recipe) -> LLM:
     """Loaded once in a worker's process, and again when a file of it has changed."""
     key = tuple(recipe.model.values())
-    if key in _models and _models[key].checkpoint.changed():
+    if key in _models and _models[key].changed():
         del _models[key]
     if key not in _models:
-        digest.learn(recipe.digests)
         _models[key] = load(**recipe.model)
     return _models[key]
 
@@ -263,15 +269,16 @@ def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]
     """On a worker: the rows of some trials, and their environment."""
     with _one_at_a_time:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
-        warm_by_run = _warm.setdefault(llm, {})
-        if recipe.run not in warm_by_run:
-            found = conditions_of_model(llm, recipe.chat, progress=False)
+        digest.learn(recipe.digests)
+        warm = _warm.setdefault(llm, {}).setdefault(recipe.run, set())
+        if cold := [one for one in part if one.key.setting not in warm]:
+            methods = {one.key.setting: one.method for one in cold}
+            behind = conditions_behind(llm, methods, progress=False)
+            found = {**conditions_of_model(llm, recipe.chat, progress=False), **behind}
             if told := differences(recipe.expected, found):
                 raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {told}")
-        warm = warm_by_run.setdefault(recipe.run, set())
-        if cold := [one for one in part if one.key.setting not in warm]:
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
-            warm.update(one.key.setting for one in cold)
+            warm.update(methods)
         rows = [result_row(llm, recipe.tasks, one, recipe.measure) for one in part]
         return rows, environment(llm, recipe.warm_ups)
 

@@ -61,7 +61,7 @@ class OpenedFile:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that is written to disk under a name of its own, then renamed: a crash leaves the old file at
-    `path` or the new one, and of several writers the last one counts."""
+    `path` or the new one, a kill that other name too. Of several writers the last one counts."""
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
