@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, overload
 
@@ -76,13 +76,9 @@ def load(
         core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
     except CheckpointError as error:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
-    checkpoint.check_unchanged()
-    return LLM(checkpoint, core, compute, weights, kv)
-
-
-@cache
-def _opened(path: str, device: str, threads: int | None, compute: str, kv: str) -> LLM:
-    return load(path, device=device, threads=threads, compute=compute, kv=kv)
+    if changed := checkpoint.changed():
+        raise OSError(f"{changed} was changed while it was loaded; load it again")
+    return LLM(checkpoint, core, compute, weights, kv, cache_weights)
 
 
 def stored_types(checkpoint: Checkpoint) -> list[str]:
@@ -130,10 +126,21 @@ class LLM(Model):
         method = None if pruning is None else as_method(pruning)
         return Session.restored(self, Path(file), method, progress)
 
+    @cached_property
+    def _siblings(self) -> dict[str, LLM]:
+        return {}
+
+    def changed(self) -> Path | None:
+        """A file of this model or of a sibling that has been written to or replaced since it was opened."""
+        found = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
+        return next(filter(None, found), None)
+
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""
-        threads = self.threads if self.device == "cpu" else None
-        return _opened(path, self.device, threads, self.compute, self.kv)
+        if path not in self._siblings:
+            threads = self.threads if self.device == "cpu" else None
+            self._siblings[path] = load(path, self.device, "auto", threads, self.compute, kv=self.kv)
+        return self._siblings[path]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too

@@ -20,6 +20,7 @@ class Model:
         compute: str = "f32",
         weights: str = "auto",
         kv: str = "f32",
+        cache_weights: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.config = checkpoint.config
@@ -27,6 +28,7 @@ class Model:
         self.compute = compute
         self.weights = weights
         self.kv = kv
+        self.cache_weights = cache_weights
 
     def __repr__(self) -> str:
         c = self.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import lazyllm
 from lazyllm import CheckpointError
 from lazyllm import llm as llm_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.machine.device import open_model
 
 IDS = list(range(40, 90))
@@ -72,6 +74,61 @@ def test_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:
     (folder / "new").write_bytes(b"other contents")
     (folder / "new").rename(folder / WEIGHTS)
     np.testing.assert_array_equal(llm.session().forward(IDS), want)
+
+
+def replace(folder: Path, name: str, other: Path) -> None:
+    """By a file of the same size and, as after `cp -p`, the same time of change."""
+    times = (folder / name).stat()
+    shutil.copy(other, folder / "new")
+    os.utime(folder / "new", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (folder / "new").rename(folder / name)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    (tmp_path / "other").mkdir()
+    return model_folder(tmp_path / "other", dataclasses.replace(SHAPE, seed=5)) / WEIGHTS
+
+
+@pytest.mark.parametrize("hashed_before", [False, True])
+def test_identity_is_of_what_was_loaded(folder: Path, other: Path, hashed_before: bool) -> None:
+    old, file = lazyllm.load(folder, device="cpu", threads=1), folder / "kept"
+    if hashed_before:
+        weights_digest(old.checkpoint, progress=False)
+    replace(folder, WEIGHTS, other)
+    session = old.session()
+    session.forward(IDS)
+    session.save(file, progress=False)
+    new = lazyllm.load(folder, device="cpu", threads=1)
+    with pytest.raises(ValueError, match="is a session with a model of SHA-256"):
+        new.restore(file)
+    assert old.restore(file).length == session.length
+    assert new.checkpoint.state != old.checkpoint.state
+
+
+def test_what_was_written_to_has_no_identity(folder: Path) -> None:
+    found = Checkpoint(folder)
+    os.utime(folder / WEIGHTS, ns=(0, 0))
+    with pytest.raises(OSError, match=f"{WEIGHTS} was written to while it was in use; load the model again"):
+        weights_digest(found, progress=False)
+
+
+def test_a_tokenizer_that_changes_before_it_is_read(folder: Path) -> None:
+    llm, added = lazyllm.load(folder, device="cpu", threads=1), folder / "chat_template.jinja"
+    added.write_text("{{ messages }}")
+    with pytest.raises(OSError, match="the tokenizer was changed after the model was loaded; load it again"):
+        llm.generate("hi", max_new_tokens=1)
+    added.unlink()
+    assert llm.generate("hi", max_new_tokens=1).token_ids
+
+
+def test_a_second_model_is_opened_once_for_each_first(folder: Path, other: Path) -> None:
+    llm = lazyllm.load(folder, device="cpu", threads=1)
+    before = llm.sibling(str(folder))
+    replace(folder, WEIGHTS, other)
+    assert llm.sibling(str(folder)) is before
+    now = lazyllm.load(folder, device="cpu", threads=1).sibling(str(folder))
+    assert not np.array_equal(now.session().forward(IDS), before.session().forward(IDS))
 
 
 def test_a_file_that_changes_while_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,14 +158,18 @@ def test_resolve_fetches_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
     asked: dict[str, Any] = {}
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
-        asked.update(name=name, patterns=allow_patterns)
+    def fetch(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.update(name=name, patterns=allow_patterns, ignored=ignore_patterns)
         return str(folder)
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     assert resolve("owner/tiny-model_1.0") == folder
     assert asked["name"] == "owner/tiny-model_1.0"
-    assert not {"*.py", "*.bin"} & set(asked["patterns"])
+    files = ["model-00001-of-00002.safetensors", "consolidated.safetensors", "consolidated.00.safetensors"]
+    files += ["model.safetensors.index.json", "tokenizer.model", "modeling.py", "pytorch_model.bin"]
+    patterns = {"allow_patterns": asked["patterns"], "ignore_patterns": asked["ignored"]}
+    wanted = [files[0], "model.safetensors.index.json", "tokenizer.model"]
+    assert list(hub.utils.filter_repo_objects(files, **patterns)) == wanted
 
 
 def test_resolve_without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

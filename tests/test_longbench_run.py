@@ -31,6 +31,7 @@ from lazyllm.evaluation.options import (
 )
 from lazyllm.evaluation.results import ITEMS, RunFolder
 from lazyllm.evaluation.summary import DENSE
+from lazyllm.support.files import OpenedFile
 
 SETTINGS = ["dense", '{"1": 0.5, "3": 0.2}', '{"2": 0.9}']
 WORDS = ["the", "a", "cat", "dog", "river", "stone", "runs", "sleeps", "near", "under", "bright", "old"]
@@ -293,18 +294,41 @@ def test_failed_items_are_asked_again_where_that_is_wished(
     assert run(llm, data, tmp_path, pruning=None, limit=1, retry_failed=True).rows == again.rows
 
 
-def test_a_broken_device_ends_the_run(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [lazyllm.DeviceError, lazyllm.CheckpointError, OSError])
+@pytest.mark.parametrize("place", ["score", "prompt"])
+def test_a_broken_device_or_model_ends_the_run(
+    llm: lazyllm.LLM,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception],
+    place: str,
 ) -> None:
     from lazyllm.evaluation.longbench.tasks import LongBench
 
     def broken(*_: object) -> float:
-        raise lazyllm.DeviceError("the device is gone")
+        raise kind("the device is gone")
 
-    monkeypatch.setattr(LongBench, "score", broken)
-    with pytest.raises(lazyllm.DeviceError, match="gone"):
-        run(llm, data, tmp_path)
+    monkeypatch.setattr(LongBench, place, broken)
+    with pytest.raises(kind, match="the device is gone"):
+        run(llm, data, tmp_path, warm_ups=1)
     assert (tmp_path / ITEMS).read_text() == ""
+
+
+def test_weights_that_change_end_the_run_and_a_rerun_goes_on(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = model_folder(folder) / "model.safetensors"
+
+    def touch(_: object) -> None:
+        os.utime(weights, ns=(0, 0))
+
+    options: dict[str, Any] = {"pruning": None, "datasets": ["lcc"], "limit": 3}
+    with pytest.raises(OSError, match="was changed or could not be read while it was in use"):
+        run(lazyllm.load(folder), data, tmp_path / "out", on_row=touch, **options)
+    made = run(lazyllm.load(folder), data, tmp_path / "out", **options)
+    assert [row["item"] for row in made.summary.rows] == ["lcc-0", "lcc-1", "lcc-2"]
+    assert not made.summary.failed
 
 
 def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
@@ -491,6 +515,8 @@ def test_a_model_that_compresses_is_among_the_conditions(
     assert [len(value) for value in told.values()] == [64]
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    assert run(llm, data, tmp_path / "run", pruning=setting, limit=1).rows == made.rows  # it has that model
+    llm = lazyllm.load(llm.checkpoint.path, device="cpu", threads=1)
     with pytest.raises(ValueError, match=r"PromptCompression.*: sha256 of the model that compresses is"):
         run(llm, data, tmp_path / "run", pruning=setting, limit=1)
 
@@ -679,7 +705,7 @@ def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(digest, "bar", lambda *_: Line())
     for number, size in enumerate((1000, (9 << 20) + 700_000, 700_000)):
         (tmp_path / str(number)).write_bytes(bytes(size))
-    digest.digest([tmp_path / str(number) for number in range(3)], True)
+    digest.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
     assert all(isinstance(value, int) for value in seen)
     assert seen[-1] == 10
 

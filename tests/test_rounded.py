@@ -17,6 +17,7 @@ from toys import write_gguf
 
 import lazyllm
 from lazyllm.checkpoints import rounded
+from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.commands.main import main
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="rounding on the CPU")
@@ -90,6 +91,16 @@ def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: 
     is_as_on_loading(folder)
 
 
+def test_a_file_that_is_replaced_before_it_is_rounded(folder: Path, cache: Path, tmp_path: Path) -> None:
+    other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
+    found = Checkpoint(folder)
+    (other / "model.safetensors").rename(folder / "model.safetensors")
+    (*_, path), _ = rounded.rounded(found, "q4", progress=False)
+    of_old = Path(path).read_bytes()
+    is_as_on_loading(folder)
+    assert Path(path).read_bytes() != of_old
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
@@ -126,7 +137,7 @@ def test_stopped_while_writing(folder: Path, cache: Path, monkeypatch: pytest.Mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(rounded.os, "fsync", stop)
+        patched.setattr(os, "fsync", stop)
         with pytest.raises(KeyboardInterrupt):
             logits(folder, "q4", cache_weights=True)
     assert not list(cache.glob("*.safetensors"))

@@ -19,6 +19,7 @@ from tiny import Shape
 
 import lazyllm
 from lazyllm import LLM, Drop, Method, Policy, Pruning, session_file
+from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
 STAGES = Pruning({1: 0.6, 3: 0.3})
@@ -251,9 +252,22 @@ def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Pat
     assert kept.read_bytes() == before
     assert llm.restore(kept).length == 50
     session = ran(llm, STAGES)
-    session.save(kept)  # takes the place of what the killed process has left
+    session.save(kept)
     assert llm.restore(kept).length == session.length
-    assert os.listdir(kept.parent) == ["kept"]
+    (left,) = set(os.listdir(kept.parent)) - {"kept"}  # by the killed process
+    assert left.endswith(".partial")
+
+
+def test_each_writer_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """The last one to end counts; a file of the user with a name like theirs stays."""
+    path, like_theirs = tmp_path / "notes", tmp_path / "notes.partial"
+    like_theirs.write_text("mine")
+    with whole_file(path) as first, whole_file(path) as second:
+        first.write(b"first")
+        second.write(b"second")
+    assert path.read_bytes() == b"first"
+    assert like_theirs.read_text() == "mine"
+    assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(

@@ -16,18 +16,19 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-from folders import model_folder
+from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import longbench
 from lazyllm.commands.main import main
+from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import (
     Recipe,
     checked_settings,
-    conditions_there,
+    model_there,
     parts,
     planned,
     run_part,
@@ -204,25 +205,50 @@ def test_a_missing_package_is_named(
     assert not (tmp_path / "run").exists()
 
 
-def recipe_and_trials(llm: lazyllm.LLM, count: int) -> tuple[Recipe, list[Any]]:
+def recipe_and_trials(llm: lazyllm.LLM, count: int, settings: Any = SETTINGS) -> tuple[Recipe, list[Any]]:
     items = ruler_items(prompt_encoder(llm.tokenizer, "none"), ["niah_single_1"], [560], count, 0)
     tasks = GeneratedTasks(items, RULER, {}, RunOptions(chat="none"))
     options = RunOptions(chat="none", warm_ups=0, workers=2, worker_threads=1)
-    return Recipe.of(llm, tasks, scored_answer, options), [*planned(checked_settings(SETTINGS), tasks)]
+    methods = checked_settings(settings)
+    expected = {**conditions_of_model(llm, "none", False), **conditions_behind(llm, methods, False)}
+    recipe = replace(Recipe.of(llm, tasks, scored_answer, options), expected=expected)
+    return recipe, [*planned(methods, tasks)]
 
 
 def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
-    recipe, trials = recipe_and_trials(llm, 1)
-    assert not recipe.tasks.items
-    same = replace(recipe, expected=conditions_there(recipe))
+    same, trials = recipe_and_trials(llm, 1)
+    assert not same.tasks.items
     rows, where = run_part(same, trials)
     assert [row["setting"] for row in rows] == [DENSE, "Pruning({1: 0.5})"]
     assert where["threads"] == 1
-    other = replace(recipe, run="other", expected={**same.expected, "kernels": "abacus"})
+    other = replace(same, run="other", expected={**same.expected, "kernels": "abacus"})
     with pytest.raises(
         ValueError, match=r'the worker on .* has other conditions .*: kernels is "abacus", not "'
     ):
         run_part(other, trials)
+
+
+@pytest.mark.parametrize("changed", ["model", "reader"])
+def test_a_worker_keeps_models_while_their_files_are_the_same(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path / "cache"))
+    for seed, name in enumerate(("model", "reader", "other")):
+        (tmp_path / name).mkdir()
+        model_folder(tmp_path / name, replace(SHAPE, ffn=64, seed=seed))
+    options: dict[str, Any] = {"device": "cpu", "threads": 1, "weights": "q4", "cache_weights": True}
+    settings = [f"compress:ratio=0.5,model={tmp_path / 'reader'}"]
+    recipe, trials = recipe_and_trials(lazyllm.load(tmp_path / "model", **options), 1, settings)
+    assert "error" not in run_part(recipe, trials)[0][0]
+    kept = model_there(recipe)
+    assert kept.cache_weights
+    assert model_there(recipe) is kept
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / changed / "model.safetensors")
+    what = {"model": "model sha256", "reader": ".*: sha256 of the model that compresses"}[changed]
+    with pytest.raises(ValueError, match=f"has other conditions than the run: (behind settings, )?{what} is"):
+        run_part(recipe, trials)  # in the middle of the run
+    recipe, trials = recipe_and_trials(lazyllm.load(tmp_path / "model", **options), 1, settings)
+    assert "error" not in run_part(recipe, trials)[0][0]
 
 
 def test_parts_are_items_or_chunks_of_their_settings(llm: lazyllm.LLM) -> None:

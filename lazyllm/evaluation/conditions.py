@@ -43,14 +43,18 @@ def kernels(llm: LLM) -> str:
 
 
 def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
-    return {
-        "settings": {label: method.to_json() for label, method in settings.items()},
-        "behind settings": {
-            f"{label}: {what}": told
-            for label, method in settings.items()
-            for what, told in method.conditions(llm, progress).items()
-        },
+    shown = {label: method.to_json() for label, method in settings.items()}
+    return {"settings": shown, **conditions_behind(llm, settings, progress)}
+
+
+def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
+    """Those beside the settings' own fields."""
+    found = {
+        f"{label}: {what}": value
+        for label, method in settings.items()
+        for what, value in method.conditions(llm, progress).items()
     }
+    return {"behind settings": found}
 
 
 def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:

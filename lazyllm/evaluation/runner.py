@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from lazyllm.checkpoints import digest
-from lazyllm.errors import DeviceError
+from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.chats import Chat
-from lazyllm.evaluation.conditions import conditions_of_model, conditions_of_settings, contents, environment
+from lazyllm.evaluation.conditions import (
+    conditions_behind,
+    conditions_of_model,
+    conditions_of_settings,
+    contents,
+    environment,
+)
 from lazyllm.evaluation.manifest import SCORE, differences, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, RunFolder
@@ -40,8 +46,10 @@ WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
 MEASURED: Mapping[str, Any] = {"measure": SCORE}
 SETTING_WIDTH = 40  # characters, in the progress bar
 WARM_UP_TEXT = "The first sentence is short. So is the second."
-FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError, OSError)
-"""Errors of one item that do not end the run; lazyllm's own errors are subclasses of these."""
+FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError)
+"""Errors of one item, a prompt that needs too much memory among them; they do not end the run."""
+BREAKS = (CheckpointError, DeviceError)
+"""Those among them of the model or the machine, as is OSError: every later trial would fail as well."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,8 @@ def run_items(
         folder = stack.enter_context(RunFolder(out, manifest, known, again))
         done = folder.done
         left = [one for one in plan if one.key not in done]
-        recipe = replace(recipe, expected=common, digests=digest.known())
+        expected = {**common, "behind settings": of_settings["behind settings"]}
+        recipe = replace(recipe, expected=expected, digests=digest.known())
         results = results_there(there, recipe, left) if there else results_here(llm, recipe, left)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(left))
@@ -148,16 +157,12 @@ def run_items(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a process that runs trials. `run` names the call of `run_items`; `expected` are the
-    conditions that the process must have, and `digests` those of files that need not be read again."""
+    """The settings of a process that runs trials. `run` names the call of `run_items`; `model` has the
+    arguments of `load`; `expected` are the conditions that the process must have, and `digests` those of
+    files that need not be read again."""
 
     run: str
-    model: str
-    device: str
-    threads: int | None
-    compute: str
-    weights: str
-    kv: str
+    model: Mapping[str, Any]
     tasks: Tasks
     measure: Measure
     chat: Chat
@@ -176,20 +181,20 @@ class Recipe:
             threads = max(1, threads // options.workers)
         return cls(
             run=uuid4().hex,
-            model=str(llm.checkpoint.path.absolute()),
-            device=options.worker_device or device,
-            threads=options.worker_threads or threads,
-            compute=llm.compute,
-            weights=llm.weights,
-            kv=llm.kv,
+            model={
+                "path": str(llm.checkpoint.path.absolute()),
+                "device": options.worker_device or device,
+                "threads": options.worker_threads or threads,
+                "compute": llm.compute,
+                "weights": llm.weights,
+                "kv": llm.kv,
+                "cache_weights": llm.cache_weights,
+            },
             tasks=without_items,
             measure=measure,
             chat=options.chat,
             warm_ups=options.warm_ups,
         )
-
-    def model_options(self) -> tuple[str, str, int | None, str, str, str]:
-        return self.model, self.device, self.threads, self.compute, self.weights, self.kv
 
 
 def results_here(llm: LLM, recipe: Recipe, left: Sequence[Trial]) -> Iterator[Result]:
@@ -235,34 +240,43 @@ def parts(left: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
     return made
 
 
-@cache
-def model_there(model: str, device: str, threads: int | None, compute: str, weights: str, kv: str) -> LLM:
-    """Loaded once in a worker's process."""
-    return load(model, device=device, threads=threads, compute=compute, weights=weights, kv=kv)
+_models: dict[tuple[Any, ...], LLM] = {}
+"""By the arguments of `load`: the models of a worker's process."""
+
+
+def model_there(recipe: Recipe) -> LLM:
+    """Loaded once in a worker's process, and again when a file of it has changed."""
+    key = tuple(recipe.model.values())
+    if key in _models and _models[key].changed():
+        del _models[key]
+    if key not in _models:
+        _models[key] = load(**recipe.model)
+    return _models[key]
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
-    digest.learn(recipe.digests)
-    llm = model_there(*recipe.model_options())
-    return conditions_of_model(llm, recipe.chat, progress=False)
+    return conditions_of_model(model_there(recipe), recipe.chat, progress=False)
 
 
-_warm: dict[str, set[str]] = {}
-"""By run: the settings that this process has warmed up."""
+_warm: MutableMapping[LLM, dict[str, set[str]]] = WeakKeyDictionary()
+"""By model and run: the settings that this process has warmed up."""
 _one_at_a_time = Lock()
 
 
 def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """On a worker: the rows of some trials, and their environment."""
     with _one_at_a_time:  # a worker with several threads would time one trial beside another
-        if recipe.run not in _warm:
-            if told := differences(recipe.expected, conditions_there(recipe)):
-                raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {told}")
-            _warm[recipe.run] = set()
-        llm, warm = model_there(*recipe.model_options()), _warm[recipe.run]
+        llm = model_there(recipe)
+        digest.learn(recipe.digests)
+        warm = _warm.setdefault(llm, {}).setdefault(recipe.run, set())
         if cold := [one for one in part if one.key.setting not in warm]:
+            methods = {one.key.setting: one.method for one in cold}
+            behind = conditions_behind(llm, methods, progress=False)
+            found = {**conditions_of_model(llm, recipe.chat, progress=False), **behind}
+            if told := differences(recipe.expected, found):
+                raise ValueError(f"the worker on {platform.node()} has other conditions than the run: {told}")
             warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
-            warm.update(one.key.setting for one in cold)
+            warm.update(methods)
         rows = [result_row(llm, recipe.tasks, one, recipe.measure) for one in part]
         return rows, environment(llm, recipe.warm_ups)
 
@@ -285,20 +299,27 @@ def warm_up(llm: LLM, tasks: Tasks, left: Sequence[Trial], runs: int) -> None:
             method.compress(llm, WARM_UP_TEXT)
     max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
     for one in islice(cycle(left), runs):
-        try:
+        with failures_left_to_trials():
             ids = tasks.prompt(llm, one.task, one.item).ids[:max_tokens]
-        except FAILURES:
-            continue  # its trial will fail too, and record the error
-        llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
+            llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
     first: dict[str, Trial] = {}
     for one in left if runs else ():
         first.setdefault(one.key.setting, one)
     for one in first.values():
-        try:
+        with failures_left_to_trials():
             given = prepared(llm, tasks, one)
             llm.generate(given.prompt.ids, given.method, max_new_tokens=WARM_UP_NEW, progress=False)
-        except FAILURES:
-            continue
+
+
+@contextmanager
+def failures_left_to_trials() -> Iterator[None]:
+    """Leaves out a warm-up whose item fails: its trial will fail too, and record the error."""
+    try:
+        yield
+    except BREAKS:
+        raise
+    except FAILURES:
+        pass
 
 
 def result_row(llm: LLM, tasks: Tasks, one: Trial, measure: Measure) -> dict[str, Any]:
@@ -306,8 +327,8 @@ def result_row(llm: LLM, tasks: Tasks, one: Trial, measure: Measure) -> dict[str
     row: dict[str, Any] = one.key._asdict()
     try:
         return {**row, **measure(llm, tasks, one)}
-    except DeviceError:
-        raise  # every later trial would fail as well
+    except BREAKS:
+        raise
     except FAILURES as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
 

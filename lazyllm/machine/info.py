@@ -24,6 +24,8 @@ PACKAGES = (
 )
 NAMESAKE = "lazyllm"
 CPUINFO = Path("/proc/cpuinfo")
+DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
+BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
 
 
 class Info(dict[str, Any]):
@@ -92,15 +94,28 @@ def version(distribution: str) -> str | None:
 
 
 def processor() -> str:
-    """The CPU's model name; its architecture where the system gives no name."""
-    return field(CPUINFO, "model name") or platform.machine()
+    """The CPU's model name. Where the system gives none, as on ARM: the architecture, the numbers of the
+    cores' designs, and the name of the board."""
+    if name := field(CPUINFO, "model name"):
+        return name
+    designs = zip(*(values(CPUINFO, part) for part in DESIGN), strict=False)
+    boards = [board for path in BOARDS if (board := text_of(path).strip("\0\n"))]
+    return ", ".join([platform.machine(), *sorted({"/".join(design) for design in designs}), *boards[:1]])
 
 
 def field(file: Path, name: str) -> str | None:
     """The first value with that name in a file of `name : value` lines, or None."""
+    return next(iter(values(file, name)), None)
+
+
+def values(file: Path, name: str) -> list[str]:
+    pairs = (line.partition(":") for line in text_of(file).splitlines())
+    return [value.strip() for key, _, value in pairs if key.strip() == name]
+
+
+def text_of(file: Path) -> str:
+    """Nothing where the system does not have the file or show it."""
     try:
-        lines = file.read_text().splitlines()
+        return file.read_text()
     except OSError:
-        return None
-    pairs = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
+        return ""

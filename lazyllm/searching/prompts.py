@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -17,6 +16,7 @@ from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer
 from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
+from lazyllm.support.files import whole_file
 from lazyllm.support.progress import bar
 
 LEAST = 3  # prompts, for a paired test
@@ -84,11 +84,8 @@ class References:
         return self._folder / f"{number}.npz"
 
     def _write(self, number: int, answer: list[int], logits: np.ndarray) -> None:
-        """Other processes may write the same file; each renames one of its own."""
-        partial = self._folder / f"{number}.{os.getpid()}.{os.uname().nodename}.partial"
-        with partial.open("wb") as file:
+        with whole_file(self._file(number)) as file:
             np.savez(file, answer=np.array(answer), logits=logits)
-        partial.replace(self._file(number))
 
 
 def measured(llm: LLM, pruning: Pruning, reference: Reference) -> Result:

@@ -1,22 +1,70 @@
-"""Files written atomically, and files that are locks."""
+"""Files written atomically, files that stay open, and files that are locks."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import secrets
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, NamedTuple
+
+BLOCK = 1 << 22  # bytes
+
+
+class FileState(NamedTuple):
+    """Another one when a file has been replaced or written to, here and for other processes and machines that
+    see the same file. The device is left out: its number may change when a machine starts."""
+
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> FileState:
+        return cls(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+class OpenedFile:
+    """A file that stays open: what is read is what was opened, whatever takes its path later."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self._number = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._number)
+        self.state = FileState.of(os.fstat(self._number))
+
+    def is_current(self) -> bool:
+        """False when another file has its path, or it has been written to."""
+        try:
+            return FileState.of(os.stat(self.path)) == self.state
+        except OSError:
+            return False
+
+    def read(self, begin: int, n_bytes: int) -> bytes:
+        return os.pread(self._number, n_bytes, begin)
+
+    def blocks(self) -> Iterator[bytes]:
+        """Its contents; OSError if it has been written to since it was opened."""
+        begin = 0
+        while block := self.read(begin, BLOCK):
+            yield block
+            begin += len(block)
+        now = FileState.of(os.fstat(self._number))
+        if now._replace(changed=self.state.changed) != self.state:  # that time changes with a name, too
+            raise OSError(f"{self.path} was written to while it was in use; load the model again")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is written to disk under another name, then renamed: a crash leaves the old file at `path`
-    or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
+    """A file that is written to disk under a name of its own, then renamed: a crash leaves the old file at
+    `path` or the new one, a kill that other name too. Of several writers the last one counts."""
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with partial.open("wb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
