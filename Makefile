@@ -64,7 +64,7 @@ demo: $(VENV)/build.stamp ## a long document, one question, dense and pruned
 test: $(VENV)/test.stamp build/test_ops build/test_system ## every test that needs nothing but PyPI
 	build/test_ops
 	build/test_system
-	$(BIN)/python -m pytest -m 'not oracle'
+	$(BIN)/python -m pytest -n auto -m 'not oracle'
 
 oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
 	$(BIN)/python -m pytest -m oracle
@@ -106,7 +106,7 @@ WRAPPER_C   := $(filter csrc/python/%.c,$(CORE))
 WRAPPER_INCLUDES = $(shell $(BIN)/python -c 'import numpy, sysconfig; print("-I", numpy.get_include(), "-I", sysconfig.get_path("include"))')
 COMMA       := ,
 
-# The core and its tests are built plainly and for two sanitizers; a suffix tells the builds apart.
+# The core and its tests are built plainly and for two sanitizers; a suffix distinguishes the builds.
 # At -O3 a sanitizer takes gcc five times as long, and so it does to unroll the kernels' loops at -O1, where it also warns of an intended
 # truncation of error texts. -g1 is enough for the line numbers of a report; -g takes gcc half as long again.
 SANITIZER_LEVEL := -O1 -fno-omit-frame-pointer -fno-tree-loop-optimize -Wno-format-truncation
@@ -114,23 +114,21 @@ FLAGS      := -O3
 FLAGS_asan := $(SANITIZER_LEVEL) -fsanitize=address$(COMMA)undefined -fno-sanitize-recover=undefined
 FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
-# The plain core has setup.py's flags, so that ccache, where there is one, has its objects from pip's build.
-COMPILE = $(CC) $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("CFLAGS"))') -fPIC \
-    -std=gnu11 -O3 -g1 -Wall -Wextra -fvisibility=hidden -pthread
+define c_tests
+build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter-out %.h,$$^) -lm -o $$@
+endef
 
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
 define core_build
-COMPILE$(1) ?= $$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1))
-
 build/core$(1)/%.o: csrc/%.c $(filter %.h,$(CORE))
 	@mkdir -p $$(@D)
-	$$(COMPILE$(1)) $$(INCLUDES) -c $$< -o $$@
+	$$(CC) $(CFLAGS_TEST) -fPIC $$(FLAGS$(1)) $$(INCLUDES) -c $$< -o $$@
 
 build/core$(1)/core.a: $(CORE_C:csrc/%.c=build/core$(1)/%.o)
 	rm -f $$@ && $(AR) rcs $$@ $$^
 
-build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
-	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter-out %.h,$$^) -lm -o $$@
+$(call c_tests,$(1))
 
 build/core$(1)/python/%.o: INCLUDES = $$(WRAPPER_INCLUDES)
 $(WRAPPER_C:csrc/%.c=build/core$(1)/%.o): | $(VENV)/python.stamp
@@ -146,8 +144,12 @@ endef
 # $(1): the suffix of a build; $(2): the program that runs pytest
 tests_with = PYTHONPATH=$(CURDIR)/build/core$(1)/lib:$(CURDIR) LAZYLLM_TEST_CORE=build/core$(1)/lib $(2) -m pytest -o pythonpath='build/core$(1)/lib .' -m 'not oracle'
 
-$(eval $(call core_build,))
-$(CORE_C:csrc/%.c=build/core/%.o): | $(VENV)/test.stamp
+# the plain core is compiled once, by the installation
+build/core/core.a: $(CORE) | $(VENV)/test.stamp
+	@mkdir -p $(@D)
+	rm -f $@ && $(AR) rcs $@ $(CORE_C:%.c=build/objects/%.o)
+$(eval $(call c_tests,))
+
 $(eval $(call core_build,_asan))
 $(eval $(call core_build,_tsan))
 
@@ -231,6 +233,10 @@ coverage: $(VENV)/test.stamp build/test_ops_coverage build/test_system_coverage 
 	$(BIN)/coverage combine --quiet --rcfile=tests/coverage.ini
 	$(BIN)/coverage json --quiet --rcfile=tests/coverage.ini -o build/coverage/python.json
 	$(BIN)/python tests/covered.py
+
+# -O1 compiles all of the core in half a minute; without -g equal code has equal bytes
+FLAGS_mutants := -O1 -fno-tree-loop-optimize -g0 -w
+$(eval $(call core_build,_mutants))
 
 MUTANTS ?= 100
 mutants: $(VENV)/test.stamp ## MUTANTS (100) random changes of the C core, one at a time: which do the tests notice? (hours)
