@@ -58,8 +58,8 @@ def rivals(
     def static() -> float:
         return kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
 
-    def shaped(shapes: Shapes, recommended: bool) -> Pruning:
-        return Pruning.of_shapes(shapes, speedup, config, n_prompt, recommended)
+    def recommended(schedule: Pruning) -> Pruning:
+        return schedule.recommended(n_prompt)
 
     makers: dict[str, Callable[[], Sequence[Method]]] = {
         RANDOM: lambda: [RandomDrop(keep, seed) for keep in (dropping(),) for seed in range(seeds)],
@@ -68,8 +68,8 @@ def rivals(
         FASTKV: lambda: [one_stage(FastKV, config, n_prompt, speedup)],
         CLAA_ROW: lambda: [one_stage(CLAA, config, n_prompt, speedup)],
         GEMFILTER: lambda: [one_stage(GemFilter, config, n_prompt, speedup)],
-        LAZY: lambda: [shaped(LAZY_SHAPES, False)],
-        RECOMMENDED: lambda: [shaped(SPEEDUP_SHAPES, True)],
+        LAZY: lambda: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt)],
+        RECOMMENDED: lambda: [Pruning.of_shapes(SPEEDUP_SHAPES, speedup, config, n_prompt, recommended)],
     }
     return {row: [*makers[row]()] for name, row in METHODS.items() if name in names}
 
