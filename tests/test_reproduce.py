@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import model_folder
+from matplotlib.figure import Figure
 
 import lazyllm
 from lazyllm import CLAA, FastKV, GemFilter
@@ -50,6 +51,12 @@ OPTIONS: dict[str, Any] = {
 
 
 ROWS = (FASTKV, CLAA_ROW, GEMFILTER)
+
+
+@pytest.fixture(autouse=True)
+def quick(png_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures take most of the time: the reports of runs have none."""
+    monkeypatch.setattr(lazyllm.longbench.Run, "plot", lambda run: import_module("no matplotlib"))
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +202,13 @@ def test_the_first_tokens_time_by_hand() -> None:
 def test_everything_is_made_and_nothing_twice(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pictures of the runs' own reports, which take most of the time, are left out."""
-    monkeypatch.setattr(lazyllm.longbench.Run, "plot", lambda run: import_module("no matplotlib"))
     made = reproduce(llm, list(TARGETS), out=tmp_path, data=data, **OPTIONS)
     assert {path.stem for path in made.files} == set(TARGETS)
     assert all(path.stat().st_size > 100 for path in made.files)
     assert made.failed == 0
     runs = {folder.name: (folder / ITEMS).read_bytes() for folder in tmp_path.iterdir() if folder.is_dir()}
     assert set(runs) == {"dense", "methods", "strengths", "places", "attention"}
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     again = ["table1", "figure1", "figure2", "figure5", "figure6"]
     assert reproduce(llm, again, out=tmp_path, data=data, **OPTIONS)
     assert runs == {name: (tmp_path / name / ITEMS).read_bytes() for name in runs}

@@ -34,6 +34,7 @@ from lazyllm.sweeps.point import Point, front
 from lazyllm.sweeps.space import settings_of
 from lazyllm.sweeps.sweep import dots_of
 
+pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "chat": "none"}
 

@@ -40,13 +40,14 @@ def opened(
         with locked(folder / PREPARING):
             try:
                 fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                study = created(folder)
+            else:
                 drop_incomplete_line(folder / JOURNAL)
                 (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
                 study = created(folder)
                 for trial in study.get_trials(deepcopy=False, states=[states().RUNNING]):
                     study.tell(trial.number, state=states().FAIL)
-            except BlockingIOError:
-                study = created(folder)
             before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
             if changed := differences(before["conditions"], now["conditions"]):
                 raise ValueError(
