@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from lazyllm.prefix_cache import PrefixCache
     from lazyllm.pruning import Drop, Mass, Pruning
     from lazyllm.sampling import SamplingParams
-    from lazyllm.searching.search import Search, search
+    from lazyllm.searching.results import Search
+    from lazyllm.searching.search import search
     from lazyllm.session import Session
     from lazyllm.sweeps.sweep import Sweep, sweep
     from lazyllm.trace import Trace
@@ -86,7 +87,7 @@ _HOMES = {
     "Pruning": "pruning",
     "RandomDrop": "methods",
     "SamplingParams": "sampling",
-    "Search": "searching.search",
+    "Search": "searching.results",
     "Session": "session",
     "StaticPruning": "methods",
     "Sweep": "sweeps.sweep",

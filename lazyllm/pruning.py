@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -434,10 +434,15 @@ class Pruning(Counted):
 
     @classmethod
     def of_shapes(
-        cls, shapes: Shapes, target: float, config: ModelConfig, n_prompt: int, recommended: bool = False
+        cls,
+        shapes: Shapes,
+        target: float,
+        config: ModelConfig,
+        n_prompt: int,
+        with_scores: Callable[[Pruning], Pruning] = lambda schedule: schedule,
     ) -> Pruning:
-        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last. With
-        `recommended`, the schedule has that rule of scoring, and its work is counted."""
+        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last.
+        `with_scores` gives a schedule its rule of scoring, whose work is counted too."""
         target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")
@@ -447,8 +452,7 @@ class Pruning(Counted):
         seeing = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
 
         def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
-            made = cls._scaled(keeps, factor)
-            return made.recommended(n_prompt) if recommended else made
+            return with_scores(cls._scaled(keeps, factor))
 
         for shape, least in shapes:
             keeps = _placed({round(depth * config.n_layers): keep for depth, keep in shape.items()}, seeing)

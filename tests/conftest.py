@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 from folders import model_folder
@@ -68,6 +68,20 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Builds a tiny model, once for each shape."""
     folder = tmp_path_factory.mktemp("tiny")
     return functools.cache(lambda shape: build(shape, folder))
+
+
+@pytest.fixture
+def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are not written as .pdf too, which takes as long again."""
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def without_pdf(figure: Figure, file: Path, **options: Any) -> None:
+        if file.suffix != ".pdf":
+            savefig(figure, file, **options)
+
+    monkeypatch.setattr(Figure, "savefig", without_pdf)
 
 
 class Alarm(Protocol):

@@ -351,7 +351,9 @@ def test_a_calibration_gives_a_preset_with_its_evidence(llm: LLM, made: tuple[Pr
     dense, baseline, *others = evidence["candidates"]
     assert dense["pruning"]["stages"] == {}
     n = evidence["prompts"]["tokens"]
-    for_speedup = Pruning.of_shapes(SPEEDUP_SHAPES, SPEEDUP, llm.config, n, recommended=True)
+    for_speedup = Pruning.of_shapes(
+        SPEEDUP_SHAPES, SPEEDUP, llm.config, n, lambda schedule: schedule.recommended(n)
+    )
     assert Pruning.from_fields(baseline["pruning"]) == for_speedup
     assert all(SPEEDUP <= one["speedup"] <= 1.01 * SPEEDUP for one in (baseline, *others))
     assert preset.pruning in [Pruning.from_fields(one["pruning"]) for one in evidence["candidates"][1:]]

@@ -34,6 +34,7 @@ from lazyllm.sweeps.point import Point, front
 from lazyllm.sweeps.space import settings_of
 from lazyllm.sweeps.sweep import dots_of
 
+pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
 TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "chat": "none"}
 
@@ -309,10 +310,13 @@ def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
 def test_compressing_counts_in_the_time_to_the_first_token(
     llm: lazyllm.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock, ahead = time.perf_counter, [0.0]
+
     def slow(method: lazyllm.PromptCompression, llm: lazyllm.LLM, text: str) -> str:
-        time.sleep(0.2)
+        ahead[0] += 0.2
         return text[:99]
 
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", slow)
     made = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
     for row in made.rows[1::2]:
@@ -502,12 +506,15 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
         swept["nonsense"]
 
 
-@pytest.mark.parametrize("points", [POINTS, [], POINTS[-1:], [point(DENSE, 0, 1, score=50)]], ids=len)
-def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
-    for scored in (False, True):
-        dots, best = dots_of(points, scored), dots_of(front(points), scored)
-        file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
-        assert file.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize(
+    ("points", "scored"),
+    [(POINTS, False), ([], True), (POINTS[-1:], False), ([point(DENSE, 0, 1, score=50)], True)],
+    ids=["several", "none", "unmeasured", "dense"],
+)
+def test_a_picture_of_any_points(points: list[Point], scored: bool, tmp_path: Path) -> None:
+    dots, best = dots_of(points, scored), dots_of(front(points), scored)
+    file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
+    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
@@ -551,7 +558,8 @@ def test_the_command_prints_the_table(
         "--chat",
         "none",
     ]
-    call += ["--datasets", "niah_single_1", "--limit", "1", "--max-length", "560", "--tokens", "3"]
+    call += ["--chat", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
+    call += ["--tokens", "3"]
     assert cli.main([*call, "--space", '{"layers": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
     assert "| Pruning({2: 0.5}) | " in out or "Pruning({2: 0.5})  " in out

@@ -102,7 +102,9 @@ def preset_of(
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
     # refuses a speedup out of reach
-    baseline = Pruning.of_shapes(SPEEDUP_SHAPES, speedup, llm.config, n_prompt, recommended=True)
+    baseline = Pruning.of_shapes(
+        SPEEDUP_SHAPES, speedup, llm.config, n_prompt, lambda schedule: schedule.recommended(n_prompt)
+    )
     conditions: dict[str, Any] = {
         "measure": "attention lost",
         "scores": str(Pruning().recommended()),

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     from lazyllm.searching.search import RANGE, search
     from lazyllm.searching.study import optuna_module
 
-    optuna_module()
+    optuna_module()  # before the model is loaded
     prompts = [read_prompt(file) for file in args.prompt_file] if args.prompt_file else None
     given = options.chosen(args, "speedup", "budget", "start", "seed", "out")
     fastest = max(given.get("speedup", RANGE))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from lazyllm.method import Method
@@ -29,7 +30,7 @@ LAZY_SHAPES: Shapes = (
     ({0.20: 1, 0.40: 0.46, 0.60: 0.21}, 0.25),
     ({0.10: 1, 0.25: 0.46, 0.40: 0.21}, 0.0),
 )
-KEEP_STEP = 1e-4
+N_STEPS = 10_000  # of the keeps
 # by method: the layer in the authors' code, as a share of its model's 32, and the least keep. Theirs is 0.2
 # for FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; not known for CLAA
 ONE_STAGE: dict[type[OneStage], tuple[float, float]] = {
@@ -38,14 +39,12 @@ ONE_STAGE: dict[type[OneStage], tuple[float, float]] = {
     GemFilter: (13 / 32, 0.1),
 }
 
-Rivals = dict[str, list[Method]]
-"""By method: its settings, several if they differ by seed."""
-
 
 def rivals(
     config: ModelConfig, n_prompt: int, speedup: float, seeds: int, names: Collection[str] = METHODS
-) -> Rivals:
-    """The methods named in `names`, at `speedup` for prompts of `n_prompt` tokens.
+) -> dict[str, list[Method]]:
+    """By method of `names`: its settings, several if they differ by seed, at `speedup` for prompts of
+    `n_prompt` tokens.
 
     Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens,
     scored as in the code of its authors.
@@ -58,8 +57,8 @@ def rivals(
     def static() -> float:
         return kept_for(speedup, lambda keep: StaticPruning(layers, keep).speedup(config, n_prompt))
 
-    def shaped(shapes: Shapes, recommended: bool) -> Pruning:
-        return Pruning.of_shapes(shapes, speedup, config, n_prompt, recommended)
+    def recommended(schedule: Pruning) -> Pruning:
+        return schedule.recommended(n_prompt)
 
     makers: dict[str, Callable[[], Sequence[Method]]] = {
         RANDOM: lambda: [RandomDrop(keep, seed) for keep in (dropping(),) for seed in range(seeds)],
@@ -68,39 +67,29 @@ def rivals(
         FASTKV: lambda: [one_stage(FastKV, config, n_prompt, speedup)],
         CLAA_ROW: lambda: [one_stage(CLAA, config, n_prompt, speedup)],
         GEMFILTER: lambda: [one_stage(GemFilter, config, n_prompt, speedup)],
-        LAZY: lambda: [shaped(LAZY_SHAPES, False)],
-        RECOMMENDED: lambda: [shaped(SPEEDUP_SHAPES, True)],
+        LAZY: lambda: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt)],
+        RECOMMENDED: lambda: [Pruning.of_shapes(SPEEDUP_SHAPES, speedup, config, n_prompt, recommended)],
     }
     return {row: [*makers[row]()] for name, row in METHODS.items() if name in names}
 
 
-def one_stage(made: type[OneStage], config: ModelConfig, n_prompt: int, speedup: float) -> OneStage:
+def one_stage(method: type[OneStage], config: ModelConfig, n_prompt: int, speedup: float) -> OneStage:
     """The method at the highest layer that reaches `speedup` with its least keep or more, up to its authors'.
 
     In a model with sliding windows, only layers that see all of the context are taken.
     """
-    depth, least = ONE_STAGE[made]
+    depth, least = ONE_STAGE[method]
     top = min(round(depth * config.n_layers), config.n_layers - 2)
     layers = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
-    layer = next(
-        (one for one in reversed(layers) if made(one, least).speedup(config, n_prompt) >= speedup), layers[0]
-    )
-    keep = kept_for(speedup, lambda keep: made(layer, keep).speedup(config, n_prompt))
-    return made(layer, keep)
+    fast = [layer for layer in layers if method(layer, least).speedup(config, n_prompt) >= speedup]
+    layer = max(fast, default=layers[0])
+    return method(layer, kept_for(speedup, lambda keep: method(layer, keep).speedup(config, n_prompt)))
 
 
 def kept_for(target: float, speedup: Callable[[float], float]) -> float:
-    """The largest keep, in steps of KEEP_STEP, that reaches the target speedup."""
-    low, high = 1, round(1 / KEEP_STEP)
-    if speedup(low * KEEP_STEP) < target:
+    """The largest keep, in steps, that reaches the target speedup."""
+    steps = range(1, N_STEPS + 1)
+    n_fast = bisect_right(steps, -target, key=lambda step: -speedup(step / N_STEPS))
+    if not n_fast:
         raise ValueError(f"a speedup of {target:g} is out of reach for the compared methods")
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if speedup(middle * KEEP_STEP) >= target else (low, middle)
-    return round((high if speedup(high * KEEP_STEP) >= target else low) * KEEP_STEP, 4)
-
-
-def all_settings(several: Iterable[Rivals]) -> list[Method]:
-    """Dense, then every other setting once."""
-    given = [method for one in several for methods in one.values() for method in methods]
-    return [Pruning(), *dict.fromkeys(given)]
+    return n_fast / N_STEPS

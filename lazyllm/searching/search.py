@@ -1,212 +1,41 @@
-"""Search: trials of settings that Optuna proposes, and the best among them."""
+"""`search`: Optuna proposes settings, which are tried on the same prompts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from math import inf, nan
+from itertools import chain, zip_longest
+from math import log, log10, sqrt
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import lazyllm
-from lazyllm.checkpoints.digest import weights_digest
-from lazyllm.evaluation.divergence import TOKENS
-from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.calibration.prompts import CURVE_SEED, FOR_CURVES, CalibrationTasks, encoded
+from lazyllm.evaluation.conditions import conditions_of_model
+from lazyllm.evaluation.divergence import TOKENS, Reference, kl_divergence
+from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer
 from lazyllm.llm import LLM, load
-from lazyllm.machine.info import version
-from lazyllm.methods import Preset, PruningInput
-from lazyllm.pictures.figure import Dot
-from lazyllm.pictures.pareto import plot_pareto
+from lazyllm.methods import PruningInput
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
-from lazyllm.searching.early_stop import EVERY, is_worse, rival_of
-from lazyllm.searching.prompts import References, measured, prompts_of
+from lazyllm.searching.results import Record, Search, records_of
 from lazyllm.searching.space import Space
-from lazyllm.searching.starts import calibrated
-from lazyllm.searching.study import Claim, Record, Study, front_of, optuna_module, read
-from lazyllm.support import checked, frames
+from lazyllm.searching.study import PROCESSES, SETTING, opened, optuna_module, settings_of, states
+from lazyllm.support import checked
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
-from lazyllm.support.tables import Table
 
 if TYPE_CHECKING:
-    import pandas
+    from optuna.study import Study
+    from optuna.trial import Trial
 
 BUDGET, RANGE = 40, (1.5, 3.0)
-PICTURE, DENSE_ANSWERS, CALIBRATED = "search.png", "dense", "calibrated.json"
-TITLE = "Settings on the front: KL from dense in nats per token [95 %], same answers as dense"
-HEADS = ("setting", "counted speedup", "KL", "same answers")
-KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
-SPEEDUP_AXIS = "counted speedup of prefill"
-PACKAGES = ("numpy", "tokenizers", "optuna")
-
-
-class Search(Sequence[Record]):
-    """The settings that were tried, in order; those that were stopped early or still run among them."""
-
-    def __init__(self, records: Sequence[Record], conditions: Mapping[str, Any], folder: Path | None) -> None:
-        self._records, self.conditions, self.folder = tuple(records), conditions, folder
-
-    @classmethod
-    def read(cls, folder: str | Path) -> Search:
-        """Opens the folder of a search that has ended, was interrupted or still runs."""
-        conditions, records = read(Path(folder))
-        return cls(records, conditions, Path(folder))
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._records)
-
-    def __getitem__(self, key: int) -> Record:  # type: ignore[override]  # a search is not sliced
-        return self._records[key]
-
-    @property
-    def finished(self) -> list[Record]:
-        """Trials that ran on all prompts."""
-        return [one for one in self if one.done]
-
-    def pareto(self) -> Search:
-        """The settings to which no other is equal or better in divergence and counted speedup and better in
-        one, slowest first. Speedups are compared to two decimals."""
-        return Search(front_of(self), self.conditions, self.folder)
-
-    def best(self, speedup: float | None = None, max_loss: float | None = None) -> Record:
-        """The setting with the least divergence that has at least this counted speedup, to two decimals; or
-        the fastest one whose divergence is at most `max_loss`, in nats per token."""
-        if (speedup is None) == (max_loss is None):
-            raise TypeError("best needs either speedup or max_loss")
-        front = self.pareto()
-        if not front:
-            raise ValueError("the search has no finished trial yet")
-        if speedup is not None:
-            wished = checked.number(speedup, "speedup")
-            if fit := [one for one in front if one.shown_speedup >= round(wished, 2)]:
-                return fit[0]
-            raise ValueError(
-                f"no setting has a speedup of {wished:g}; the fastest has {front[-1].speedup:.2f}"
-            )
-        limit = checked.number(max_loss, "max_loss")
-        if fit := [one for one in front if one.loss <= limit]:
-            return fit[-1]
-        raise ValueError(
-            f"no setting loses at most {limit:g} nats per token; the least is {front[0].loss:.4f}"
-        )
-
-    def preset(self, speedup: float | None = None, max_loss: float | None = None) -> Preset:
-        """`best` as a preset, with the front as its evidence."""
-        chosen = self.best(speedup, max_loss)
-        return Preset(
-            pruning=chosen.pruning,
-            speedup=round(chosen.speedup, 4),
-            model=self.conditions["model"],
-            sha256=self.conditions["model sha256"],
-            versions={
-                "lazyllm": lazyllm.__version__,
-                **{name: known for name in PACKAGES if (known := version(name))},
-            },
-            evidence={
-                "prompts": {"search": self.conditions["prompts"], "tokens": self.conditions["prompt tokens"]},
-                "candidates": [
-                    {
-                        "pruning": json.loads(one.pruning.to_json()),
-                        "speedup": round(one.speedup, 4),
-                        "kl": [round(end, 6) for end in _ends(kl_of(one))],
-                    }
-                    for one in self.pareto()
-                ],
-            },
-        )
-
-    @property
-    def table(self) -> Table:
-        """The Pareto front."""
-        rows = []
-        for one in self.pareto():
-            value, low, high = _ends(kl_of(one))
-            cells = [f"{one.speedup:.2f}", f"{value:.4f} [{low:.4f}, {high:.4f}]", f"{same_share(one):.0%}"]
-            rows.append([str(one.pruning), *cells])
-        return Table(TITLE, HEADS, rows)
-
-    @property
-    def heading(self) -> str:
-        stopped = sum(one.stopped for one in self)
-        running = sum(not one.done and not one.stopped for one in self)
-        told = [f"{len(self.finished)} settings on {self.conditions['prompts']} prompts"]
-        told += [f"{stopped} stopped early"] if stopped else []
-        told += [f"{running} unfinished"] if running else []
-        return f"{self.conditions['model']}: {', '.join(told)}"
-
-    def text(self) -> str:
-        """The front as a table for a terminal."""
-        return f"{self.heading}\n\n{self.table.title}\n\n{self.table.text()}"
-
-    def __repr__(self) -> str:
-        return self.text()
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self.heading}</p>{self.table.html()}"
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each setting, in the order of the trials; needs pandas."""
-        front = {one.number for one in self.pareto()}
-        rows = [
-            {
-                "trial": one.number,
-                "setting": str(one.pruning),
-                "speedup": one.speedup,
-                "kl": one.loss,
-                "kl_low": kl_of(one).low,
-                "kl_high": kl_of(one).high,
-                "same": same_share(one),
-                "prompts": len(one.results),
-                "stopped": one.stopped,
-                "on_front": one.number in front,
-            }
-            for one in self
-        ]
-        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
-        return made
-
-    def plot(self, file: str | Path | None = None) -> Path:
-        """Draws divergence against counted speedup with the Pareto front; needs matplotlib.
-
-        Settings that were stopped early ran on fewer prompts and are left out. The default `file` is
-        search.png in the search's folder, or in the working directory without one.
-        """
-        dense = Dot(DENSE, 1.0, 0.0, nan, nan)
-        return plot_pareto(
-            [dense, *map(dot_of, self.finished)],
-            [dense, *map(dot_of, self.pareto())],
-            DENSE,
-            KL_AXIS,
-            True,
-            self.heading,
-            Path(file) if file else (self.folder or Path()) / PICTURE,
-            SPEEDUP_AXIS,
-        )
-
-
-def kl_of(one: Record) -> Interval:
-    return interval(one.loss, [[np.array([result.kl for result in one.results])]], 0.0, inf)
-
-
-def same_share(one: Record) -> float:
-    return sum(result.same for result in one.results) / len(one.results)
-
-
-def dot_of(one: Record) -> Dot:
-    return Dot(str(one.pruning), one.speedup, *_ends(kl_of(one)))
-
-
-def _ends(value: Interval) -> tuple[float, float, float]:
-    return value.value, value.low, value.high
+LEAST_PROMPTS = EVERY = 3  # prompts between two comparisons with the best setting that is as fast
+ATTEMPTS = 100  # to propose a setting that is valid and new
+LEAST_KL, DIGITS = 1e-9, 9
 
 
 def search(
@@ -223,8 +52,8 @@ def search(
     """Searches schedules and options that diverge least from dense, for counted speedups within a range.
 
     `budget` settings are tried, each on the same prompts: Optuna's TPE sampler proposes them, after those of
-    `start`, of `Pruning.for_speedup` and of a calibration on some of the prompts. A setting that a paired
-    test finds worse than a faster one is stopped.
+    `start` and of `Pruning.for_speedup`. One that a paired test finds worse than another at least as fast is
+    stopped.
     `prompts`: texts, lists of messages or lists of token ids, at least 3; default: generated needles.
     `out`: a folder. A search there continues, and several processes with the same folder share its budget.
     """
@@ -233,36 +62,30 @@ def search(
     checked.whole(seed, "seed", 0)
     optuna_module()
     model = llm if isinstance(llm, LLM) else load(llm)
-    several = prompts_of(model, prompts, TOKENS)
-    space = Space(model.config, int(np.median([len(ids) for ids in several])), low, high)
+    ids = prompts_of(model, prompts)
+    space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
     Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
     starts = [*map(space.checked_start, start), *space.starts()]
-    conditions = {
+    facts = {
         "model": model.config.name or model.checkpoint.path.name,
-        "model sha256": weights_digest(model.checkpoint, progress),
-        "device": model.device.partition(":")[0],
-        "kernels": model.core.isa,  # they round sums differently
-        "prompts": len(several),
-        "prompts sha256": json_digest(several),
+        "prompts": len(ids),
         "prompt tokens": space.n_prompt,
-        "forced tokens": TOKENS,
-        "speedup": [low, high],
-        "seed": seed,
-        "lazyllm": lazyllm.__version__,
+        "conditions": {
+            **conditions_of_model(model, "auto", progress),
+            "prompts sha256": json_digest(ids),
+            "forced tokens": TOKENS,
+            "speedup": [low, high],
+        },
     }
-    if out is None:
-        with TemporaryDirectory(prefix="lazyllm-search-") as folder:
-            return Search(
-                tried(model, several, space, starts, conditions, budget, Path(folder), progress),
-                conditions,
-                None,
-            )
-    made = Search(
-        tried(model, several, space, starts, conditions, budget, Path(out), progress), conditions, Path(out)
-    )
-    with suppress(ImportError):  # without matplotlib there is no picture
-        made.plot()
-    return made
+    folder = None if out is None else Path(out)
+    with opened(folder, facts, {start.to_json(): space.parameters(start) for start in starts}) as study:
+        study.sampler = sampler(seed, study.user_attrs[PROCESSES])
+        run(model, ids, space, study, budget, progress)
+        found = Search(study, folder)
+    if folder is not None:
+        with suppress(ImportError):  # without matplotlib there is no picture
+            found.plot()
+    return found
 
 
 def checked_range(speedup: tuple[float, float]) -> tuple[float, float]:
@@ -270,44 +93,126 @@ def checked_range(speedup: tuple[float, float]) -> tuple[float, float]:
         raise TypeError(
             f"speedup must be the least and the greatest wished, such as (1.5, 3.0), not {speedup!r}"
         )
-    low, high = (checked.number(one, "speedup") for one in speedup)
+    low, high = (checked.number(end, "speedup") for end in speedup)
     if not 1 < low < high:
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     return low, high
 
 
-def tried(
+def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
+    """Token ids of the user's prompts, or of generated needles: of all kinds and lengths in turn, so that
+    the first few are a fair sample."""
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a list of prompts, not one text")
+    if prompts is not None:
+        if len(prompts) < LEAST_PROMPTS:
+            raise ValueError(
+                f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}; settings are compared by them"
+            )
+        return list(encoded(llm, prompts, TOKENS).values())
+    tasks = CalibrationTasks(llm, {}, FOR_CURVES, CURVE_SEED, RunOptions())
+    by_kind = [
+        [tasks.prompt(llm, tasks.task(name), item).ids for item in items]
+        for name, items in tasks.items.items()
+    ]
+    return [ids for ids in chain.from_iterable(zip_longest(*by_kind)) if ids]
+
+
+def sampler(*entropy: int) -> Any:
+    optuna = optuna_module()
+    with warnings.catch_warnings():  # constant_liar is experimental in Optuna 4
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(
+            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
+            seed=int(np.random.SeedSequence(entropy).generate_state(1)[0]),
+        )
+
+
+def run(
+    llm: LLM, prompts: Sequence[Sequence[int]], space: Space, study: Study, budget: int, progress: bool
+) -> None:
+    """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
+    references: list[Reference] = []
+    attempts = 0
+    with bar(budget, "settings", "setting", progress) as line:
+        while attempts < ATTEMPTS and len(settings_of(study, waiting=False)) < budget:
+            references = references or dense_answers(llm, prompts, progress)
+            trial = study.ask()
+            pruning = claimed(study, trial, space)
+            if pruning is None:
+                study.tell(trial, state=states().FAIL)
+                attempts += 1
+                continue
+            attempts = 0
+            try_setting(llm, prompts, references, study, trial, pruning, round(space.speedup(pruning), 2))
+            line.update(len(records_of(study)) - line.n)
+    if attempts == ATTEMPTS:
+        warnings.warn(
+            f"no new setting was found in {ATTEMPTS} attempts for a budget of {budget}; the range of "
+            "speedups may be too narrow",
+            stacklevel=3,
+        )
+
+
+def dense_answers(llm: LLM, prompts: Sequence[Sequence[int]], progress: bool) -> list[Reference]:
+    references = []
+    with bar(len(prompts), "dense", "prompt", progress) as line:
+        for ids in prompts:
+            references.append(Reference(*greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids)))
+            line.update()
+    return references
+
+
+def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
+    """The trial's setting, unless it is not in the space or another trial has it. Of two processes that claim
+    one at the same moment neither gets it, as each writes its claim before it looks."""
+    proposed, start = space.proposed(trial), trial.user_attrs.get(SETTING)
+    pruning = Pruning.from_json(start) if start else proposed
+    if pruning is None:
+        return None
+    trial.set_user_attr(SETTING, pruning.to_json())
+    return pruning if settings_of(study).count(pruning.to_json()) == 1 else None
+
+
+def try_setting(
     llm: LLM,
     prompts: Sequence[Sequence[int]],
-    space: Space,
-    starts: Sequence[Pruning],
-    conditions: Mapping[str, Any],
-    budget: int,
-    folder: Path,
-    progress: bool,
-) -> list[Record]:
-    """Runs trials in this process until the budget is spent by all; then what is known."""
-    with Study(folder, conditions) as study:
-        references = References(llm, prompts, TOKENS, folder / DENSE_ANSWERS, progress)
-        starts = [*starts, *calibrated(llm, prompts, space, folder / CALIBRATED, progress)]
-        with bar(budget * len(prompts), "prompts of trials", "prompt", progress) as line:
-            while claim := study.claim(space, starts, budget, conditions["seed"]):
-                ended = sum(one.done or one.stopped for one in study.records)
-                line.update(ended * len(prompts) - line.n)
-                run(llm, claim, references, study, line)
-            line.update(budget * len(prompts) - line.n)
-        return study.records
+    references: Sequence[Reference],
+    study: Study,
+    trial: Trial,
+    pruning: Pruning,
+    speedup: float,
+) -> None:
+    """Runs a setting on the prompts and writes the result at the end: one that is interrupted has none."""
+    kl: list[float] = []
+    stopped = False
+    for ids, reference in zip(prompts, references, strict=True):
+        if kl and len(kl) % EVERY == 0 and (stopped := is_worse(kl, speedup, records_of(study))):
+            break
+        kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
+    trial.set_user_attr("speedup", speedup)
+    trial.set_user_attr("kl", kl)
+    if stopped:
+        study.tell(trial, state=states().PRUNED)
+    else:  # by its logarithm, halving a small divergence counts as much as halving a large one
+        study.tell(trial, [log10(max(sum(kl) / len(kl), LEAST_KL)), speedup])
 
 
-def run(llm: LLM, claim: Claim, references: References, study: Study, line: Any) -> None:
-    while len(claim.results) < len(references):
-        # first: the process that measured the last of them may have ended before the test
-        if claim.results and len(claim.results) % EVERY == 0:
-            rival = rival_of(claim.speedup, study.records)
-            if rival and is_worse(claim.results, rival):
-                return claim.stop()
-        claim.add(measured(llm, claim.pruning, references[len(claim.results)]))
-        mean = sum(one.kl for one in claim.results) / len(claim.results)
-        line.set_postfix_str(f"at {claim.speedup:.2f} times the speed KL {mean:.4f}")
-        line.update()
-    claim.finish()
+def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: Reference) -> float:
+    """From dense, in nats per token of dense's answer."""
+    logits = np.array([*forced_logits(llm, ids, reference.answer, pruning)])
+    return float(kl_divergence(reference.logits, logits).mean())
+
+
+def is_worse(kl: Sequence[float], speedup: float, records: Iterable[Record]) -> bool:
+    """Whether a setting diverges more on the same prompts than the best one that is as fast: in the mean, and
+    typically by a factor that is above 1 by more than its standard error. The factor varies less between
+    prompts than the difference; the mean counts."""
+    rivals = [record for record in records if not record.stopped and record.speedup >= speedup]
+    if not rivals:
+        return False
+    pairs = list(zip(kl, min(rivals, key=lambda record: record.loss).kl, strict=False))
+    if sum(mine - other for mine, other in pairs) <= 0:
+        return False
+    ratios = np.array([log(max(mine, LEAST_KL) / max(other, LEAST_KL)) for mine, other in pairs])
+    return bool(ratios.mean() > ratios.std(ddof=1) / sqrt(len(ratios)))

@@ -104,13 +104,10 @@ def front(several: Sequence[Point]) -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
     and better in one of them."""
     known = [one for one in several if not (isnan(one.quality) or isnan(one.speedup))]
+    places = {(one.quality, one.speedup) for one in known}
 
-    def dominated(one: Point) -> bool:
-        return any(
-            other.quality >= one.quality
-            and other.speedup >= one.speedup
-            and (other.quality, other.speedup) != (one.quality, one.speedup)
-            for other in known
-        )
+    def beaten(quality: float, speedup: float) -> bool:
+        return any(q >= quality and s >= speedup and (q, s) != (quality, speedup) for q, s in places)
 
-    return sorted((one for one in known if not dominated(one)), key=lambda one: one.speedup)
+    best = (one for one in known if not beaten(one.quality, one.speedup))
+    return sorted(best, key=lambda one: one.speedup)

@@ -15,12 +15,11 @@ from lazyllm.method import Method
 from lazyllm.methods import PruningInput
 from lazyllm.pruning import Pruning
 
-Space = Mapping[str, Iterable[Any]] | Sequence[PruningInput] | PruningInput
-ONE_STAGE = ("layers", "keep")
-AXES = (*(field.name for field in fields(Pruning)), *ONE_STAGE)
+Settings = Mapping[str, Iterable[Any]] | Sequence[PruningInput] | PruningInput
+AXES = (*(field.name for field in fields(Pruning)), "keep")
 
 
-def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
+def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     """Methods by label, dense first. A setting that the model cannot run is an error."""
     given = combined(space) if isinstance(space, Mapping) else space
     settings = {DENSE: Pruning(), **checked_settings(given)}
@@ -44,7 +43,7 @@ def combined(axes: Mapping[str, Iterable[Any]]) -> list[PruningInput]:
             f"keep); it has {', '.join(axes) or 'nothing'}"
         )
     values = {name: values_of(name, axis) for name, axis in axes.items()}
-    return [made(dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
+    return [pruning_of(dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
 
 
 def values_of(name: str, axis: object) -> list[Any]:
@@ -59,8 +58,7 @@ def values_of(name: str, axis: object) -> list[Any]:
     return values
 
 
-def made(chosen: dict[str, Any]) -> Pruning:
+def pruning_of(chosen: dict[str, Any]) -> Pruning:
     if "keep" in chosen:
-        layer, keep = (chosen.pop(name) for name in ONE_STAGE)
-        return Pruning({layer: keep}, **chosen)
-    return Pruning(chosen.pop("stages"), **chosen)
+        chosen["stages"] = {chosen.pop("layers"): chosen.pop("keep")}
+    return Pruning(**chosen)

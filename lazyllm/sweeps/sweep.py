@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -26,7 +27,7 @@ from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.support import checked
 from lazyllm.sweeps.frame import Frame
 from lazyllm.sweeps.point import Point, front, points
-from lazyllm.sweeps.space import Space, settings_of
+from lazyllm.sweeps.space import Settings, settings_of
 
 Quality = Literal["kl", "score", "both"]
 PICTURE, TABLE = "pareto.png", "settings"
@@ -59,7 +60,7 @@ class Sweep(Frame):
         manifest = read_manifest(path)
         if (measure := manifest["conditions"]["measure"]) not in get_args(Quality):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
-        return cls(read_rows(path), manifest, path, settings_in(manifest))
+        return cls(read_rows(path), manifest, path, settings_in(manifest, {}))
 
     @cached_property
     def compared(self) -> Frame:
@@ -128,17 +129,10 @@ class Sweep(Frame):
         return write_report(self.folder, self._heading, filled, pictures, self.summary, self.manifest)
 
 
-def settings_in(manifest: Mapping[str, Any], given: Mapping[str, Method] | None = None) -> dict[str, Method]:
-    """By label: the settings of a sweep, of which `given` need not be made from text."""
-    known = {} if given is None else dict(given)
+def settings_in(manifest: Mapping[str, Any], known: Mapping[str, Method]) -> dict[str, Method]:
+    """By label: the settings of a sweep, of which the known ones need not be made from text."""
     texts = manifest["conditions"]["settings"]
-    return {label: known.get(label) or parse_method(text) for label, text in texts.items()} | known
-
-
-def settings_of_folder(folder: Path, given: Mapping[str, Method]) -> dict[str, Method]:
-    """The settings of the sweep in the folder, if there is one, and the given ones."""
-    begun = read_rows(folder)
-    return settings_in(read_manifest(folder), given) if begun else dict(given)
+    return {label: known.get(label) or parse_method(text) for label, text in texts.items()} | dict(known)
 
 
 def dots_of(several: Iterable[Point], scored: bool) -> list[Dot]:
@@ -148,7 +142,7 @@ def dots_of(several: Iterable[Point], scored: bool) -> list[Dot]:
 
 def sweep(
     llm: LLM | str | Path,
-    space: Space,
+    space: Settings,
     *,
     measure: Quality = "kl",
     tokens: int = TOKENS,
@@ -176,16 +170,15 @@ def sweep(
     measured: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
         measured["forced tokens"] = tokens
-    if out is not None:
-        known = settings_of_folder(Path(out), settings)
-        run_items(model, settings, tasks, Path(out), given, chosen, measured)
-        made = Sweep(read_rows(Path(out)), read_manifest(Path(out)), Path(out), known)
-        made.report()
-        return made
-    with TemporaryDirectory(prefix="lazyllm-sweep-") as name:
+    with TemporaryDirectory(prefix="lazyllm-sweep-") if out is None else nullcontext(str(out)) as name:
         folder = Path(name)
+        # refused before work if a setting of the folder is code that is not given
+        known = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
         run_items(model, settings, tasks, folder, given, chosen, measured)
-        return Sweep(read_rows(folder), read_manifest(folder), None, settings)
+        found = Sweep(read_rows(folder), read_manifest(folder), None if out is None else folder, known)
+    if out is not None:
+        found.report()
+    return found
 
 
 def chosen_measure(measure: Quality, tokens: int) -> Measure:
