@@ -43,6 +43,7 @@ class View:
         """By layer: the positions in play at an earlier stage of this pass, and what `score` returned."""
         self.observed: Mapping[int, Any] = MappingProxyType(memo["observed"])
         """By layer: what `observe` returned in this pass."""
+        self._observed_positions: Mapping[int, np.ndarray] = memo["observed positions"]
 
     def __repr__(self) -> str:
         return f"<View of layer {self.layer}: {self._told['n_in_play']} tokens in play>"
@@ -77,6 +78,23 @@ class View:
         """True (m,) for tokens in play that this pass cannot drop."""
         first, span = self._span()
         return _read_only(self._part("protected", first, span)[self.positions - first].astype(bool))
+
+    def aligned(self, layer: int) -> np.ndarray:
+        """`observed[layer]`, whose last axis is the tokens in play after that layer, for those in play now.
+
+        Where positions 0, 2 and 5 were in play, and 0 and 5 still are, [.2, .3, .5] becomes [.2, .5].
+        """
+        if layer not in self.observed:
+            raise ValueError(
+                f"layer {layer} was not observed in this pass; the layers observed are {[*self.observed]}"
+            )
+        rows, positions = np.asarray(self.observed[layer]), self._observed_positions[layer]
+        if rows.shape[-1:] != positions.shape:
+            raise ValueError(
+                f"observe returned shape {rows.shape} after layer {layer}; to be aligned its last axis must "
+                f"be the {positions.size} tokens in play there"
+            )
+        return rows[..., np.searchsorted(positions, self.positions)]
 
     def queries(self, rows: int = 1) -> np.ndarray:
         """Queries (H, w, D) of the last w new tokens still computed: `rows`, or as many as there are.
@@ -250,10 +268,11 @@ class Policy(Counted):
             core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]
         ) -> tuple[Any, ...] | None:
             if not memo:  # the first call of a pass
-                memo.update(earlier={}, observed={})
+                memo.update({"earlier": {}, "observed": {}, "observed positions": {}})
             view = View(core, told, memo)
             try:
                 if told["observes"]:
+                    memo["observed positions"][view.layer] = view.positions
                     memo["observed"][view.layer] = self.observe(view)
                     return None
                 given, *answer = self._answer(view, self.score(view))

@@ -44,14 +44,12 @@ class ThreeLayers(Policy):
 
     def observe(self, view: Any) -> Any:
         scores = np.where(view.protected, 0.0, view.attention(1).mean(axis=(0, 1)))
-        shares = dict(zip(view.positions.tolist(), scores / (scores.sum() or 1.0), strict=True))
-        return view.window or np.inf, shares
+        return np.stack([np.full(scores.shape, view.window or np.inf), scores / (scores.sum() or 1.0)])
 
     def score(self, view: Any) -> Any:
-        below = [view.observed[layer] for layer in view.observed if layer > view.layer - self.layers]
-        seen = [*below, self.observe(view)]
-        shares = [one for window, one in seen if window >= seen[-1][0]]  # of layers that see as far
-        return np.max([[share[i] for i in view.positions.tolist()] for share in shares], axis=0)
+        below = [view.aligned(layer) for layer in view.observed if layer > view.layer - self.layers]
+        windows, shares = zip(*below, self.observe(view), strict=True)
+        return np.max(shares, axis=0, where=np.greater_equal(windows, windows[-1]), initial=0)
 
 
 class SmallValues(Policy):
@@ -575,6 +573,20 @@ def test_a_view_is_printed_by_its_layer(llm: LLM) -> None:
     assert printed == ["<View of layer 1: 4 tokens in play>"]
 
 
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (2, r"layer 2 was not observed in this pass; the layers observed are \[0, 1\]"),
+        (0, r"observe returned shape \(\) after layer 0; .* the 20 tokens in play there"),
+    ],
+)
+def test_what_cannot_be_aligned(tiny_of: Build, layer: int, message: str) -> None:
+    tiny = tiny_of(Shape())
+    session = tiny.load().session(Calls({2: 0.5}, lambda view: view.aligned(layer), layers=3).core())
+    with pytest.raises(ValueError, match=message):
+        session.forward(tiny.ids(20))
+
+
 def test_a_policy_is_not_made_from_text() -> None:
     for given in (Paper({1: 0.5}).to_json(), json.loads(Paper({1: 0.5}).to_json())):
         with pytest.raises(ValueError, match=r"the policy .*Paper is code and cannot be made from text"):
@@ -714,6 +726,15 @@ def test_the_example_of_the_docs_runs(folder: Path) -> None:
     assert made["answer"].policy_seconds > 0
     n = len(made["answer"].prompt_ids)
     assert made["answer"].passes["in_play"][:6].tolist() == [n] * 3 + [-(-n // 2)] * 2 + [math.ceil(0.3 * n)]
+
+
+def test_the_notebook_scores_stages_near_each_other_and_the_bottom(llm: LLM) -> None:
+    notebook = json.loads(Path(__file__).parents[1].joinpath("notebooks", "05_policy.ipynb").read_text())
+    sources = ["".join(cell["source"]) for cell in notebook["cells"]]
+    names: dict[str, Any] = {"lazyllm": lazyllm, "np": np}
+    exec(next(source for source in sources if source.startswith("class SeveralLayers")), names)
+    out = llm.generate(IDS, names["SeveralLayers"]({1: 0.6, 3: 0.4}), max_new_tokens=1)
+    assert out.passes["in_play"][:5].tolist() == [50, 50, 30, 30, 20]
 
 
 def test_any_method_is_taken(llm: LLM) -> None:

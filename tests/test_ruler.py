@@ -23,13 +23,12 @@ from lazyllm.evaluation.generated.draws import Draws, names
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
 from lazyllm.evaluation.generated.questions import read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, QA, TASKS, fit, generate
-from lazyllm.evaluation.generated.string_match import string_match
 from lazyllm.evaluation.generated.tasks import (
-    grid,
     needles_found,
     niah_items,
     prompt_encoder,
     ruler_items,
+    string_match,
 )
 from lazyllm.evaluation.longbench.items import checked_item
 from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
@@ -640,32 +639,19 @@ def test_one_of_several_answers_is_enough_for_questions() -> None:
     assert string_match("It is three.", ["one", "two"], any_answer=True) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("prediction", "answers", "error", "told"),
-    [
-        (None, ["a"], TypeError, "the prediction must be a string"),
-        ("a", "a", TypeError, "answers must be a list of strings"),
-        ("a", {"a"}, TypeError, "answers must be a list of strings"),
-        ("a", [], ValueError, "answers must not be empty"),
-        ("a", [1], TypeError, "strings only, not 1"),
-        ("a", ["a", ""], ValueError, "an empty string"),
-    ],
-)
-def test_string_match_refuses(prediction: Any, answers: Any, error: type[Exception], told: str) -> None:
-    with pytest.raises(error, match=told):
-        string_match(prediction, answers)
-
-
 # ---- the grid and its picture --------------------------------------------------------------------
 
 
 def test_a_grid_has_each_length_and_depth(prose: Path) -> None:
-    made = grid(pieces, [400, 800], depths=[0, 50, 100], count=2, task="niah_single_2", prose=prose)
-    assert [(item["length"], item["depth"]) for item in made] == [
-        (length, depth) for length in (400, 800) for depth in (0, 50, 100) for _ in range(2)
+    by_data_set = niah_items(pieces, [400, 800], depths=[0, 50, 100], count=2, prose=prose)
+    items = [item for items in by_data_set.values() for item in items]
+    assert [(item["length"], item["depth"], item["_id"]) for item in items] == [
+        (length, depth, f"{depth}/{number}")
+        for length in (400, 800)
+        for depth in (0, 50, 100)
+        for number in range(2)
     ]
-    assert len({item["_id"] for item in made}) == len(made)
-    assert len({item["answers"][0] for item in made}) == 4
+    assert len({item["answers"][0] for item in items}) == 4
 
 
 def test_needles_by_depth_stand_in_noise_or_in_the_users_prose(prose: Path) -> None:
@@ -679,14 +665,13 @@ def test_needles_by_depth_stand_in_noise_or_in_the_users_prose(prose: Path) -> N
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"task": "vt"}, "a grid of depths needs one of niah_single_1, .*, not 'vt'"),
         ({"lengths": []}, "lengths must be different numbers, at least one"),
         ({"depths": [10, 10.0]}, "depths must be different numbers"),
     ],
 )
 def test_a_bad_grid_is_refused(given: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        grid(**{"encode": pieces, "lengths": [500], **given})
+        niah_items(**{"encode": pieces, "lengths": [500], **given})
 
 
 ROWS = [

@@ -28,26 +28,23 @@ class Draws:
         return Draws(f"{self._label}/{name}")
 
     def below(self, count: int) -> int:
+        """A number from 0 to count - 1."""
         return int(self._random() * count)
 
     def chosen(self, values: Sequence[Drawn]) -> Drawn:
         return values[self.below(len(values))]
 
     def depths(self, count: int) -> list[int]:
-        """Distinct places in percent."""
+        """`count` distinct ones of DEPTHS."""
         return [DEPTHS[place] for place in islice(self.order(len(DEPTHS)), count)]
 
     def order(self, count: int) -> Iterator[int]:
-        """A lazy shuffle of 0 to count - 1."""
-        moved: dict[int, int] = {}
+        """The numbers 0 to count - 1 shuffled, each drawn when it is asked for."""
+        moved: dict[int, int] = {}  # by place: the number there, where it is not the place itself
         for place in range(count):
-            taken = place + self.below(count - place)
-            displaced = moved.pop(place, place)
-            if taken == place:
-                yield displaced
-            else:
-                yield moved.get(taken, taken)
-                moved[taken] = displaced
+            drawn = place + self.below(count - place)
+            yield moved.get(drawn, drawn)
+            moved[drawn] = moved.get(place, place)
 
     def shuffled(self, values: Sequence[Drawn]) -> list[Drawn]:
         return [values[place] for place in self.order(len(values))]
@@ -55,12 +52,10 @@ class Draws:
 
 def names(draws: Draws) -> Iterator[str]:
     """Distinct names such as calm-harbor."""
-    for pair in draws.order(len(ADJECTIVES) * len(NOUNS)):
-        first, second = divmod(pair, len(NOUNS))
-        yield f"{ADJECTIVES[first]}-{NOUNS[second]}"
-    raise ValueError(
-        f"the item needs more than the {len(ADJECTIVES) * len(NOUNS)} names there are; use a smaller length"
-    )
+    count = len(ADJECTIVES) * len(NOUNS)
+    for pair in draws.order(count):
+        yield f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}"
+    raise ValueError(f"the item needs more than the {count} names there are; use a smaller length")
 
 
 def numbers(draws: Draws, digits: int = 7) -> Iterator[str]:

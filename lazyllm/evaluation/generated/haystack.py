@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import cycle, islice
+from itertools import accumulate, chain, cycle, islice
 from pathlib import Path
 
 from lazyllm.evaluation.generated.draws import Draws
@@ -28,44 +28,38 @@ class Haystack:
         path = Path(folder)
         if not path.is_dir():
             raise FileNotFoundError(f"prose: {path} is no folder; expected one with .txt files")
-        made = cls("\n\n".join(map(read_text, sorted(path.glob("*.txt"), key=lambda file: file.name))))
-        if not made.sentences:
+        haystack = cls("\n\n".join(map(read_text, sorted(path.glob("*.txt")))))
+        if not haystack.sentences:
             raise ValueError(f"prose: {path} has no .txt file with text in it")
-        return made
+        return haystack
 
     def holds(self, text: str) -> bool:
         return text.casefold() in self._folded
 
     def first(self, words: int, start: int = 0) -> list[str]:
         """`words` words in whole sentences from sentence `start` on; the last sentence is cut to fit."""
-        taken: list[str] = []
+        text: list[str] = []
         for sentence in islice(cycle(self.sentences), start, None):
             if words <= 0:
                 break
             parts = sentence.split()
             whole = len(parts) <= words
-            taken.append(sentence if whole else " ".join(parts[:words]).rstrip(",;:.") + ".")
+            text.append(sentence if whole else " ".join(parts[:words]).rstrip(",;:.") + ".")
             words -= len(parts)
-        return taken
+        return text
 
     def around(self, needles: Iterable[tuple[float, str]], words: int, start: int) -> str:
         """`words` words with each needle between two sentences, at its depth in percent."""
-        sentences = self.first(words, start)
-        ends = [0]
-        for sentence in sentences:
-            ends.append(ends[-1] + len(sentence.split()))
-        placed: list[list[str]] = [[] for _ in ends]
+        text = [[], *([sentence] for sentence in self.first(words, start))]  # each with the needles after it
+        ends = list(accumulate(len(" ".join(part).split()) for part in text))
         for percent, needle in needles:
-            wanted = words * percent / 100
-            nearest = min(range(len(ends)), key=lambda place: abs(ends[place] - wanted))
-            placed[nearest].append(needle)
-        text = [*placed[0]]
-        for sentence, after in zip(sentences, placed[1:], strict=True):
-            text += [sentence, *after]
-        return " ".join(text)
+            place = min(range(len(ends)), key=lambda place: abs(ends[place] - words * percent / 100))
+            text[place].append(needle)
+        return " ".join(chain.from_iterable(text))
 
 
 def read_text(file: Path) -> str:
+    """The file's text; an error names the file."""
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

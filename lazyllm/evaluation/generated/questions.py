@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from lazyllm.evaluation.longbench import items
 
 QA = ("qa_1", "qa_2")
 SQUAD, HOTPOT = "squad.json", "hotpotqa.json"
-LONGBENCH = {"qa_1": "triviaqa", "qa_2": "hotpotqa"}
 QA_FILES = (
     f"a folder with {SQUAD} (qa_1) and {HOTPOT} (qa_2), the files that RULER downloads, or with "
     "triviaqa and hotpotqa of LongBench"
@@ -24,97 +23,90 @@ EXAMPLE = re.compile(r"^Passage:\n(.*?)\nQuestion:\n(.*?)\nAnswer:", re.MULTILIN
 
 @dataclass(frozen=True)
 class Question:
-    """`documents` and `related` are indices: those it is asked about, and others on the same subject."""
+    """`documents` has the indices of those it is asked about, `related` of others on the same subject."""
 
     text: str
     answers: list[str]
     documents: list[int]
-    related: list[int] = field(default_factory=list)
+    related: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
 class Questions:
-    documents: list[str] = field(default_factory=list)
-    questions: list[Question] = field(default_factory=list)
+    """Questions, and the documents that they are asked about, without repetitions."""
+
+    def __init__(self) -> None:
+        self.documents: list[str] = []
+        self.questions: list[Question] = []
+        self._indices: dict[str, int] = {}
+
+    def index(self, document: str) -> int:
+        """The index of a document, which is added if it is new."""
+        if document not in self._indices:
+            self._indices[document] = len(self.documents)
+            self.documents.append(document)
+        return self._indices[document]
 
 
 def read_questions(folder: str | Path, task: str) -> Questions | None:
     """The questions for qa_1 or qa_2; None if the folder has no file for the task."""
-    file = Path(folder) / (SQUAD if task == "qa_1" else HOTPOT)
+    questions = Questions()
+    name, data_set, add_file, add_rows = SOURCES[task]
+    file = Path(folder) / name
     if file.is_file():
         try:
-            found = (squad if task == "qa_1" else hotpot)(json.loads(file.read_text(encoding="utf-8")))
+            add_file(questions, json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is not the file that RULER downloads: {error!r}") from None
-    elif LONGBENCH[task] in items.available(folder):
-        found = (trivia if task == "qa_1" else passages)(items.read(folder, LONGBENCH[task]))
+    elif data_set in items.available(folder):
+        add_rows(questions, items.read(folder, data_set))
     else:
         return None
-    if not found.questions:
+    if not questions.questions:
         raise ValueError(f"{folder} has no question for {task}")
-    return found
+    return questions
 
 
-def squad(data: Mapping[str, Any]) -> Questions:
-    """The answerable questions of SQUAD's 2.0 file; the other paragraphs of an article are related."""
-    made, index = Questions(), Index()
+def add_squad(to: Questions, data: Mapping[str, Any]) -> None:
+    """Adds the answerable questions of SQuAD 2.0; the other paragraphs of an article are related."""
     for article in data["data"]:
-        places = [index.of(one["context"]) for one in article["paragraphs"]]
-        for place, paragraph in zip(places, article["paragraphs"], strict=True):
-            related = [other for other in dict.fromkeys(places) if other != place]
-            made.questions.extend(
-                Question(one["question"], [answer["text"] for answer in one["answers"]], [place], related)
-                for one in paragraph["qas"]
-                if not one["is_impossible"]
-            )
-    return Questions(list(index.places), made.questions)
+        indices = [to.index(paragraph["context"]) for paragraph in article["paragraphs"]]
+        for index, paragraph in zip(indices, article["paragraphs"], strict=True):
+            related = [other for other in dict.fromkeys(indices) if other != index]
+            for question in paragraph["qas"]:
+                if not question["is_impossible"]:
+                    answers = [answer["text"] for answer in question["answers"]]
+                    to.questions.append(Question(question["question"], answers, [index], related))
 
 
-def hotpot(data: Iterable[Mapping[str, Any]]) -> Questions:
-    """HotpotQA's file: each question with its ten paragraphs."""
-    index = Index()
-    asked = [
-        Question(
-            one["question"],
-            [one["answer"]],
-            [index.of(f"{title}\n{''.join(sentences)}") for title, sentences in one["context"]],
-        )
-        for one in data
-    ]
-    return Questions(list(index.places), asked)
+def add_hotpot(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds HotpotQA's questions, each on its ten paragraphs."""
+    for row in rows:
+        documents = [to.index(f"{title}\n{''.join(sentences)}") for title, sentences in row["context"]]
+        to.questions.append(Question(row["question"], [row["answer"]], documents))
 
 
-def trivia(rows: Iterable[Mapping[str, Any]]) -> Questions:
-    """LongBench's triviaqa: an item's own question and passage. Its examples, whose answers lack other
-    spellings, give passages only."""
-    index, asked = Index(), []
+def add_triviaqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds the question of each item of LongBench's triviaqa, and the passages of its examples.
+
+    The examples' own questions are left out: their answers lack other spellings.
+    """
     for row in rows:
         for text, question in EXAMPLE.findall(row["input"]):
-            asked.append(Question(question.strip(), list(row["answers"]), [index.of(text.strip())]))
+            to.questions.append(Question(question.strip(), list(row["answers"]), [to.index(text.strip())]))
         for text, _ in EXAMPLE.findall(row["context"]):
-            index.of(text.strip())
-    return Questions(list(index.places), asked)
+            to.index(text.strip())
 
 
-def passages(rows: Iterable[Mapping[str, Any]]) -> Questions:
-    """LongBench's hotpotqa, whose contexts consist of passages."""
-    index = Index()
-    asked = [
-        Question(
-            row["input"],
-            list(row["answers"]),
-            [index.of(text) for part in PASSAGE.split(row["context"]) if (text := part.strip())],
-        )
-        for row in rows
-    ]
-    return Questions(list(index.places), asked)
+def add_hotpotqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Adds the questions of LongBench's hotpotqa, whose contexts consist of passages."""
+    for row in rows:
+        passages = filter(None, map(str.strip, PASSAGE.split(row["context"])))
+        to.questions.append(Question(row["input"], list(row["answers"]), [*map(to.index, passages)]))
 
 
-class Index:
-    """Numbers documents in the order in which they first come."""
-
-    def __init__(self) -> None:
-        self.places: dict[str, int] = {}
-
-    def of(self, document: str) -> int:
-        return self.places.setdefault(document, len(self.places))
+Adding = Callable[[Questions, Any], None]
+SOURCES: Mapping[str, tuple[str, str, Adding, Adding]] = {
+    "qa_1": (SQUAD, "triviaqa", add_squad, add_triviaqa),
+    "qa_2": (HOTPOT, "hotpotqa", add_hotpot, add_hotpotqa),
+}
+"""By task: RULER's file, LongBench's data set, and the functions that add the questions of each."""

@@ -27,30 +27,16 @@ Encode = Callable[[str, str], Sequence[int]]
 """The token ids of a whole prompt, from the user's text and the beginning of the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One kind of item; `template.format(**item)` is the user's text. `any_answer`: one of the item's answers
-    is enough."""
-
-    name: str
-    category: str
-    template: str
-    max_new_tokens: int
-    any_answer: bool = False
-
-
-# ---- the tasks -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Request:
-    """The arguments of the functions that make a Draft."""
+class Spec:
+    """What an item is made of. `depth` is in percent; `number` counts the items of a task."""
 
     draws: Draws
     depth: float
     prose: Haystack
     questions: Questions
     length: int
+    seed: int
     number: int
 
 
@@ -71,6 +57,20 @@ class Draft:
     whole: bool = False
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of task. `template.format(**item)` is the user's text; `any_answer`: one answer is enough."""
+
+    name: str
+    category: str
+    template: str
+    max_new_tokens: int
+    draft: Callable[[Spec], Draft]
+    any_answer: bool = False
+
+
+# ---- the drafts ----------------------------------------------------------------------------------
+
 Source = Callable[[Draws], Iterator[str]]
 
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
@@ -80,16 +80,15 @@ HOPS = 4
 EXAMPLE_WORDS = 300  # of noise in the example of variable tracking, which RULER fits to 500 tokens
 COMMON = 10
 LONG = 4096  # tokens; longer items repeat their words more often
-TIMES, LONG_TIMES = (6, 1), (30, 3)  # repetitions of a common word, and of any other word
-EXAMPLE_TIMES, LONG_EXAMPLE_TIMES = (3, 1), (10, 3)
-EXAMPLE_OTHERS, LONG_EXAMPLE_OTHERS = 10, 30  # words of the example that are not common
+# repetitions of a common word and of any other word; the same in the example; its words that are not common
+SHORT_LIST, LONG_LIST = ((6, 1), (3, 1), 10), ((30, 3), (10, 3), 30)
 FREQUENT = 3
 DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds
 MIN_FREQUENCY = 32  # with at least this size the FREQUENT words are more frequent than any other
 
 
 def hidden_needles(
-    request: Request,
+    spec: Spec,
     *,
     noise: bool = False,
     values: Source = numbers,
@@ -98,34 +97,32 @@ def hidden_needles(
     asked: int = 1,
 ) -> Draft:
     """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys."""
-    draws, text = request.draws, NOISE if noise else request.prose
-    named = list(islice(distinct(names(draws.fork("keys")), text), keys))
+    draws, text = spec.draws, NOISE if noise else spec.prose
+    all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
-    needles = [needle.format(named[place // each], code) for place, code in enumerate(codes)]
-    others = [depth for depth in draws.depths(len(needles)) if depth != request.depth]
-    percents = [request.depth, *others[: len(needles) - 1]]
+    needles = [needle.format(all_keys[place // each], code) for place, code in enumerate(codes)]
+    depths = [spec.depth, *(depth for depth in draws.depths(len(needles)) if depth != spec.depth)]
     start = draws.below(len(text.sentences))
     return Draft(
-        *question(named[:asked], each),
+        *question(all_keys[:asked], each),
         codes[: asked * each],
-        lambda words: text.around(zip(percents, needles, strict=True), words, start),
+        lambda words: text.around(zip(depths, needles, strict=False), words, start),
         MIN_WORDS,
     )
 
 
-def only_needles(request: Request, *, keys: Source, values: Source, filler: int) -> Draft:
+def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Draft:
     """A text of needles only; the question is for one of them. A needle adds `filler` to the size."""
-    draws = request.draws
 
     def pairs() -> Iterator[tuple[str, str]]:
-        named, codes = distinct(keys(draws.fork("keys"))), distinct(values(draws.fork("values")))
-        return zip(named, codes, strict=False)
+        draws = spec.draws
+        return zip(distinct(keys(draws.fork("keys"))), distinct(values(draws.fork("values"))), strict=False)
 
     def context(size: int) -> str:
         others, words = divmod(size, filler)
-        asked, *text = (NEEDLE.format(key, code) for key, code in islice(pairs(), 1 + others))
-        text.insert(round(others * request.depth / 100), asked)
+        needle, *text = (NEEDLE.format(key, code) for key, code in islice(pairs(), 1 + others))
+        text.insert(round(others * spec.depth / 100), needle)
         return " ".join([*text, *NOISE.first(words)])
 
     key, code = next(pairs())
@@ -135,79 +132,78 @@ def only_needles(request: Request, *, keys: Source, values: Source, filler: int)
 def question(keys: Sequence[str], each: int) -> tuple[str, str]:
     """The question for the codes of some keys, and the beginning of its answer."""
     listed = f"{', '.join(keys[:-1])} and {keys[-1]}" if len(keys) > 1 else keys[0]
-    if each * len(keys) == 1:
+    if each == len(keys) == 1:
         return f"What is the secret code of {listed}?", f" The secret code of {listed} is"
     codes = f"{each} secret codes" if each > 1 else "secret codes"
     return f"What are the {codes} of {listed}?", f" The {codes} of {listed} are"
 
 
-def chained_variables(request: Request) -> Draft:
+def chained_variables(spec: Spec) -> Draft:
     """Variables assigned from one another, one step after the other, spread over the text."""
-    shown = chain_of(request.draws.fork("example"), letters=3)
-    example = TRACKING.format(example="", input=shown.input, context=shown.context(EXAMPLE_WORDS))
-    answered = f"{example}{shown.answer_prefix} {' '.join(shown.answers)}\n\n"
-    return replace(chain_of(request.draws, letters=5), example=answered)
+    shown = chain_of(spec.draws.fork("example"), letters=3)
+    example = worked_example(TRACKING, shown, shown.context(EXAMPLE_WORDS), " ".join(shown.answers))
+    return replace(chain_of(spec.draws, letters=5), example=example)
 
 
 def chain_of(draws: Draws, letters: int) -> Draft:
     """One chain of HOPS assignments, of variables of so many letters; its size is the words of noise."""
-    variables = [
-        name.upper() for name in islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
-    ]
+    names = islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
+    variables = [name.upper() for name in names]
     value = next(numbers(draws, digits=5))
     steps = [f"Let {new} be {old}." for new, old in zip(variables, [value, *variables], strict=False)]
-    percents = sorted(draws.depths(len(steps)))
+    depths = sorted(draws.depths(len(steps)))
     start = draws.below(len(NOISE.sentences))
     return Draft(
         f"Which {len(variables)} variables have the value {value}?",
         f" The {len(variables)} variables with the value {value} are:",
         variables,
-        lambda words: NOISE.around(zip(percents, steps, strict=True), words, start),
+        lambda words: NOISE.around(zip(depths, steps, strict=True), words, start),
         MIN_WORDS,
     )
 
 
-def common_words(request: Request) -> Draft:
+def worked_example(template: str, draft: Draft, context: str, answer: str) -> str:
+    """A whole prompt with its answer, which stands before the one that is asked."""
+    prompt = template.format(example="", input=draft.input, context=context)
+    return f"{prompt}{draft.answer_prefix} {answer}\n\n"
+
+
+def common_words(spec: Spec) -> Draft:
     """A numbered list of words; its size is the number of entries besides the common words."""
-    draws, long = request.draws, request.length >= LONG
-    often, seldom = LONG_TIMES if long else TIMES
+    draws = spec.draws
+    times, example_times, n_others = LONG_LIST if spec.length >= LONG else SHORT_LIST
     words = draws.fork("words").shuffled([*ADJECTIVES, *NOUNS])
     common, others = words[:COMMON], words[COMMON:]
 
-    def uncommon(count: int) -> list[str]:
-        further = (name for name in names(draws.fork("names")) if not {*name.split("-")} & {*common})
-        return list(islice(chain(others, further), count))
-
     def context(size: int) -> str:
-        entries = [*common * often, *(uncommon(math.ceil(size / seldom)) * seldom)[:size]]
+        further = (name for name in names(draws.fork("names")) if not {*name.split("-")} & {*common})
+        uncommon = list(islice(chain(others, further), math.ceil(size / times[1])))
+        entries = [*common * times[0], *(uncommon * times[1])[:size]]
         return listed(draws.fork("order").shuffled(entries))
 
-    asked = f"Which {COMMON} words come most often in the list?"
-    prefix = f" The {COMMON} words that come most often in the list are:"
-    often_there, seldom_there = LONG_EXAMPLE_TIMES if long else EXAMPLE_TIMES
-    n_others = LONG_EXAMPLE_OTHERS if long else EXAMPLE_OTHERS
-    shown = draws.fork("example words").shuffled(others)
-    entries = [*shown[:COMMON] * often_there, *shown[COMMON : COMMON + n_others] * seldom_there]
-    there = listed(draws.fork("example order").shuffled(entries))
-    example = COMMON_WORDS.format(example="", input=asked, context=there)
-    return Draft(
-        asked,
-        prefix,
+    draft = Draft(
+        f"Which {COMMON} words come most often in the list?",
+        f" The {COMMON} words that come most often in the list are:",
         common,
         context,
         COMMON,
-        example=f"{example}{prefix} {listed(shown[:COMMON])}\n\n",
     )
+    shown = draws.fork("example words").shuffled(others)
+    often, seldom = shown[:COMMON], shown[COMMON : COMMON + n_others]
+    entries = draws.fork("example order").shuffled([*often * example_times[0], *seldom * example_times[1]])
+    return replace(draft, example=worked_example(COMMON_WORDS, draft, listed(entries), listed(often)))
 
 
 def listed(words: Sequence[str]) -> str:
     return " ".join(f"{number}. {word}" for number, word in enumerate(words, 1))
 
 
-def frequent_words(request: Request) -> Draft:
-    """Code words, the one of rank r about 1 / r**2 times as often as dots. Between sizes that add words, each
-    step of the size adds a dot."""
-    draws = request.draws
+def frequent_words(spec: Spec) -> Draft:
+    """Code words, the one of rank r about 1 / r**2 times as often as dots.
+
+    Between sizes that add words, each step of the size adds a dot.
+    """
+    draws = spec.draws
 
     def words(count: int) -> list[str]:
         return list(islice(distinct(codewords(draws.fork("words"), 6)), count))
@@ -228,41 +224,24 @@ def frequent_words(request: Request) -> Draft:
     )
 
 
-def questions_on_documents(request: Request) -> Draft:
+def questions_on_documents(spec: Spec) -> Draft:
     """A question whose documents stand among others; its size is the number of documents."""
-    draws, given = request.draws, request.questions
-    asked = given.questions[request.number % len(given.questions)]
-    near = {*asked.documents, *asked.related}
-    rest = [place for place in range(len(given.documents)) if place not in near]
-    others = [*draws.fork("related").shuffled(asked.related), *draws.fork("others").shuffled(rest)]
+    draws, (questions, documents) = spec.draws, (spec.questions.questions, spec.questions.documents)
+    question = questions[spec.number % len(questions)]
+    near = {*question.documents, *question.related}
+    rest = [index for index in range(len(documents)) if index not in near]
+    others = [*draws.fork("related").shuffled(question.related), *draws.fork("others").shuffled(rest)]
 
     def context(size: int) -> str:
-        added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))
-        placed = draws.fork("order").shuffled([*asked.documents, *added])
-        return "\n\n".join(
-            f"Document {number}:\n{given.documents[place]}" for number, place in enumerate(placed, 1)
-        )
+        added = islice(cycle([*others, *question.documents]), size - len(question.documents))
+        order = draws.fork("order").shuffled([*question.documents, *added])
+        return "\n\n".join(f"Document {place}:\n{documents[index]}" for place, index in enumerate(order, 1))
 
-    least = len(asked.documents)
-    return Draft(f"Question: {asked.text}", " Answer:", asked.answers, context, least, whole=True)
+    size = len(question.documents)
+    return Draft(f"Question: {question.text}", " Answer:", question.answers, context, size, whole=True)
 
 
-DRAFTS: Mapping[str, Callable[[Request], Draft]] = {
-    "niah_single_1": partial(hidden_needles, noise=True),
-    "niah_single_2": hidden_needles,
-    "niah_single_3": partial(hidden_needles, values=uuids),
-    "niah_multikey_1": partial(hidden_needles, keys=4),
-    "niah_multikey_2": partial(only_needles, keys=names, values=numbers, filler=NUMBER_FILLER),
-    "niah_multikey_3": partial(only_needles, keys=uuids, values=uuids, filler=UUID_FILLER),
-    "niah_multivalue": partial(hidden_needles, each=4),
-    "niah_multiquery": partial(hidden_needles, keys=4, asked=4),
-    "vt": chained_variables,
-    "cwe": common_words,
-    "fwe": frequent_words,
-    "qa_1": questions_on_documents,
-    "qa_2": questions_on_documents,
-}
-ONE_NEEDLE = tuple(name for name in DRAFTS if name.startswith(("niah_single", "niah_multikey")))
+# ---- the tasks -----------------------------------------------------------------------------------
 
 RETRIEVAL = """\
 Read the text and keep its secret codes in mind.
@@ -298,18 +277,25 @@ Answer the question from the documents, with the answer alone.
 {input}"""
 
 
-def _tasks() -> Iterator[Task]:
-    for name in DRAFTS:
-        if name.startswith("niah"):
-            yield Task(name, "Retrieval", RETRIEVAL, 128)
-    yield Task("vt", "Multi-hop Tracing", TRACKING, 30)
-    yield Task("cwe", "Aggregation", COMMON_WORDS, 120)
-    yield Task("fwe", "Aggregation", FREQUENT_WORDS, 50)
-    for name in QA:
-        yield Task(name, "Question Answering", QUESTIONS, 32, any_answer=True)
-
-
-TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _tasks()})
+NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
+    "niah_single_1": partial(hidden_needles, noise=True),
+    "niah_single_2": hidden_needles,
+    "niah_single_3": partial(hidden_needles, values=uuids),
+    "niah_multikey_1": partial(hidden_needles, keys=4),
+    "niah_multikey_2": partial(only_needles, keys=names, values=numbers, filler=NUMBER_FILLER),
+    "niah_multikey_3": partial(only_needles, keys=uuids, values=uuids, filler=UUID_FILLER),
+    "niah_multivalue": partial(hidden_needles, each=4),
+    "niah_multiquery": partial(hidden_needles, keys=4, asked=4),
+}
+ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
+KINDS = (
+    *(Kind(name, "Retrieval", RETRIEVAL, 128, draft) for name, draft in NEEDLES.items()),
+    Kind("vt", "Multi-hop Tracing", TRACKING, 30, chained_variables),
+    Kind("cwe", "Aggregation", COMMON_WORDS, 120, common_words),
+    Kind("fwe", "Aggregation", FREQUENT_WORDS, 50, frequent_words),
+    *(Kind(name, "Question Answering", QUESTIONS, 32, questions_on_documents, True) for name in QA),
+)
+TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in KINDS})
 
 
 # ---- items ---------------------------------------------------------------------------------------
@@ -340,24 +326,23 @@ def generate(
     default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
     The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
     """
-    chosen = find_task(task)
+    kind = find_task(task)
     length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
     seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
-    at = percentage(chosen, depth)
+    depth = percentage(kind, depth)
     if task in QA and questions is None:
         raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
-    text, asked = prose or made_prose(), questions or Questions()
-
-    def item(number: int) -> Item:
-        draws = Draws(f"{chosen.name}/{length}/{seed}/{number}")
+    items = []
+    for number in range(count):
+        draws = Draws(f"{task}/{length}/{seed}/{number}")
         (drawn,) = draws.depths(1)
-        request = Request(draws, drawn if at is None else at, text, asked, length, number)
-        return make_item(chosen, encode, request, f"{chosen.name}-{length}", f"seed{seed}-{number}")
+        at = drawn if depth is None else depth
+        spec = Spec(draws, at, prose or made_prose(), questions or Questions(), length, seed, number)
+        items.append(make_item(kind, encode, spec))
+    return items
 
-    return [item(number) for number in range(count)]
 
-
-def find_task(name: str) -> Task:
+def find_task(name: str) -> Kind:
     """The task of that name; a ValueError suggests similar names."""
     if not isinstance(name, str):
         raise TypeError(f"the name of a task must be a string, not {name!r}")
@@ -368,7 +353,7 @@ def find_task(name: str) -> Task:
     raise ValueError(f"there is no task {name!r}; {hint}")
 
 
-def percentage(task: Task, depth: float | None) -> float | None:
+def percentage(kind: Kind, depth: float | None) -> float | None:
     """The checked depth; 50.0 becomes 50, so that both make the same item."""
     if depth is None:
         return None
@@ -376,43 +361,39 @@ def percentage(task: Task, depth: float | None) -> float | None:
         raise TypeError(f"depth must be a percentage or None, not {depth!r}")
     if not 0 <= depth <= 100:
         raise ValueError(f"depth must be from 0 to 100 percent, not {depth}")
-    if task.name not in ONE_NEEDLE:
-        raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task.name} takes None")
+    if kind.name not in ONE_NEEDLE:
+        raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {kind.name} takes None")
     return int(depth) if depth == int(depth) else float(depth)
 
 
-def make_item(task: Task, encode: Encode, request: Request, first: str, last: str) -> Item:
-    """The item fitted to its length; its id is made of `first`, the depth and `last`."""
-    draft, length = DRAFTS[task.name](request), request.length
+def make_item(kind: Kind, encode: Encode, spec: Spec) -> Item:
+    """The item, fitted to its length."""
+    draft, length = kind.draft(spec), spec.length
     fields = {
         "input": draft.input,
         "answer_prefix": draft.answer_prefix,
         "example": draft.example,
         "answers": draft.answers,
         "length": length,
-        "dataset": task.name,
+        "dataset": kind.name,
         "language": "en",
         "all_classes": None,
     }
 
     def tokens(size: int) -> int:
-        text = task.template.format(**fields, context=draft.context(size))
-        return len(encode(text, draft.answer_prefix)) + task.max_new_tokens
+        text = kind.template.format(**fields, context=draft.context(size))
+        return len(encode(text, draft.answer_prefix)) + kind.max_new_tokens
 
     size, fitted = fit(tokens, length, draft.min_size)
-    where = f"length is {length}; item {request.number} of {task.name}"
+    where = f"length is {length}; item {spec.number} of {kind.name}"
     if fitted > length:
         raise TooShort(f"{where} needs at least {fitted} tokens", fitted)
     if not (draft.whole or nearly(fitted, length, percent=97)):
         raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
-    one_needle = task.name in ONE_NEEDLE
-    place = f"-depth{request.depth}" if one_needle else ""
-    return {
-        **fields,
-        "context": draft.context(size),
-        "_id": f"{first}{place}-{last}",
-        "depth": request.depth if one_needle else None,
-    }
+    depth = spec.depth if kind.name in ONE_NEEDLE else None
+    place = "" if depth is None else f"-depth{depth}"
+    item_id = f"{kind.name}-{length}{place}-seed{spec.seed}-{spec.number}"
+    return {**fields, "context": draft.context(size), "_id": item_id, "depth": depth}
 
 
 def nearly(tokens: int, length: int, percent: int) -> bool:

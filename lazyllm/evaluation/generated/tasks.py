@@ -1,18 +1,17 @@
-"""Generated tasks as the runner sees them: RULER-style tasks by length, one needle by depth and length."""
+"""Generated tasks for the runner: RULER's kinds by length, one needle by depth and length, their score."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import Chat, chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
-from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, TooShort, generate
-from lazyllm.evaluation.generated.string_match import string_match
+from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
@@ -31,6 +30,10 @@ def data_set(task: str, length: int) -> str:
 def task_and_length(name: str) -> tuple[str, int]:
     task, _, length = name.partition(AT)
     return task, int(length)
+
+
+def kind_of(data_set: str) -> Kind:
+    return TASKS[task_and_length(data_set)[0]]
 
 
 def prompt_encoder(tokenizer: Tokenizer, chat: Chat) -> Encode:
@@ -55,12 +58,12 @@ def ruler_items(
     def items(name: str, length: int) -> list[Item]:
         return generate(name, encode, length, count, seed, prose=text, questions=questions.get(name))
 
-    made: dict[str, list[Item]] = {}
+    by_data_set: dict[str, list[Item]] = {}
     for length in lengths:
         needed: dict[str, int] = {}  # by task: the tokens that it needs
         for name in names:
             try:
-                made[data_set(name, length)] = items(name, length)
+                by_data_set[data_set(name, length)] = items(name, length)
             except TooShort as error:
                 needed[name] = error.needed
         if needed:
@@ -70,44 +73,19 @@ def ruler_items(
                 f"length {length} is too short for {', '.join(needed)}; choose lengths of "
                 f"{shortest_length(items, needed)} or more{advice}"
             )
-    return made
+    return by_data_set
 
 
 def shortest_length(items: Callable[[str, int], object], needed: Mapping[str, int]) -> int:
-    """The least multiple of LENGTH_STEP at which `items(task, length)` makes every task in `needed`."""
+    """The least multiple of LENGTH_STEP at which `items(task, length)` is long enough for all of `needed`."""
     length = -(-max(needed.values()) // LENGTH_STEP) * LENGTH_STEP
-    for name in needed:
-        while True:
-            try:
+    while True:
+        try:
+            for name in needed:
                 items(name, length)
-                break
-            except TooShort:
-                length += LENGTH_STEP
-    return length
-
-
-def grid(
-    encode: Encode,
-    lengths: Sequence[int],
-    depths: Sequence[float] = DEPTHS,
-    count: int = 1,
-    seed: int = 0,
-    task: str = IN_NOISE,
-    prose: str | Path | None = None,
-) -> list[Item]:
-    """`count` items for each length and each depth, in percent; items of a length differ only in depth."""
-    if task not in ONE_NEEDLE:
-        raise ValueError(f"a grid of depths needs one of {', '.join(ONE_NEEDLE)}, not {task!r}")
-    for name, values in (("lengths", lengths), ("depths", depths)):
-        if not len(values) or len({*values}) < len(values):
-            raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
-    text = None if prose is None else Haystack.read(prose)
-    return [
-        item
-        for length in lengths
-        for depth in depths
-        for item in generate(task, encode, length, count, seed, depth, text)
-    ]
+            return length
+        except TooShort:
+            length += LENGTH_STEP
 
 
 def niah_items(
@@ -118,30 +96,43 @@ def niah_items(
     seed: int = 0,
     prose: str | Path | None = None,
 ) -> dict[str, list[Item]]:
-    """`count` items at each depth and length, by data set; an item's id is DEPTH/NUMBER."""
-    task = IN_NOISE if prose is None else IN_PROSE
-    made: dict[str, list[Item]] = {}
-    for length in lengths:
-        items = grid(encode, [length], depths, count, seed, task, prose)
-        places = [(depth, number) for depth in depths for number in range(count)]
-        made[data_set(task, length)] = [
+    """`count` items at each depth in percent and each length, by data set; an item's id is DEPTH/NUMBER.
+
+    Items of a length differ only in depth.
+    """
+    for name, values in (("lengths", lengths), ("depths", depths)):
+        if not len(values) or len({*values}) < len(values):
+            raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
+    task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
+    return {
+        data_set(task, length): [
             {**item, "_id": f"{depth:g}/{number}"}
-            for item, (depth, number) in zip(items, places, strict=True)
+            for depth in depths
+            for number, item in enumerate(generate(task, encode, length, count, seed, depth, text))
         ]
-    return made
+        for length in lengths
+    }
 
 
-def needles_found(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
+def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
     """By setting, then by depth and length: the mean score of a niah run's result rows, 0 to 100."""
-    scores: defaultdict[str, defaultdict[tuple[float, int], list[float]]]
-    scores = defaultdict(lambda: defaultdict(list))
+    scores: dict[str, dict[tuple[float, int], list[float]]] = {}
     for row in rows:
         place = float(row["item"].partition("/")[0]), task_and_length(row["dataset"])[1]
-        scores[row["setting"]][place].append(row["score"])
+        scores.setdefault(row["setting"], {}).setdefault(place, []).append(100 * row["score"])
     return {
-        setting: {place: 100 * sum(found) / len(found) for place, found in by_place.items()}
+        setting: {place: fmean(values) for place, values in by_place.items()}
         for setting, by_place in scores.items()
     }
+
+
+def string_match(prediction: str, answers: Sequence[str], any_answer: bool = False) -> float:
+    """The share of `answers` that occur in `prediction`, ignoring case; RULER's score.
+
+    With `any_answer` one of them is enough for 1.
+    """
+    n_found = sum(answer.lower() in prediction.lower() for answer in answers)
+    return float(n_found > 0) if any_answer else n_found / len(answers)
 
 
 class GeneratedTasks:
@@ -157,9 +148,8 @@ class GeneratedTasks:
     ) -> None:
         self.items: Mapping[str, Sequence[Mapping[str, Any]]] = items
         self.conditions: Mapping[str, Any] = {"tasks": kind, "cap on new tokens": max_new_tokens}
-        self.selection: Mapping[str, Any] = {
-            name: value for name, value in selection.items() if value is not None
-        }
+        chosen = {name: value for name, value in selection.items() if value is not None}
+        self.selection: Mapping[str, Any] = chosen
         self._chat, self._max_new_tokens = options.chat, max_new_tokens
 
     def check(self, llm: LLM) -> None:
@@ -171,13 +161,13 @@ class GeneratedTasks:
                 )
 
     def task(self, name: str) -> Task:
-        task = TASKS[task_and_length(name)[0]]
-        limit = min(task.max_new_tokens, self._max_new_tokens or task.max_new_tokens)
-        return Task(name, task.category, limit)
+        kind = kind_of(name)
+        limit = min(kind.max_new_tokens, self._max_new_tokens or kind.max_new_tokens)
+        return Task(name, kind.category, limit)
 
     def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
         context = shorten(item["context"]) if shorten else item["context"]
-        text = TASKS[task_and_length(task.name)[0]].template.format(**{**item, "context": context})
+        text = kind_of(task.name).template.format(**{**item, "context": context})
         wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._chat), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
         return Prompt(ids, n_tokens, False, wrapper)
@@ -189,5 +179,4 @@ class GeneratedTasks:
         return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
-        any_answer = TASKS[task_and_length(task.name)[0]].any_answer
-        return string_match(prediction, item["answers"], any_answer)
+        return string_match(prediction, item["answers"], kind_of(task.name).any_answer)
