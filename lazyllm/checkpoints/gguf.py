@@ -207,9 +207,9 @@ class GgufModel:
 
     def generation_config(self) -> dict[str, Any]:
         ids = self.special_ids()
-        turn_end = self.metadata.get("tokenizer.ggml.eot_token_id")
-        if turn_end is not None and turn_end != ids["eos_token_id"]:
-            ids["eos_token_id"] = [ids["eos_token_id"], turn_end]
+        end, turn_end = ids["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
+        if turn_end not in (None, end):
+            ids["eos_token_id"] = turn_end if end is None else [end, turn_end]
         return ids
 
     def special_ids(self) -> dict[str, Any]:
