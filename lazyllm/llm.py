@@ -23,6 +23,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import Messages, PromptIds, Tools, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -130,7 +131,7 @@ class LLM(Model):
         `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
         method = None if pruning is None else self.resolved(pruning, ASSUMED_NEW)
-        return Session.restored(self, Path(file), method, progress)
+        return Session.restored(self, user_path(file), method, progress)
 
     @cached_property
     def forecast(self) -> Forecast:

@@ -34,6 +34,7 @@ from lazyllm.prompt import (
 )
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import prefill_watch
 
 T = TypeVar("T")
@@ -203,7 +204,7 @@ class Session:
 
     def save(self, file: str | Path, progress: bool = True) -> None:
         """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
-        path = Path(file)
+        path = user_path(file)
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
         with self._exclusive_use():

@@ -16,6 +16,7 @@ from lazyllm.checkpoints.fields import Fields, json_object, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
+from lazyllm.support.files import user_path
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -44,7 +45,7 @@ Tensor = tuple[str, str, tuple[int, ...], int, int, int]
 
 def resolve(path_or_id: str | Path) -> Path:
     """The folder or GGUF file of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
-    path = Path(path_or_id)
+    path = user_path(path_or_id)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():

@@ -39,6 +39,7 @@ from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.support import frames
+from lazyllm.support.files import user_path
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +57,7 @@ class Run:
     """The results in a folder, of a run that has ended or was interrupted."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         if (measure := self.manifest["conditions"]["measure"]) != SCORE:
             raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
@@ -98,7 +99,7 @@ class Run:
             speedup = speed.of_sums if speed else nan
             dots.append(Dot(families.get(setting, setting), speedup, mean.value, mean.low, mean.high))
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE, Path(file) if file else self.folder / PICTURE, title)
+        return plot_scores(dots, DENSE, user_path(file) if file else self.folder / PICTURE, title)
 
     @property
     def _heading(self) -> str:
@@ -241,7 +242,7 @@ def run_niah(
 def completed_run(
     llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, options: RunOptions
 ) -> Run:
-    run_items(llm, settings, tasks, Path(out), options)
+    run_items(llm, settings, tasks, user_path(out), options)
     made = Run(out)
     made.report()
     return made

@@ -16,7 +16,7 @@ from lazyllm.method import Method
 from lazyllm.pictures.survival import plot_survival
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
-from lazyllm.support.files import write_whole
+from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.tables import Table
 
@@ -110,13 +110,14 @@ class Preset(Method):
         """Writes the preset as JSON."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
         table["pruning"] = json.loads(self.pruning.to_json())
-        write_whole(Path(path), json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
-        return Path(path)
+        file = user_path(path)
+        write_whole(file, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
+        return file
 
     @classmethod
     def load(cls, path: str | Path) -> Preset:
         """The preset of a file that `save` wrote."""
-        table = parse_object(Path(path).read_bytes(), path, strict=True)
+        table = parse_object(user_path(path).read_bytes(), path, strict=True)
         names = [one.name for one in fields(cls)]
         if table.pop("format", None) != FORMAT:
             raise ValueError(
@@ -162,7 +163,7 @@ class Preset(Method):
             raise ValueError("a preset of a search has no curves; Search.plot draws its settings")
         stages = [(layer, keep) for layer, keep in self.pruning.stages if isinstance(keep, float)]
         title = f"{self.model}: counted speedup {self.speedup:.2f}"
-        return plot_survival(*self._curves(), stages, title, Path(file))
+        return plot_survival(*self._curves(), stages, title, user_path(file))
 
 
 def _interval(value: Sequence[float | None] | None, form: str) -> str:

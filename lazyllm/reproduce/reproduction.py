@@ -27,7 +27,7 @@ from lazyllm.reproduce.paper_setup import PaperSetup, setup_of
 from lazyllm.reproduce.published import BY_MODEL, Published
 from lazyllm.reproduce.rivals import BASELINE, LAZY, METHODS, RECOMMENDED, Rivals, all_settings, rivals
 from lazyllm.support import checked
-from lazyllm.support.files import write_whole
+from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.tables import Table
 
 # Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
@@ -231,7 +231,7 @@ def reproduce(
         chosen.speedup if speedup is None else speedup,
         seeds,
         names,
-        Path(out),
+        user_path(out),
         given,
     )
     maker.check(wanted)

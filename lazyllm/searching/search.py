@@ -30,6 +30,7 @@ from lazyllm.searching.space import Space
 from lazyllm.searching.starts import calibrated
 from lazyllm.searching.study import Claim, Record, Study, front_of, optuna_module, read
 from lazyllm.support import checked, frames
+from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
 from lazyllm.support.tables import Table
@@ -55,8 +56,9 @@ class Search(Sequence[Record]):
     @classmethod
     def read(cls, folder: str | Path) -> Search:
         """Opens the folder of a search that has ended, was interrupted or still runs."""
-        conditions, records = read(Path(folder))
-        return cls(records, conditions, Path(folder))
+        path = user_path(folder)
+        conditions, records = read(path)
+        return cls(records, conditions, path)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -188,7 +190,7 @@ class Search(Sequence[Record]):
             KL_AXIS,
             True,
             self.heading,
-            Path(file) if file else (self.folder or Path()) / PICTURE,
+            user_path(file) if file else (self.folder or Path()) / PICTURE,
             SPEEDUP_AXIS,
         )
 
@@ -257,8 +259,9 @@ def search(
                 conditions,
                 None,
             )
+    target = user_path(out)
     made = Search(
-        tried(model, several, space, starts, conditions, budget, Path(out), progress), conditions, Path(out)
+        tried(model, several, space, starts, conditions, budget, target, progress), conditions, target
     )
     with suppress(ImportError):  # without matplotlib there is no picture
         made.plot()

@@ -1,4 +1,4 @@
-"""Files written atomically, and files that are locks."""
+"""Paths of users, files written atomically, and files that are locks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
+
+
+def user_path(path: str | Path) -> Path:
+    """The path that a user gave, with the home folder in place of ~."""
+    return Path(os.path.expanduser(path))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from lazyllm.methods import parse_method
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 from lazyllm.sweeps.frame import Frame
 from lazyllm.sweeps.point import Point, front, points
 from lazyllm.sweeps.space import Space, settings_of
@@ -55,7 +56,7 @@ class Sweep(Frame):
 
         A sweep with policies, which are code, is opened by calling `sweep` again: finished items do not run.
         """
-        path = Path(folder)
+        path = user_path(folder)
         manifest = read_manifest(path)
         if (measure := manifest["conditions"]["measure"]) not in get_args(Quality):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
@@ -103,7 +104,7 @@ class Sweep(Frame):
             SCORE_AXIS if scored else KL_AXIS,
             not scored,
             self._heading,
-            Path(file) if file else (self.folder or Path()) / PICTURE,
+            user_path(file) if file else (self.folder or Path()) / PICTURE,
         )
 
     @property
@@ -177,9 +178,10 @@ def sweep(
     if measure != SCORE:
         measured["forced tokens"] = tokens
     if out is not None:
-        known = settings_of_folder(Path(out), settings)
-        run_items(model, settings, tasks, Path(out), given, chosen, measured)
-        made = Sweep(read_rows(Path(out)), read_manifest(Path(out)), Path(out), known)
+        target = user_path(out)
+        known = settings_of_folder(target, settings)
+        run_items(model, settings, tasks, target, given, chosen, measured)
+        made = Sweep(read_rows(target), read_manifest(target), target, known)
         made.report()
         return made
     with TemporaryDirectory(prefix="lazyllm-sweep-") as name:

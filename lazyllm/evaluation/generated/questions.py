@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm.evaluation.longbench import items
+from lazyllm.support.files import user_path
 
 QA = ("qa_1", "qa_2")
 SQUAD, HOTPOT = "squad.json", "hotpotqa.json"
@@ -40,7 +41,7 @@ class Questions:
 
 def read_questions(folder: str | Path, task: str) -> Questions | None:
     """The questions for qa_1 or qa_2; None if the folder has no file for the task."""
-    file = Path(folder) / (SQUAD if task == "qa_1" else HOTPOT)
+    file = user_path(folder) / (SQUAD if task == "qa_1" else HOTPOT)
     if file.is_file():
         try:
             found = (squad if task == "qa_1" else hotpot)(json.loads(file.read_text(encoding="utf-8")))
