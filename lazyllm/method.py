@@ -76,8 +76,9 @@ class Method:
         """The setting with a number, `least(pruning)`, in place of a `min_tokens` of "auto"."""
         return self
 
-    def mismatch(self, checkpoint: Checkpoint) -> str | None:
-        """The warning when a session opens on a checkpoint that the setting was not made for."""
+    def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
+        """The warning when a session opens on a checkpoint that the setting was not made for. `progress`
+        allows a bar."""
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
@@ -132,6 +133,10 @@ class Method:
         `last_pass` (layers, 3) is `Session.last_pass` after that prefill.
         """
         return None
+
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        """The reason why no token was dropped of a context with that many tokens, n_prompt of prompts."""
+        return f"{self.name or type(self).__name__} found no token to drop"
 
 
 def source_digest(cls: type[Any]) -> str | None:

@@ -677,7 +677,7 @@ def test_the_preset_is_a_setting_with_evidence(made: Search, llm: LLM, tmp_path:
     )
     again = Preset.load(preset.save(tmp_path / "preset.json"))
     assert again == preset
-    assert preset.mismatch(llm.checkpoint) is None
+    assert preset.mismatch(llm.checkpoint, progress=False) is None
     ids = list(range(5, 60))
     assert (
         llm.generate(ids, again, max_new_tokens=3).token_ids

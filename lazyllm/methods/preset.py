@@ -93,9 +93,9 @@ class Preset(Method):
     def check(self, config: ModelConfig) -> None:
         self.pruning.check(config)
 
-    def mismatch(self, checkpoint: Checkpoint) -> str | None:
+    def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
-        if weights_digest(checkpoint, progress=True) == self.sha256:
+        if weights_digest(checkpoint, progress) == self.sha256:
             return None
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
@@ -103,6 +103,9 @@ class Preset(Method):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.pruning.prefill_flops(config, n_prompt, last_pass)
+
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        return self.pruning.why_unpruned(n_prompt, n_context)
 
     # ---- files -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from lazyllm.evaluation.runner import label_of, run_items
 from lazyllm.evaluation.summary import DENSE
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
-from lazyllm.llm import LLM
+from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pictures.token_use import plot_token_use
@@ -221,8 +221,8 @@ def reproduce(
     checked.whole(seeds, "seeds", 1)
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
     check_methods(names, wanted)
-    chosen = setup_of(llm, preset)
-    given = DataOptions.of(options, max_length=chosen.max_length, chat=chosen.chat)
+    chosen = setup_of(checked_llm(llm), preset)
+    given = DataOptions.of(options, reproduce, max_length=chosen.max_length, chat=chosen.chat)
     maker = Reproducer(
         llm,
         tasks_of(llm, given),

@@ -8,7 +8,7 @@ from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -66,7 +66,15 @@ class Search(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
 
-    def __getitem__(self, key: int) -> Record:  # type: ignore[override]  # a search is not sliced
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Record: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Search: ...
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Record | Search:
+        if isinstance(key, slice):
+            return Search(self._records[key], self.conditions, self.folder)
         return self._records[key]
 
     @property

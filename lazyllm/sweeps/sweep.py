@@ -170,7 +170,7 @@ def sweep(
     """
     if measure not in get_args(Quality):
         raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
-    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options)
+    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options, sweep)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, given)

@@ -16,6 +16,7 @@ from lazyllm.evaluation.generated.string_match import string_match
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
+from lazyllm.support import checked
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
@@ -48,6 +49,8 @@ def ruler_items(
     qa: str | Path | None = None,
 ) -> dict[str, list[Item]]:
     """`count` items of each task at each length, by data set; None is all tasks that have their files."""
+    checked.a_list(tasks, "tasks", '["niah_single_1"]')
+    checked.a_list(lengths, "lengths", "[1024, 4096]")
     text = None if prose is None else Haystack.read(prose)
     questions = {name: read_questions(qa, name) for name in QA} if qa is not None else {}
     names = tuple(tasks or (name for name in TASKS if name not in QA or questions.get(name)))
@@ -119,6 +122,8 @@ def niah_items(
     prose: str | Path | None = None,
 ) -> dict[str, list[Item]]:
     """`count` items at each depth and length, by data set; an item's id is DEPTH/NUMBER."""
+    checked.a_list(lengths, "lengths", "[1024, 4096]")
+    checked.a_list(depths, "depths", "[0, 50, 100]")
     task = IN_NOISE if prose is None else IN_PROSE
     made: dict[str, list[Item]] = {}
     for length in lengths:
