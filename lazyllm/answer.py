@@ -11,8 +11,11 @@ from lazyllm.generation import FinishReason, Generation, Request
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prompt import EncodedPrompt, Prompt
+from lazyllm.pruning import DENSE
 from lazyllm.stop_finder import StopFinder
 from lazyllm.trace import Recorder
+
+READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
 
 
 class Drawn(NamedTuple):
@@ -58,6 +61,7 @@ class Answer:
         self._core = core
         self.prompt_ids = prompt_ids
         self.recorder = Recorder(self._core, self.request.trace)
+        self._n_read_before = int((self._core.kinds == READ).sum())
 
     @property
     def prompt_end(self) -> int:
@@ -128,4 +132,25 @@ class Answer:
             ),
             pruning=self._pruning,
             finish_reason=finish_reason,
+            speedup=self._speedup(),
+            unpruned=self._unpruned(),
         )
+
+    def _speedup(self) -> float | None:
+        """Tokens that were read before count as if this prompt's pass had computed them."""
+        assert self.begins is not None
+        n_given = len(self.encoded.ids)
+        n_context, n_new = self.begins + n_given, n_given + (self._n_read_before if self.begins else 0)
+        counts = self.recorder.counts_at(self.prompt_end)
+        if len(self.prompt_ids) == n_given and (counts[:, 0] == n_context).all():
+            return 1.0
+        counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
+        config = self._model.config
+        pruned = self._pruning.prefill_flops(config, n_new, counts)
+        dense = DENSE.pass_flops(config, np.tile([n_context, n_new, 0], (config.n_layers, 1)))
+        return None if pruned is None else dense / pruned
+
+    def _unpruned(self) -> str:
+        if self._pruning == DENSE or len(self.prompt_ids) < self.encoded.n_given or self.recorder.dropped:
+            return ""
+        return self._pruning.why_unpruned(int(self._core.n_prompt), int(self._core.length))

@@ -28,7 +28,10 @@ class Generation:
     `reached_top` the share of prompt tokens computed in the last layer, both among all `n_given`; the series
     have one value per new token. `token_ids` holds every id drawn, end token and stop strings included;
     `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length",
-    or "interrupted" in the part of an answer that an exception carries.
+    or "interrupted" in the part of an answer that an exception carries. `speedup` is the counted work of
+    running this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where a method's work
+    cannot be counted. `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it
+    did, or is dense.
     """
 
     text: str
@@ -45,6 +48,8 @@ class Generation:
     recorded: Trace | None
     pruning: Method
     finish_reason: FinishReason
+    speedup: float | None
+    unpruned: str
 
     @property
     def trace(self) -> Trace:
@@ -69,6 +74,7 @@ class Generation:
             f"{len(self.token_ids)} tokens in {self.seconds:.3f} s, {self.computed:.1%} computed, "
             f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning}"
             + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")
+            + (f", nothing was dropped: {self.unpruned}" if self.unpruned else "")
         )
 
     def __str__(self) -> str:
@@ -87,6 +93,7 @@ class Generation:
             "reached the top": f"{self.reached_top:.1%}",
             "finished by": self.finish_reason,
             "pruning": self.pruning,
+            **({"nothing was dropped": self.unpruned} if self.unpruned else {}),
         }
         heads = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in figures)
         cells = "".join(

@@ -22,6 +22,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import Messages, PromptIds, Tools, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -41,21 +42,21 @@ def load(
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
     `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the type that the checkpoint stores, since weights
-    are used as stored. `threads`, on the CPU: None takes every core that this process may use. `compute`, on
-    the CPU: the type of the operands of products, f32, bf16 or int8 where the processor has instructions for
-    it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups of 32; it changes
-    results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as stored, or q8 where
-    they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the layers to 4 bits:
-    Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in lazyllm's cache
-    (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU: the type that
-    keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
+    are used as stored. `threads`, on the CPU: None takes every physical core that this process may use.
+    `compute`, on the CPU: the type of the operands of products, f32, bf16 or int8 where the processor has
+    instructions for it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups
+    of 32; it changes results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as
+    stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the
+    layers to 4 bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in
+    lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU:
+    the type that keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
         raise TypeError(f"threads must be a whole number or None, not {threads!r}")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all cores, not {threads}")
+        raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all physical cores, not {threads}")
     check_device(device)
     check_weights(weights)
     check_kv(kv)
@@ -107,15 +108,24 @@ class Options(TypedDict, total=False):
     tools: Tools
 
 
+def checked_llm(llm: object) -> LLM:
+    """The model; TypeError for what is none, such as its path."""
+    if isinstance(llm, LLM):
+        return llm
+    raise TypeError(f'llm must be an open model such as lazyllm.load("path"), not {llm!r}')
+
+
 class LLM(Model):
     """A loaded model. It may be shared between threads: each answer is made in a session of its own."""
 
-    def session(self, pruning: PruningInput = None, prefix: PrefixCache | None = None) -> Session:
+    def session(
+        self, pruning: PruningInput = None, prefix: PrefixCache | None = None, progress: bool = True
+    ) -> Session:
         """A new, empty context; None is dense.
 
         Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
         """
-        return self._opened(self._method(pruning, prefix), prefix)
+        return self._opened(self._method(pruning, prefix), prefix, progress)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
@@ -124,7 +134,7 @@ class LLM(Model):
         `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
         method = None if pruning is None else as_method(pruning)
-        return Session.restored(self, Path(file), method, progress)
+        return Session.restored(self, user_path(file), method, progress)
 
     @cached_property
     def _siblings(self) -> dict[str, LLM]:
@@ -187,16 +197,16 @@ class LLM(Model):
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix)
         if not is_batch(prompt):
-            return self._opened(method, prefix).answer(prompt, request, chat).finished()
+            return self._opened(method, prefix, progress).answer(prompt, request, chat).finished()
         quiet = replace(request, progress=False)
         answers: list[Generation] = []
         try:
             for i, one in enumerate(prompt):
-                session = prefix if isinstance(prefix, Session) else Session(self, method)
+                session = prefix if isinstance(prefix, Session) else Session(self, method, progress=progress)
                 self._check_prompt(i, one, session, request, chat)
             with bar(len(prompt), "prompts", "prompt", progress) as line:
                 for one in prompt:
-                    answers.append(self._opened(method, prefix).answer(one, quiet, chat).finished())
+                    answers.append(self._opened(method, prefix, False).answer(one, quiet, chat).finished())
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -220,10 +230,10 @@ class LLM(Model):
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
         return prefix.pruning
 
-    def _opened(self, method: Method, prefix: Session | PrefixCache | None) -> Session:
+    def _opened(self, method: Method, prefix: Session | PrefixCache | None, progress: bool) -> Session:
         if isinstance(prefix, Session):
             return prefix.fork()
-        return Session(self, method, prefixes=prefix)
+        return Session(self, method, prefixes=prefix, progress=progress)
 
     @staticmethod
     def _check_prompt(i: int, prompt: Any, session: Session, request: Request, chat: bool) -> None:
@@ -250,4 +260,4 @@ class LLM(Model):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix)
-        return self._opened(method, prefix).answer(prompt, request, chat)
+        return self._opened(method, prefix, progress).answer(prompt, request, chat)

@@ -72,8 +72,9 @@ class Method:
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if this model cannot be run with this setting."""
 
-    def mismatch(self, checkpoint: Checkpoint) -> str | None:
-        """The warning when a session opens on a checkpoint that the setting was not made for."""
+    def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
+        """The warning when a session opens on a checkpoint that the setting was not made for. `progress`
+        allows a bar."""
         return None
 
     def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
@@ -128,6 +129,10 @@ class Method:
         `last_pass` (layers, 3) is `Session.last_pass` after that prefill.
         """
         return None
+
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        """The reason why no token was dropped of a context with that many tokens, n_prompt of prompts."""
+        return f"{self.name or type(self).__name__} found no token to drop"
 
 
 def source_digest(cls: type[Any]) -> str | None:

@@ -326,6 +326,9 @@ class Policy(Counted):
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         return bare_flops(config, in_play, computed)
 
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        return self.schedule.why_unpruned(n_prompt, n_context)
+
 
 def _array_text(array: np.ndarray) -> str:
     digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -17,6 +17,8 @@ Tools = Sequence[Mapping[str, Any]]
 Prompt = str | PromptIds | Messages
 
 EMPTY = "the prompt is empty; it must have at least one token"
+KINDS = "text, token ids or a list of messages"
+ROLES = ("system", "user", "assistant", "tool")
 ANSWER_MARK = "lazyllm-answer-mark"
 
 
@@ -36,15 +38,12 @@ def is_messages(prompt: Any) -> bool:
 
 
 def is_batch(prompt: Any) -> bool:
-    """True for a list of prompts; a list of whole numbers or of messages is one prompt."""
+    """True for a list of prompts, an empty one too; a list of whole numbers or of messages is one prompt."""
     if isinstance(prompt, str) or (isinstance(prompt, np.ndarray) and prompt.ndim == 1):
         return False
     if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes):
-        raise TypeError(
-            "a prompt must be text, token ids, a list of messages or a list of those, not "
-            f"{type(prompt).__name__}"
-        )
-    return len(prompt) > 0 and isinstance(prompt[0], str | Sequence | np.ndarray)
+        raise TypeError(f"a prompt must be {KINDS}, or a list of those, not {type(prompt).__name__}")
+    return len(prompt) == 0 or isinstance(prompt[0], str | Sequence | np.ndarray)
 
 
 def checked_ids(ids: Any, vocab: int) -> list[int]:
@@ -66,17 +65,34 @@ def checked_ids(ids: Any, vocab: int) -> list[int]:
 
 
 def checked_messages(messages: Messages) -> list[dict[str, Any]]:
-    """Chat messages, each with a role and a content."""
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
-            raise TypeError(f"message {i} must be a dict with role and content, not {message!r}")
-        calls = "tool_calls" in message  # an answer that calls tools may have no content
-        for name in ("role", "content"):
-            if name not in message and not (calls and name == "content"):
-                raise ValueError(f"message {i} has no {name!r}; it has {', '.join(map(repr, message))}")
-        if not (isinstance(message.get("content"), str | list) or calls):
-            raise TypeError(f"the content of message {i} must be text, not {message['content']!r}")
-    return [dict(message) for message in messages]
+    """Chat messages, each with a role and a content; a content in parts becomes one text."""
+    return [_checked_message(f"message {i}", message) for i, message in enumerate(messages)]
+
+
+def _checked_message(name: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise TypeError(f"{name} must be a dict with role and content, not {message!r}")
+    calls = "tool_calls" in message  # an answer that calls tools may have no content
+    for key in ("role", "content"):
+        if key not in message and not (calls and key == "content"):
+            raise ValueError(f"{name} has no {key!r}; it has {', '.join(map(repr, message))}")
+    if message["role"] not in ROLES:
+        raise ValueError(f"the role of {name} must be one of {', '.join(ROLES)}, not {message['role']!r}")
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": "".join(_part_text(name, part) for part in content)}
+    if not (isinstance(content, str) or calls):
+        raise TypeError(f"the content of {name} must be text, not {content!r}")
+    return dict(message)
+
+
+def _part_text(name: str, part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise ValueError(
+        f'the content of {name} must be text or parts such as {{"type": "text", "text": "Hello"}}; '
+        f"it has the part {part!r:.80}"
+    )
 
 
 @dataclass(frozen=True)
@@ -123,6 +139,8 @@ class Conversation:
         """
         if tools and not chat:
             raise ValueError("tools are described by a chat template: they need chat=True")
+        if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
+            raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
         if chat:

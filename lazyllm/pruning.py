@@ -8,16 +8,14 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.method import Method
 from lazyllm.support import checked
 from lazyllm.support.json_text import parse_json
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.config import ModelConfig
 
 Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
@@ -186,6 +184,11 @@ def _core_stages(stages: Stages) -> list[tuple[Any, ...]]:
     return [(layer, *core(rule)) for layer, rule in stages]
 
 
+def _check_config(config: object) -> None:
+    if not isinstance(config, ModelConfig):
+        raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
+
+
 class Counted(Method, ABC):
     """A method whose prefill's operations are known before it runs."""
 
@@ -313,9 +316,12 @@ class Pruning(Counted):
         names = [field.name for field in fields(cls)]
         if not any(name in value for name in names):
             return cls(value)
-        unknown = sorted(set(value) - set(names))
-        if unknown:
-            raise ValueError(f"pruning has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+        for name in value:
+            if name not in names:
+                is_layer = str(name).isdecimal()
+                hint = f'stages have a field of their own: "stages": {{"{name}": {value[name]}}}'
+                known = f"its fields are {', '.join(names)}"
+                raise ValueError(f"pruning has no field {name!r}; {hint if is_layer else known}")
         return cls(**{"stages": None, **value})
 
     # ---- for the engine --------------------------------------------------------------------------
@@ -332,6 +338,7 @@ class Pruning(Counted):
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
+        _check_config(config)
         for what, stages in (("stages", self.stages), ("decode", self.decode)):
             for layer, _ in stages if isinstance(stages, tuple) else ():
                 if layer >= config.n_layers - 1:
@@ -381,6 +388,18 @@ class Pruning(Counted):
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.pass_flops(config, last_pass)
+
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        stages = [*self.stages, *(self.decode if isinstance(self.decode, tuple) else ())]
+        if isinstance(self.min_tokens, int) and n_context < self.min_tokens:
+            return f"min_tokens={self.min_tokens} is more than the context's {n_context} tokens"
+        if not stages:
+            return "the setting has no stages"
+        if self._always_kept(n_prompt) >= n_prompt:
+            return f"sink, window and protect keep all {n_prompt} tokens of the prompt"
+        if all(math.ceil(largest_keep(rule) * n_prompt) >= n_prompt for _, rule in stages):
+            return f"the stages keep all {n_prompt} tokens of the prompt"
+        return "no stage found a token to drop"
 
     def _stages_of(self, n_context: float, generated: bool = False) -> Stages:
         """The stages of a pass over a context of that length."""
@@ -446,6 +465,7 @@ class Pruning(Counted):
         target = checked.number(target, "target")
         if target < 1.0:
             raise ValueError(f"target must be at least 1, not {target}")
+        _check_config(config)
         top = config.n_layers - 2
         if top < 0:
             raise ValueError("the model has one layer, so no stage fits below the last one")

@@ -30,10 +30,12 @@ from lazyllm.prompt import (
     Tools,
     Turn,
     checked_ids,
+    checked_messages,
     is_messages,
 )
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import prefill_watch
 
 T = TypeVar("T")
@@ -107,10 +109,11 @@ class Session:
         method: Method,
         core: _core.Session | None = None,
         prefixes: PrefixCache | None = None,
+        progress: bool = True,
     ) -> None:
         if core is None:
             method.check(model.config)
-            if told := method.mismatch(model.checkpoint):
+            if told := method.mismatch(model.checkpoint, progress):
                 warnings.warn(told, stacklevel=3)
             core = model.core.session(method.core())
         self.llm = model
@@ -203,7 +206,7 @@ class Session:
 
     def save(self, file: str | Path, progress: bool = True) -> None:
         """Writes the session to a file, whole or not at all; `LLM.restore` opens it."""
-        path = Path(file)
+        path = user_path(file)
         if path.is_dir() or not path.parent.is_dir():
             raise ValueError(f"file is {path}; it must be a file's path in a folder that exists")
         with self._exclusive_use():
@@ -238,7 +241,7 @@ class Session:
             if there != here:
                 models = f" ({told.model} and {model.config.name})" if name == "sha256" else ""
                 raise ValueError(f"{path} is a session with {words} {there}; here it is {here}{models}")
-        made = cls(model, method)
+        made = cls(model, method, progress=progress)
         with made._exclusive_use():
             made._reserve(saved.length)
             saved.fill(made.core, model.config)
@@ -378,7 +381,7 @@ class Session:
             {**one, "content": self.pruning.compress(self.llm, one["content"])}
             if one["role"] == "user"
             else one
-            for one in prompt
+            for one in checked_messages(prompt)
         ]
 
     def _refuse_ids(self) -> None:

@@ -152,6 +152,15 @@ class Recorder:
     def policy_seconds(self) -> float:
         return float(sum(one.policy_seconds for one in self._stored))
 
+    def counts_at(self, length: int) -> np.ndarray:
+        """A copy of the counts (layers, 3) of the pass after which the context had this length."""
+        return next(one.counts.copy() for one in self._stored if one.length == length)
+
+    @property
+    def dropped(self) -> bool:
+        """True if a pass ran without one of the context's tokens somewhere."""
+        return any((one.counts[:, 0] < one.length).any() for one in self._stored)
+
     def counts(self) -> np.ndarray:
         """One row per pass and layer."""
         counts = np.stack([one.counts for one in self._stored])

@@ -704,6 +704,11 @@ GGUF = faults(
         "tokens is missing; exp",
     ),
     ("a token twice", replaced(string(b"%"), string(b"&")), "tokens is a list with a token twice; expected"),
+    (
+        "a token of 160,001 characters",  # the tensors stay at multiples of 32 bytes
+        replaced(string(b"%"), string(b"%" * 160_001)),
+        "a list with a token of 160001 characters; expected at most 1000 in each",
+    ),
     ("a merge of nothing", replaced(string(b"h i"), string(b"hii")), "its tokenizer is not consistent"),
 )
 SESSION = [

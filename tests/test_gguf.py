@@ -33,6 +33,7 @@ from lazyllm.checkpoints.gguf import (
     convert,
     encode_floats,
 )
+from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
@@ -213,10 +214,19 @@ def test_rope_of_llama_31_is_recovered(tmp_path: Path) -> None:
         convert(write_gguf(tmp_path / "other.gguf", metadata, tensors), tmp_path / "other", progress=False)
 
 
-def test_a_second_end_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "ends"), [(2, (2, 7)), (7, (7,)), (None, (7,))])
+def test_the_end_token_of_a_turn(end: int | None, ends: tuple[int, ...], tmp_path: Path) -> None:
     metadata, tensors = as_gguf("llama1")
-    out = convert_files((metadata | {"tokenizer.ggml.eot_token_id": 7}, tensors), tmp_path)
-    assert ModelConfig.from_folder(out).eos_token_ids == (2, 7)
+    metadata |= {"tokenizer.ggml.eos_token_id": end, "tokenizer.ggml.eot_token_id": 7}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    assert ModelConfig.from_folder(convert_files((metadata, tensors), tmp_path)).eos_token_ids == ends
+    assert GgufCheckpoint(tmp_path / "model.gguf").config.eos_token_ids == ends
+
+
+def test_an_end_token_of_a_turn_beyond_the_vocabulary(tmp_path: Path) -> None:
+    metadata, tensors = as_gguf("llama1")
+    with pytest.raises(CheckpointError, match=r"eot_token_id is 999; expected an id below"):
+        convert_files((metadata | {"tokenizer.ggml.eot_token_id": 999}, tensors), tmp_path)
 
 
 def gemma3_config(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -742,5 +742,5 @@ def test_options_are_the_keyword_arguments() -> None:
     ):
         assert {field.name for field in fields(options)} == set(keywords.__annotations__)
     with pytest.raises(TypeError, match="unexpected keyword argument 'limt'"):
-        DataOptions.of({"limt": 1})
-    assert DataOptions.of({"max_length": None, "limit": 3}) == DataOptions(limit=3)
+        DataOptions.of({"limt": 1}, run)
+    assert DataOptions.of({"max_length": None, "limit": 3}, run) == DataOptions(limit=3)

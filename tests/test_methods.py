@@ -506,7 +506,7 @@ def fake_llm(information: list[float], pieces: list[str]) -> Any:
         offsets=lambda ids: [pieces[i] for i in ids],
         bos_token_id=None,
     )
-    session = SimpleNamespace(surprisal=lambda ids: np.array(information, np.float32)[ids])
+    session = SimpleNamespace(surprisal=lambda ids, progress: np.array(information, np.float32)[ids])
     config = SimpleNamespace(context=1000)
     return SimpleNamespace(tokenizer=tokenizer, session=lambda: session, config=config)
 

@@ -36,6 +36,7 @@ from lazyllm.methods import Preset
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import SPEEDUP_SHAPES, Pruning
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 
 DIGITS = 4
 FOLDER_SUFFIX = ".calibration"
@@ -66,7 +67,7 @@ def calibrate(
     wished = checked.number(speedup, "speedup")
     if wished < 1:
         raise ValueError(f"speedup must be at least 1, not {wished:g}")
-    file = None if out is None else checked_file(Path(out))
+    file = None if out is None else checked_file(user_path(out))
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of prompts, not one text")
     model = llm if isinstance(llm, LLM) else load(llm)

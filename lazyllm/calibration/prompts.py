@@ -69,8 +69,9 @@ def checked_lengths(lengths: Sequence[int] | None, context: int) -> list[int]:
     """The lengths, ascending; None is LENGTHS, as far as the model's context has room."""
     if lengths is None:
         return sorted({min(length, context) for length in LENGTHS})
-    if isinstance(lengths, int) or not len(lengths):
-        raise TypeError(f"lengths must be a list of numbers of tokens, such as [1024, 2048], not {lengths!r}")
+    checked.a_list(lengths, "lengths", "[1024, 2048]")
+    if not len(lengths):
+        raise ValueError("lengths must be at least one number of tokens")
     made = sorted({checked.whole(length, "a length", 1) for length in lengths})
     if made[-1] > context:
         raise ValueError(f"length {made[-1]} is more than the model's context of {context}")

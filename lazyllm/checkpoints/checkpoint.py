@@ -15,7 +15,7 @@ from lazyllm.checkpoints.fields import Fields, json_object, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
-from lazyllm.support.files import OpenedFile
+from lazyllm.support.files import OpenedFile, user_path
 from lazyllm.support.json_text import json_digest
 
 SINGLE_FILE = "model.safetensors"
@@ -46,7 +46,7 @@ Tensor = tuple[str, str, tuple[int, ...], int, int, int]
 
 def resolve(path_or_id: str | Path) -> Path:
     """The folder or GGUF file of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
-    path = Path(path_or_id)
+    path = user_path(path_or_id)
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.exists():

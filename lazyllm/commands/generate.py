@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from lazyllm.commands import options
+from lazyllm.support.files import user_path
 
 
 def add(commands: options.Commands) -> None:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_prompt(file: str) -> str:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = sys.stdin.read() if file == "-" else user_path(file).read_text(encoding="utf-8")
         text.encode("utf-8")  # in the C locale, standard input gives lone surrogates in place of an error
     except UnicodeError as error:
         source = "standard input" if file == "-" else file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from lazyllm.commands import (
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
         return BROKEN_PIPE
     except (ValueError, TypeError, OSError, MemoryError, ImportError, RuntimeError) as error:
+        if os.environ.get("LAZYLLM_DEBUG", "0") != "0":
+            traceback.print_exc()
         print(f"lazyllm: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return USAGE_ERROR
 
@@ -69,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="lazyllm",
         description="Llama-family models and Gemma 3 with dynamic token pruning (LazyLLM).",
-        epilog="example:\n  lazyllm demo",
+        epilog="example:\n  lazyllm demo\n\n"
+        "environment:\n  LAZYLLM_PROGRESS=0  no progress bars\n  LAZYLLM_DEBUG=1     tracebacks of errors",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)

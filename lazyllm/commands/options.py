@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from lazyllm.support.files import user_path
+
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.longbench import Run
@@ -194,7 +196,7 @@ def utf8(text: str) -> str:
 
 
 def out_file(text: str) -> Path:
-    path = Path(text)
+    path = user_path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{path} is a folder; give a file")
     if not path.parent.is_dir():
@@ -205,7 +207,7 @@ def out_file(text: str) -> Path:
 
 def out_folder(text: str) -> Path:
     """The folder need not exist, nor its parents."""
-    path = Path(text)
+    path = user_path(text)
     existing = next(one for one in (path, *path.absolute().parents) if one.exists())
     if not existing.is_dir():
         raise argparse.ArgumentTypeError(f"{existing} is a file; give a folder")

@@ -25,15 +25,14 @@ def add(commands: options.Commands) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from lazyllm.evaluation.manifest import SCORE, read_manifest
     from lazyllm.longbench import Run, merge
+    from lazyllm.support.files import user_path
     from lazyllm.sweeps.sweep import Sweep
 
     if args.out is None and len(args.folders) > 1:
         raise ValueError("several folders need --out, the folder for the results of all of them")
-    folder = Path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
+    folder = user_path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
     scored = read_manifest(folder)["conditions"]["measure"] == SCORE
     made = Run(folder) if scored else Sweep.read(folder)
     made.report()

@@ -201,6 +201,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             sampling=SamplingParams(seed=seed, **sampling),
             stop=[text for text in stop if text],
             prefix=self.prefixes,
+            progress=False,
         )
         return made.text
 
@@ -228,7 +229,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         answers: list[Scored] = [(0.0, True)] * len(requests)
         with bar(len(requests), "loglikelihood", "request", not disable_tqdm) as line:
             for prompt_ids, continuations in shared.items():
-                session = self.llm.session(self.pruning, prefix=self.prefixes)
+                session = self.llm.session(self.pruning, self.prefixes, progress=False)
                 first = session.forward(prompt_ids, progress=False)
                 for said, members in continuations.items():
                     *before, last = steps(session.fork() if said else session, first, said)
@@ -256,7 +257,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 ids = self.tok_encode(text)
                 total = 0.0
                 for given, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
-                    surprisal = self.llm.session().surprisal([*given, wanted[-1]])
+                    surprisal = self.llm.session().surprisal([*given, wanted[-1]], progress=False)
                     total -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
                 answers.append(total)
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)

@@ -10,6 +10,7 @@ from typing import Any
 
 from lazyllm.evaluation.manifest import ONLY, Manifest, joined, read_manifest, shown
 from lazyllm.evaluation.results import Key, RunFolder, check_contents, read_rows
+from lazyllm.support.files import user_path
 
 UNLIKE = ("timing", "environment")  # fields in which two rows of one result may differ
 CLOSE = 1e-6  # relative: NumPy's last digits differ between processors
@@ -24,7 +25,7 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Path:
     stays once for each environment that it was timed in. A failed item is dropped where another folder has
     its result.
     """
-    paths = [Path(one) for one in dict.fromkeys(map(str, folders))]
+    paths = [user_path(one) for one in dict.fromkeys(map(str, folders))]
     if not paths:
         raise ValueError("no folder to merge is given")
 
@@ -33,9 +34,10 @@ def merge(folders: Sequence[str | Path], out: str | Path) -> Path:
 
     manifest = reduce(both, paths, read_manifest(paths[0]))
     parts = [(str(path), read_rows(path)) for path in paths]
-    with RunFolder(Path(out), manifest) as folder:
-        folder.replace(united([(str(out), folder.rows), *parts]))
-    return Path(out)
+    target = user_path(out)
+    with RunFolder(target, manifest) as folder:
+        folder.replace(united([(str(target), folder.rows), *parts]))
+    return target
 
 
 def united(parts: Iterable[tuple[str, Sequence[Row]]]) -> list[dict[str, Any]]:

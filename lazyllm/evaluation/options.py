@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
@@ -90,8 +92,15 @@ class RunOptions:
         return (self.on_row,) if callable(self.on_row) else tuple(self.on_row)
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:
-        """The options given as keyword arguments; None is the default."""
+    def of(cls, keywords: Mapping[str, Any], function: Callable[..., Any], **defaults: Any) -> Self:
+        """The options among the keyword arguments of a function; None is the default."""
+        options = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in options:
+                names = [*signature(function).parameters][:-1] + options
+                close = get_close_matches(name, names, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+                raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
         given = {name: value for name, value in keywords.items() if value is not None}
         return cls(**{**defaults, **given})
 
@@ -113,6 +122,7 @@ class DataOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        checked.a_list(self.datasets, "datasets", '["trec"]')
         checked.whole(self.max_length, "max_length", 2)
         if self.max_new_tokens is not None:
             checked.whole(self.max_new_tokens, "max_new_tokens", 1)

@@ -31,7 +31,7 @@ from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE, Summary
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
-from lazyllm.llm import LLM
+from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput
 from lazyllm.pictures.figure import Dot
@@ -39,6 +39,7 @@ from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.support import frames
+from lazyllm.support.files import user_path
 
 if TYPE_CHECKING:
     import pandas
@@ -56,7 +57,7 @@ class Run:
     """The results in a folder, of a run that has ended or was interrupted."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = user_path(folder)
         self.manifest: dict[str, Any] = read_manifest(self.folder)
         if (measure := self.manifest["conditions"]["measure"]) != SCORE:
             raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
@@ -98,7 +99,7 @@ class Run:
             speedup = speed.of_sums if speed else nan
             dots.append(Dot(families.get(setting, setting), speedup, mean.value, mean.low, mean.high))
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE, Path(file) if file else self.folder / PICTURE, title)
+        return plot_scores(dots, DENSE, user_path(file) if file else self.folder / PICTURE, title)
 
     @property
     def _heading(self) -> str:
@@ -153,8 +154,8 @@ def run(
     Workers: `workers` processes on this machine, or the address of a Dask `scheduler`; `worker_device` and
     `worker_threads` are those of each of them. docs/runs.md has more on them, and on folders that grow.
     """
-    settings, given = checked_settings(pruning), DataOptions.of(options)
-    return completed_run(llm, settings, tasks_of(llm, given), out, given)
+    settings, given = checked_settings(pruning), DataOptions.of(options, run)
+    return completed_run(llm, settings, tasks_of(checked_llm(llm), given), out, given)
 
 
 def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
@@ -206,8 +207,8 @@ def run_ruler(
     None makes one by rule. `qa`: a folder with squad.json and hotpotqa.json, the files that RULER downloads,
     or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. The other options are those of `run`.
     """
-    settings, given = checked_settings(pruning), RunOptions.of(options)
-    encode = prompt_encoder(llm.tokenizer, given.chat)
+    settings, given = checked_settings(pruning), RunOptions.of(options, run_ruler)
+    encode = prompt_encoder(checked_llm(llm).tokenizer, given.chat)
     items = ruler_items(encode, tasks, lengths, count, seed, prose, qa)
     selection: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "items of each kind": count}
     selection |= {"seed": seed, "prose": prose and str(prose), "qa": qa and str(qa)}
@@ -231,8 +232,9 @@ def run_niah(
     The text is noise, or with `prose` that of a folder of .txt files. The other options are those of
     `run_ruler`.
     """
-    settings, given = checked_settings(pruning), RunOptions.of(options)
-    items = niah_items(prompt_encoder(llm.tokenizer, given.chat), lengths, depths, count, seed, prose)
+    settings, given = checked_settings(pruning), RunOptions.of(options, run_niah)
+    encode = prompt_encoder(checked_llm(llm).tokenizer, given.chat)
+    items = niah_items(encode, lengths, depths, count, seed, prose)
     selection: dict[str, Any] = {"lengths": lengths, "depths": depths, "items of each kind": count}
     selection |= {"seed": seed, "prose": prose and str(prose)}
     return completed_run(llm, settings, GeneratedTasks(items, NIAH, selection, given), out, given)
@@ -241,7 +243,7 @@ def run_niah(
 def completed_run(
     llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, options: RunOptions
 ) -> Run:
-    run_items(llm, settings, tasks, Path(out), options)
+    run_items(llm, settings, tasks, user_path(out), options)
     made = Run(out)
     made.report()
     return made

@@ -25,7 +25,7 @@ ABBREVIATION = re.compile(r"(?:\w\.\w.|[A-Z][a-z]\.)$")
 class Context(Protocol):
     """The part of a Session that compression uses."""
 
-    def surprisal(self, ids: list[int]) -> np.ndarray: ...
+    def surprisal(self, ids: list[int], progress: bool) -> np.ndarray: ...
 
 
 class Reader(Protocol):
@@ -80,10 +80,11 @@ def self_information(llm: Reader, ids: list[int], begun: bool = False) -> np.nda
     ids = [*begins, *ids]
     window = llm.config.context
     half = max(1, window // 2)
-    known = llm.session().surprisal(ids[:window])
+    known = llm.session().surprisal(ids[:window], progress=False)
     while known.size < len(ids):
         first = known.size - half
-        known = np.append(known, llm.session().surprisal(ids[first : first + window])[half:])
+        more = llm.session().surprisal(ids[first : first + window], progress=False)
+        known = np.append(known, more[half:])
     return known[len(begins) :]
 
 

@@ -54,14 +54,16 @@ class GemFilter(OneStage):
         """Counted operations of both passes, as `Pruning.flops` counts, scores included."""
         self.check(config)
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        second = DENSE.flops(config, self.kept(n_prompt))
-        if self.kept(n_prompt) == n_prompt:
-            return second
-        first = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
-        return first + n_prompt * 2 * config.n_heads * config.head_dim + second
+        return self._first_flops(config, n_prompt) + DENSE.flops(config, self.kept(n_prompt))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        return self.flops(config, n_prompt)
+        return self._first_flops(config, n_prompt) + DENSE.prefill_flops(config, n_prompt, last_pass)
+
+    def _first_flops(self, config: ModelConfig, n_prompt: int) -> int:
+        if self.kept(n_prompt) == n_prompt:
+            return 0
+        layers = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
+        return layers + n_prompt * 2 * config.n_heads * config.head_dim
 
 
 class Chosen(Exception):

@@ -16,7 +16,7 @@ from lazyllm.method import Method
 from lazyllm.pictures.survival import plot_survival
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
-from lazyllm.support.files import write_whole
+from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.tables import Table
 
@@ -90,9 +90,9 @@ class Preset(Method):
     def check(self, config: ModelConfig) -> None:
         self.pruning.check(config)
 
-    def mismatch(self, checkpoint: Checkpoint) -> str | None:
+    def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
-        if weights_digest(checkpoint, progress=True) == self.sha256:
+        if weights_digest(checkpoint, progress) == self.sha256:
             return None
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
@@ -101,19 +101,23 @@ class Preset(Method):
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
         return self.pruning.prefill_flops(config, n_prompt, last_pass)
 
+    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
+        return self.pruning.why_unpruned(n_prompt, n_context)
+
     # ---- files -----------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
         table = {one.name: getattr(self, one.name) for one in fields(self)}
         table["pruning"] = json.loads(self.pruning.to_json())
-        write_whole(Path(path), json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
-        return Path(path)
+        file = user_path(path)
+        write_whole(file, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
+        return file
 
     @classmethod
     def load(cls, path: str | Path) -> Preset:
         """The preset of a file that `save` wrote."""
-        table = parse_object(Path(path).read_bytes(), path, strict=True)
+        table = parse_object(user_path(path).read_bytes(), path, strict=True)
         names = [one.name for one in fields(cls)]
         if table.pop("format", None) != FORMAT:
             raise ValueError(
@@ -159,7 +163,7 @@ class Preset(Method):
             raise ValueError("a preset of a search has no curves; Search.plot draws its settings")
         stages = [(layer, keep) for layer, keep in self.pruning.stages if isinstance(keep, float)]
         title = f"{self.model}: counted speedup {self.speedup:.2f}"
-        return plot_survival(*self._curves(), stages, title, Path(file))
+        return plot_survival(*self._curves(), stages, title, user_path(file))
 
 
 def _interval(value: Sequence[float | None] | None, form: str) -> str:

@@ -62,4 +62,4 @@ class RandomDrop(Counted):
         return DENSE.flops(config, self.kept(checked.whole(n_prompt, "n_prompt", 1)))
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        return self.flops(config, n_prompt)
+        return DENSE.prefill_flops(config, n_prompt, last_pass)

@@ -45,8 +45,11 @@ class StaticPruning(Counted):
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
         """Counted operations of a prefill, as `Pruning.flops` counts, with the scores of all `layers`."""
         self.check(config)
-        one_stage = self._stage().flops(config, n_prompt)
-        return one_stage + (self.layers - 1) * n_prompt * 2 * config.n_heads * config.head_dim
+        return self._stage().flops(config, n_prompt) + self._more_scores(config, n_prompt)
 
     def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        return self.flops(config, n_prompt)
+        return self._stage().pass_flops(config, last_pass) + self._more_scores(config, int(last_pass[0][0]))
+
+    def _more_scores(self, config: ModelConfig, in_play: int) -> int:
+        """Operations of the scores below the stage's own layer."""
+        return (self.layers - 1) * in_play * 2 * config.n_heads * config.head_dim

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lazyllm.support.files import user_path
+
 Colour = tuple[int, int, int]
 DAY = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)  # tokens of the fewest and of the most layers, on a light page
 NIGHT = (0x1C, 0x21, 0x28), (0x79, 0xB8, 0xFF)  # on a dark one
@@ -93,7 +95,7 @@ class Heatmap:
 
     def save(self, path: str | Path, title: str = "Layers that computed each prompt token") -> Path:
         """Writes one self-contained HTML page."""
-        target = Path(path)
+        target = user_path(path)
         target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
         return target
 

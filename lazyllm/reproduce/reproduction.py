@@ -16,7 +16,7 @@ from lazyllm.evaluation.run import Run, category_of, tasks_of
 from lazyllm.evaluation.runner import label_of, run_items
 from lazyllm.evaluation.summary import Summary
 from lazyllm.evaluation.tasks import Tasks
-from lazyllm.llm import LLM
+from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import Pruning
@@ -24,7 +24,7 @@ from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.paper import Published, setup_of
 from lazyllm.reproduce.rivals import METHODS, rivals
 from lazyllm.support import checked
-from lazyllm.support.files import write_whole
+from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.tables import Table
 
 # Figure 5: the speedups by counted work are 1 + strength * (the setup's speedup - 1)
@@ -98,9 +98,9 @@ def reproduce(
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
     check(wanted, names)
     checked.whole(seeds, "seeds", 1)
-    setup = setup_of(llm, preset)
-    data = DataOptions.of(options, max_length=setup.max_length, chat=setup.chat)
-    tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, Path(out)
+    setup = setup_of(checked_llm(llm), preset)
+    data = DataOptions.of(options, reproduce, max_length=setup.max_length, chat=setup.chat)
+    tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     speedup = setup.speedup if speedup is None else speedup
     model = llm.config.name or llm.checkpoint.path.name
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.searching.study import FACTS, JOURNAL, SETTING, states, stored
 from lazyllm.support import checked, frames
+from lazyllm.support.files import user_path
 from lazyllm.support.tables import Table
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def records_of(study: Study) -> list[Record]:
     ]
 
 
-class Search(Sequence[Record]):
+class Search:
     """The settings that were tried, in order; `study` is Optuna's, `folder` None without `out`."""
 
     def __init__(self, study: Study, folder: Path | None) -> None:
@@ -90,7 +91,7 @@ class Search(Sequence[Record]):
     @classmethod
     def read(cls, folder: str | Path) -> Search:
         """Opens the folder of a search that has ended, was interrupted or still runs."""
-        path = Path(folder)
+        path = user_path(folder)
         if not (path / JOURNAL).exists():
             raise FileNotFoundError(f"{path} holds no search: it has no {JOURNAL}")
         return cls(stored(path), path)
@@ -101,7 +102,7 @@ class Search(Sequence[Record]):
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records)
 
-    def __getitem__(self, key: int) -> Record:  # type: ignore[override]  # a search is not sliced
+    def __getitem__(self, key: SupportsIndex) -> Record:
         return self._records[key]
 
     def pareto(self) -> list[Record]:
@@ -197,6 +198,6 @@ class Search(Sequence[Record]):
             KL_AXIS,
             True,
             self.heading,
-            Path(file) if file else (self.folder or Path()) / PICTURE,
+            user_path(file) if file else (self.folder or Path()) / PICTURE,
             SPEEDUP_AXIS,
         )

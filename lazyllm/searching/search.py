@@ -25,6 +25,7 @@ from lazyllm.searching.results import Record, Search, records_of
 from lazyllm.searching.space import Space
 from lazyllm.searching.study import PROCESSES, SETTING, opened, optuna_module, settings_of, states
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
 
@@ -77,7 +78,7 @@ def search(
             "speedup": [low, high],
         },
     }
-    folder = None if out is None else Path(out)
+    folder = None if out is None else user_path(out)
     with opened(folder, facts, {start.to_json(): space.parameters(start) for start in starts}) as study:
         study.sampler = sampler(seed, study.user_attrs[PROCESSES])
         run(model, ids, space, study, budget, progress)

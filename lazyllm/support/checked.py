@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Collection
 
 COUNT_LIMIT = 1 << 31
 SEED_LIMIT = 1 << 63
@@ -35,6 +36,12 @@ def whole(value: object, what: str, low: int, below: int = COUNT_LIMIT) -> int:
     if not low <= converted < below:
         raise ValueError(f"{what} must be from {low} to {below - 1}, not {converted}")
     return converted
+
+
+def a_list(value: object, what: str, example: str) -> None:
+    """TypeError for one text or number in place of a list; None may be a default."""
+    if value is not None and (isinstance(value, str | bytes) or not isinstance(value, Collection)):
+        raise TypeError(f"{what} must be a list such as {example}, not {value!r}")
 
 
 def keep(value: object, what: str) -> float:

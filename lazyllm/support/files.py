@@ -1,4 +1,4 @@
-"""Files written atomically, files that stay open, and files that are locks."""
+"""Paths of users, files written atomically, files that stay open, and files that are locks."""
 
 from __future__ import annotations
 
@@ -56,6 +56,11 @@ class OpenedFile:
         now = FileState.of(os.fstat(self._number))
         if now._replace(changed=self.state.changed) != self.state:  # that time changes with a name, too
             raise OSError(f"{self.path} was written to while it was in use; load the model again")
+
+
+def user_path(path: str | Path) -> Path:
+    """The path that a user gave, with the home folder in place of ~."""
+    return Path(os.path.expanduser(path))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.report import figure, with_interval
@@ -71,7 +71,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
 
 
 class Frame(Sequence[Point]):
-    """Points in order, indexed by number or by setting."""
+    """Points in order, indexed by number or by setting; a slice is a frame."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = tuple(points)
@@ -82,8 +82,16 @@ class Frame(Sequence[Point]):
     def __iter__(self) -> Iterator[Point]:
         return iter(self._points)
 
-    def __getitem__(self, key: int | str) -> Point:  # type: ignore[override]  # a frame is not sliced
-        if isinstance(key, int):
+    @overload
+    def __getitem__(self, key: SupportsIndex | str) -> Point: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Frame: ...
+
+    def __getitem__(self, key: SupportsIndex | str | slice) -> Point | Frame:
+        if isinstance(key, slice):
+            return Frame(self._points[key])
+        if not isinstance(key, str):
             return self._points[key]
         for one in self._points:
             if one.setting == key:

@@ -25,6 +25,7 @@ from lazyllm.methods import parse_method
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
 from lazyllm.sweeps.frame import Frame
 from lazyllm.sweeps.point import Point, front, points
 from lazyllm.sweeps.space import Settings, settings_of
@@ -56,7 +57,7 @@ class Sweep(Frame):
 
         A sweep with policies, which are code, is opened by calling `sweep` again: finished items do not run.
         """
-        path = Path(folder)
+        path = user_path(folder)
         manifest = read_manifest(path)
         if (measure := manifest["conditions"]["measure"]) not in get_args(Quality):
             raise ValueError(f"{path} holds a run that is no sweep, but the measure {measure!r}")
@@ -104,7 +105,7 @@ class Sweep(Frame):
             SCORE_AXIS if scored else KL_AXIS,
             not scored,
             self._heading,
-            Path(file) if file else (self.folder or Path()) / PICTURE,
+            user_path(file) if file else (self.folder or Path()) / PICTURE,
         )
 
     @property
@@ -163,14 +164,15 @@ def sweep(
     """
     if measure not in get_args(Quality):
         raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
-    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options)
+    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options, sweep)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, given)
     measured: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
         measured["forced tokens"] = tokens
-    with TemporaryDirectory(prefix="lazyllm-sweep-") if out is None else nullcontext(str(out)) as name:
+    target = None if out is None else str(user_path(out))
+    with nullcontext(target) if target else TemporaryDirectory(prefix="lazyllm-sweep-") as name:
         folder = Path(name)
         # refused before work if a setting of the folder is code that is not given
         known = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings

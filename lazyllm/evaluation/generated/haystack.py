@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lazyllm.evaluation.generated.draws import Draws
 from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
+from lazyllm.support.files import user_path
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"'”’)])\s+|\n\s*\n")  # noqa: RUF001 - quotation marks
 
@@ -25,7 +26,7 @@ class Haystack:
     @classmethod
     def read(cls, folder: str | Path) -> Haystack:
         """Sentences of the .txt files in a folder, ordered by file name."""
-        path = Path(folder)
+        path = user_path(folder)
         if not path.is_dir():
             raise FileNotFoundError(f"prose: {path} is no folder; expected one with .txt files")
         haystack = cls("\n\n".join(map(read_text, sorted(path.glob("*.txt")))))

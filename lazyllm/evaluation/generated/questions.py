@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm.evaluation.longbench import items
+from lazyllm.support.files import user_path
 
 QA = ("qa_1", "qa_2")
 SQUAD, HOTPOT = "squad.json", "hotpotqa.json"
@@ -51,7 +52,7 @@ def read_questions(folder: str | Path, task: str) -> Questions | None:
     """The questions for qa_1 or qa_2; None if the folder has no file for the task."""
     questions = Questions()
     name, data_set, add_file, add_rows = SOURCES[task]
-    file = Path(folder) / name
+    file = user_path(folder) / name
     if file.is_file():
         try:
             add_file(questions, json.loads(file.read_text(encoding="utf-8")))

@@ -15,6 +15,7 @@ from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, 
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
+from lazyllm.support import checked
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
@@ -51,6 +52,8 @@ def ruler_items(
     qa: str | Path | None = None,
 ) -> dict[str, list[Item]]:
     """`count` items of each task at each length, by data set; None is all tasks that have their files."""
+    checked.a_list(tasks, "tasks", '["niah_single_1"]')
+    checked.a_list(lengths, "lengths", "[1024, 4096]")
     text = None if prose is None else Haystack.read(prose)
     questions = {name: read_questions(qa, name) for name in QA} if qa is not None else {}
     names = tuple(tasks or (name for name in TASKS if name not in QA or questions.get(name)))
@@ -100,9 +103,8 @@ def niah_items(
 
     Items of a length differ only in depth.
     """
-    for name, values in (("lengths", lengths), ("depths", depths)):
-        if not len(values) or len({*values}) < len(values):
-            raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
+    checked.a_list(lengths, "lengths", "[1024, 4096]")
+    checked.a_list(depths, "depths", "[0, 50, 100]")
     task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
     return {
         data_set(task, length): [

@@ -17,6 +17,7 @@ from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.support import checked, hub
+from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
 
 HUB = "hub:"
@@ -105,7 +106,7 @@ def resolve_data(data: str | Path) -> Path:
             f"{HUB_FILE} of {data}",
             lambda module: module.hf_hub_download(repository, HUB_FILE, repo_type="dataset"),
         )
-    path = Path(os.path.abspath(data))
+    path = Path(os.path.abspath(user_path(data)))
     if not path.exists():
         raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}; {GET}")
     return path

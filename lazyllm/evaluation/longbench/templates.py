@@ -18,6 +18,7 @@ from typing import Any
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import dataset
 from lazyllm.evaluation.longbench.items import Source, in_zip, is_text, resolve_data
+from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
 
 PROMPT_FILE = "dataset2prompt.json"
@@ -84,7 +85,7 @@ def digest(text: str) -> str:
 def find_templates(data: str | Path | None = None, prompts: str | Path | None = None) -> Templates:
     """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
     if prompts is not None:
-        return read_templates(Source(Path(prompts)))
+        return read_templates(Source(user_path(prompts)))
     found = beside_items(resolve_data(data)) if data else None
     return read_templates(found) if found else official()
 
