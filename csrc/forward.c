@@ -82,8 +82,7 @@ static int upload_ids(pass *p, int n, lazy_error *err)
 static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
-    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
-    p->prunable_in_play = p->n_prunable - p->session->tokens.n_evicted; /* only prunable tokens are ever evicted */
+    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->prunable_in_play, &p->n_forced);
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
