@@ -220,7 +220,7 @@ uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
 /* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
  * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. If that
- * pass fails they are no longer left out. */
+ * pass fails, for its ids or for memory too, they are no longer left out. */
 int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
 
 /* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as they are. Positions

@@ -79,6 +79,7 @@ struct watcher {
     lazy_watch watch;
     PyObject *callback;
     PyThreadState *thread;
+    bool on_main;      /* on the main thread, where signal handlers run */
     int reported;      /* layers done when callback was last called */
     int64_t polled_ns; /* when signals were last checked */
 };
