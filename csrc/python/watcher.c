@@ -1,5 +1,9 @@
 /* watcher.c — lets signal handlers and a progress callback run while the core works without the GIL. */
+#define _GNU_SOURCE
 #include "core.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "../numeric.h"
 
@@ -24,19 +28,9 @@ static int poll_python(void *context, int layers_done, int n_layers)
     return stop;
 }
 
-/* Signal handlers run on the main thread alone. */
-static bool on_main_thread(void)
-{
-    PyObject *threading = PyImport_ImportModule("threading");
-    PyObject *thread = threading ? PyObject_CallMethod(threading, "main_thread", NULL) : NULL;
-    PyObject *ident = thread ? PyObject_GetAttrString(thread, "ident") : NULL;
-    bool is_main = !ident || PyLong_AsUnsignedLong(ident) == PyThread_get_thread_ident();
-    Py_XDECREF(ident);
-    Py_XDECREF(thread);
-    Py_XDECREF(threading);
-    PyErr_Clear();
-    return is_main;
-}
+/* Signal handlers run on Python's main thread alone: the first one of the process, unless another program has started Python elsewhere,
+ * and in a forked child too. */
+static bool on_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
 
 void watcher_begin(watcher *w, PyObject *callback)
 {
