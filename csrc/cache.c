@@ -36,7 +36,7 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
         list[n++] = (lazy_growing){
             (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, 0, any, "shares", NULL
         };
-    if (lazy_rules_drop_for_good(rules))
+    if (lazy_rules_drop_for_good(rules, c->n_layers))
         list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, 0, any, "tokens dropped for good", NULL };
     const lazy_growing others[] = {
         { (void **)&cache->depth, 1, sizeof(int32_t), false, false, 0, any, "the depths", NULL },

@@ -16,9 +16,9 @@ int lazy_fail(lazy_error *err, lazy_code code, const char *format, ...)
     return code;
 }
 
-int lazy_fail_in(lazy_error *err, const char *format, ...)
+int lazy_fail_in(lazy_error *err, int code, const char *format, ...)
 {
-    if (!err) return LAZY_INVALID;
+    if (!err) return code;
     char what[sizeof err->message];
     memcpy(what, err->message, sizeof what);
     va_list args;
@@ -27,5 +27,5 @@ int lazy_fail_in(lazy_error *err, const char *format, ...)
     va_end(args);
     if (where >= 0 && (size_t)where < sizeof err->message)
         snprintf(err->message + where, sizeof err->message - (size_t)where, ": %s", what);
-    return err->code;
+    return code;
 }

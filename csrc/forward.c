@@ -82,8 +82,7 @@ static int upload_ids(pass *p, int n, lazy_error *err)
 static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
-    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->n_forced);
-    p->prunable_in_play = p->n_prunable - p->session->tokens.n_evicted; /* only prunable tokens are ever evicted */
+    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->prunable_in_play, &p->n_forced);
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
@@ -193,18 +192,20 @@ static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const 
     size_t d = (size_t)c->hidden;
     p->stream->scores_follow = scored;
     int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n, w->window, err);
-    if (code) return lazy_fail_in(err, "attention");
-    if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err))) return lazy_fail_in(err, "output projection");
+    if (code) return lazy_fail_in(err, code, "attention");
+    if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
+        return lazy_fail_in(err, code, "output projection");
 
     int chunk = even_chunk(p, n);
     for (int first = 0; first < n; first += chunk) {
         int here = min_int(chunk, n - first);
         void *part = offset(p, x, (size_t)first * d);
         if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false, err)))
-            return lazy_fail_in(err, "FFN norm");
+            return lazy_fail_in(err, code, "FFN norm");
         if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err)))
-            return lazy_fail_in(err, "gate and up projection");
-        if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err))) return lazy_fail_in(err, "down projection");
+            return lazy_fail_in(err, code, "gate and up projection");
+        if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err)))
+            return lazy_fail_in(err, code, "down projection");
     }
     return LAZY_OK;
 }
@@ -224,13 +225,13 @@ static int run_layer(pass *p, int l, lazy_error *err)
         void *part = offset(p, p->x, (size_t)first * d);
         if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, source,
                                             cache->notes, err)))
-            return lazy_fail_in(err, "attention norm");
+            return lazy_fail_in(err, code, "attention norm");
         if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
-            return lazy_fail_in(err, "q, k and v projection");
+            return lazy_fail_in(err, code, "q, k and v projection");
     }
     if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm,
                                c->norm_eps, err)))
-        return lazy_fail_in(err, "RoPE");
+        return lazy_fail_in(err, code, "RoPE");
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
@@ -313,13 +314,14 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, pruning->pooling,
                               p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
-    if (code) return lazy_fail_in(err, "scores");
+    if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     if (!stage || !needs_scores(p, stage)) return LAZY_OK;
     *out = scores;
     if (pruning->smooth > 1) {
         *out = spare;
-        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err))) return lazy_fail_in(err, "smoothing");
+        if ((code = p->ops->smooth(p->stream, spare, scores, p->in_play.n, pruning->smooth, err)))
+            return lazy_fail_in(err, code, "smoothing");
     }
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
@@ -330,7 +332,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
                                     p->in_play.n, err);
         known->n_fresh = p->length;
     }
-    return code ? lazy_fail_in(err, "remembered scores") : LAZY_OK;
+    return code ? lazy_fail_in(err, code, "remembered scores") : LAZY_OK;
 }
 
 /* A[l+1]: the tokens in play that the stage after layer l keeps. */
@@ -341,7 +343,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     int code = LAZY_OK, by_mass = 0;
     if (stage->by_mass) {
         code = p->ops->mass(p->stream, &by_mass, in_play->positions, scores, in_play->n, flags, stage->mass, err);
-        if (code) return lazy_fail_in(err, "selection");
+        if (code) return lazy_fail_in(err, code, "selection");
         by_mass += p->n_forced;
     }
     int budget = lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, by_mass);
@@ -352,7 +354,7 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     int n_dropped = p->prunable_in_play - budget;
     if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->positions, in_play->n, 1, err);
     if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->next, in_play->n - n_dropped, 0, err);
-    if (code) return lazy_fail_in(err, "selection");
+    if (code) return lazy_fail_in(err, code, "selection");
     if (stage->permanent) p->n_gone += n_dropped;
     replace_set(in_play, in_play->n - n_dropped);
     p->prunable_in_play = budget;
@@ -572,17 +574,17 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
     lazy_trace_begin(&session->under_way.trace, session->traces);
     lazy_cache_begin(p.cache, generated);
     int code = begin(&p, n, err);
-    if (code) return lazy_fail_in(err, "before the first layer");
+    if (code) return lazy_fail_in(err, code, "before the first layer");
     int n_layers = outputs.none ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
-        if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, "layer %d", l);
+        if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
         p.stream->layers_done = l + 1;
         const lazy_watch *watch = p.stream->watch;
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
         bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
-        if (!early && (code = prune_and_revive(&p, l, err))) return blame_layer(&p, lazy_fail_in(err, "after layer %d", l), err);
+        if (!early && (code = prune_and_revive(&p, l, err))) return blame_layer(&p, lazy_fail_in(err, code, "after layer %d", l), err);
     }
     return blame_layer(&p, n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err), err);
 }

@@ -220,7 +220,7 @@ uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
 /* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
  * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. If that
- * pass fails they are no longer left out. */
+ * pass fails, for its ids or for memory too, they are no longer left out. */
 int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
 
 /* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as they are. Positions
@@ -267,10 +267,12 @@ int lazy_session_state_length(const lazy_session *session, lazy_state_part part,
 int lazy_session_read_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
 int lazy_session_write_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
 
-/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) true for tokens never in play
- * again. */
+/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens never in play
+ * again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
 int lazy_session_write_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
                               int n, lazy_error *err);
+/* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is drawn, and not run. */
+int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */

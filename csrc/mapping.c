@@ -15,16 +15,15 @@
 
 /* ---- reading where a file has been cut short -------------------------------------------- */
 
-/* Never freed, since a handler may look at it at any time; used again. */
+/* Never freed, since a handler may look at it at any time; used again. No lock: a process may fork while another thread maps a file. */
 typedef struct lazy_mapped {
-    atomic_uintptr_t begin; /* 0: free */
+    atomic_uintptr_t begin; /* 0: free; UINTPTR_MAX: taken, and not filled yet */
     size_t bytes;
     atomic_bool lost; /* zeros have taken the place of a part of the file */
     struct lazy_mapped *next;
 } lazy_mapped;
 
 static _Atomic(lazy_mapped *) all_mapped;
-static pthread_mutex_t changing = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before;
 static uintptr_t page_bytes;
 
@@ -71,22 +70,20 @@ static int announce(lazy_mapping *mapping, lazy_error *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handler);
-    int code = LAZY_OK;
-    pthread_mutex_lock(&changing);
     lazy_mapped *m = atomic_load(&all_mapped);
-    while (m && atomic_load(&m->begin)) m = m->next;
-    if (!m && !(code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "the list of mappings", err))) {
+    while (m && !atomic_compare_exchange_strong(&m->begin, &(uintptr_t){ 0 }, UINTPTR_MAX)) m = m->next;
+    if (!m) {
+        int code = lazy_alloc_zeroed((void **)&m, 1, sizeof *m, "the list of mappings", err);
+        if (code) return code;
+        atomic_init(&m->begin, UINTPTR_MAX);
         m->next = atomic_load(&all_mapped);
-        atomic_store(&all_mapped, m);
+        while (!atomic_compare_exchange_weak(&all_mapped, &m->next, m)) continue;
     }
-    if (!code) {
-        m->bytes = mapping->bytes;
-        atomic_store(&m->lost, false);
-        atomic_store(&m->begin, (uintptr_t)mapping->data);
-        mapping->mapped = m;
-    }
-    pthread_mutex_unlock(&changing);
-    return code;
+    m->bytes = mapping->bytes;
+    atomic_store(&m->lost, false);
+    atomic_store(&m->begin, (uintptr_t)mapping->data);
+    mapping->mapped = m;
+    return LAZY_OK;
 }
 
 /* ---- mappings --------------------------------------------------------------------------- */

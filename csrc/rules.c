@@ -107,19 +107,24 @@ bool lazy_rules_prune(const lazy_rules *rules)
     return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
 }
 
-/* True if a schedule has a stage that drops for good, or one that does not; after this layer or, with -1, after any. */
-static bool has_stage(const lazy_pruning *p, bool permanent, int layer)
+/* True if a schedule has a stage that drops for good, or one that does not, after one of the layers first … last. */
+static bool has_stage(const lazy_pruning *p, bool permanent, int first, int last)
 {
     const lazy_stage *stages[] = { p->stages, p->decode_stages };
     const int n[] = { p->n_stages, p->decode == LAZY_DECODE_OWN ? p->n_decode_stages : 0 };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < n[k]; i++)
-            if (stages[k][i].permanent == permanent && (layer < 0 || stages[k][i].layer == layer)) return true;
+            if (stages[k][i].permanent == permanent && first <= stages[k][i].layer && stages[k][i].layer <= last) return true;
     return false;
 }
 
-bool lazy_rules_revive_at(const lazy_rules *rules, int layer) { return layer > 0 && has_stage(&rules->pruning, false, layer - 1); }
-bool lazy_rules_drop_for_good(const lazy_rules *rules) { return has_stage(&rules->pruning, true, -1); }
+bool lazy_rules_revive_at(const lazy_rules *rules, int layer) { return has_stage(&rules->pruning, false, layer - 1, layer - 1); }
+bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer) { return has_stage(&rules->pruning, true, 0, layer - 1); }
+
+bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
+{
+    return has_stage(&rules->pruning, true, layer, layer) || has_stage(&rules->pruning, false, layer, layer);
+}
 
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
 {
@@ -142,14 +147,6 @@ lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int l
     return (lazy_schedule){ .stages = own ? p->decode_stages : p->stages,
                             .n_stages = own ? p->n_decode_stages : p->n_stages,
                             .layers = p->average ? p->stages[0].layer + 1 : p->layers };
-}
-
-bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
-{
-    const lazy_pruning *p = &rules->pruning;
-    lazy_schedule schedules[] = { { .stages = p->stages, .n_stages = p->n_stages },
-                                  { .stages = p->decode_stages, .n_stages = p->n_decode_stages } };
-    return lazy_schedule_stage(&schedules[0], layer) || lazy_schedule_stage(&schedules[1], layer);
 }
 
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)

@@ -17,8 +17,11 @@ bool lazy_rules_prune(const lazy_rules *rules);
 /* True if tokens may wait for this layer, dropped by a stage below it and not for good, which takes an Aux cache. */
 bool lazy_rules_revive_at(const lazy_rules *rules, int layer);
 
-/* True if some stage drops tokens for good. */
-bool lazy_rules_drop_for_good(const lazy_rules *rules);
+/* True if a stage below this layer drops tokens for good. */
+bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer);
+
+/* True if some pass may have a stage after this layer. */
+bool lazy_rules_stage_at(const lazy_rules *rules, int layer);
 
 /* True if no stage comes before this layer, so that every pass computes every new token in it. */
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer);
@@ -37,9 +40,6 @@ typedef struct lazy_schedule {
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */
 lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length);
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer); /* the stage after this layer, or NULL */
-
-/* True if some pass may have a stage after this layer. */
-bool lazy_rules_stage_at(const lazy_rules *rules, int layer);
 
 /* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that always stay;
  * in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */

@@ -4,6 +4,7 @@
  * weight exp((logit - best) / temperature). Sorting a whole vocabulary takes tens of milliseconds, so candidates are put into
  * buckets of nearly equal weight instead, and only the bucket in which a cumulative weight is reached is sorted. A result that
  * rounding could change is drawn by the definition. */
+#define _GNU_SOURCE
 #include <float.h>
 #include <math.h>
 #include <pthread.h>
@@ -39,6 +40,28 @@ struct lazy_sampler {
     double weight[N_BUCKETS]; /* of all of them */
 };
 
+/* A process may fork while other threads draw: their samplers must not stay locked in the child. Draws hold it for reading, fork() for
+ * writing, whose turn comes first. */
+static pthread_rwlock_t no_fork = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
+static int handlers_failed;
+
+static void before_fork(void) { pthread_rwlock_wrlock(&no_fork); }
+static void after_fork(void) { pthread_rwlock_unlock(&no_fork); }
+static void after_fork_in_child(void) { no_fork = (pthread_rwlock_t)PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP; }
+static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
+
+static void lock(lazy_sampler *sampler)
+{
+    pthread_rwlock_rdlock(&no_fork);
+    pthread_mutex_lock(&sampler->lock);
+}
+
+static void unlock(lazy_sampler *sampler)
+{
+    pthread_mutex_unlock(&sampler->lock);
+    pthread_rwlock_unlock(&no_fork);
+}
+
 /* splitmix64 spreads a seed over the generator's state. */
 static uint64_t split_mix(uint64_t *seed)
 {
@@ -70,6 +93,9 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
         return lazy_fail(err, LAZY_INVALID, "temperature is %g; it must be 0 or more", temperature);
     if (!(top_p > 0 && top_p <= 1)) return lazy_fail(err, LAZY_INVALID, "top_p is %g; it must be above 0 and at most 1", top_p);
     if (top_k < 0) return lazy_fail(err, LAZY_INVALID, "top_k is %d; it must be 0 (all) or more", top_k);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, install_handlers);
+    if (handlers_failed) return lazy_fail(err, LAZY_MEMORY, "the sampler: %s", strerror(handlers_failed));
     int code = lazy_alloc_zeroed((void **)out, 1, sizeof **out, "the sampler", err);
     if (code) return code;
     (*out)->temperature = temperature;
@@ -116,9 +142,9 @@ static int reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 
 int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 {
-    pthread_mutex_lock(&sampler->lock);
+    lock(sampler);
     int code = reserve(sampler, n_vocab, err);
-    pthread_mutex_unlock(&sampler->lock);
+    unlock(sampler);
     return code;
 }
 
@@ -222,10 +248,10 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
     }
     if (lazy_sampler_is_greedy(sampler)) return LAZY_OK;
 
-    pthread_mutex_lock(&sampler->lock);
+    lock(sampler);
     int code = reserve(sampler, n_vocab, err);
     if (!code && isfinite(best)) *token = draw_token(sampler, logits, best, least);
     else if (!code) draw(sampler);
-    pthread_mutex_unlock(&sampler->lock);
+    unlock(sampler);
     return code;
 }

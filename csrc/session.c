@@ -123,8 +123,10 @@ static int copy_session(lazy_session **out, lazy_session *s, void *policy_contex
     lazy_pruning pruning = s->rules.pruning;
     pruning.policy.context = policy_context;
     int code = lazy_session_open(out, s->model, &pruning, err);
-    if (code || s->cache.capacity == 0) return code;
+    if (code) return code;
     lazy_session *made = *out;
+    made->traces = s->traces;
+    if (s->cache.capacity == 0) return LAZY_OK;
     code = lazy_tokens_reserve(&made->tokens, s->cache.capacity, err);
     if (!code) code = lazy_cache_fork(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
     if (code) {
@@ -134,7 +136,6 @@ static int copy_session(lazy_session **out, lazy_session *s, void *policy_contex
     }
     lazy_tokens_copy(&made->tokens, &s->tokens);
     memcpy(made->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
-    made->traces = s->traces;
     return LAZY_OK;
 }
 
@@ -179,15 +180,17 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
         return lazy_fail(err, LAZY_INVALID, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
                          s->tokens.left_out_end - 1);
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
-    int code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
+    int code = check_ids(s, ids, n, err);
+    if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
-    if (code) return code;
     const lazy_tokens before = s->tokens;
-    lazy_tokens_append(&s->tokens, ids, n, outputs.none ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
-    s->cache.stream->watch = watch;
-    s->cache.stream->layers_done = 0;
-    code = lazy_forward(s, n, generated, outputs, err);
-    s->cache.stream->watch = NULL;
+    if (!code) {
+        lazy_tokens_append(&s->tokens, ids, n, outputs.none ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
+        s->cache.stream->watch = watch;
+        s->cache.stream->layers_done = 0;
+        code = lazy_forward(s, n, generated, outputs, err);
+        s->cache.stream->watch = NULL;
+    }
     if (!code) return LAZY_OK;
     s->tokens = before;
     lazy_tokens_truncate(&s->tokens, before.length); /* tokens left out for this pass are not left out of another */
@@ -197,8 +200,7 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
 static int forward(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch,
                    lazy_error *err)
 {
-    int code = check_ids(s, ids, n, err);
-    if (!code) code = lazy_session_enter(s, err);
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     code = run(s, ids, n, generated, outputs, watch, err);
     lazy_session_leave(s);
@@ -230,10 +232,9 @@ int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_wat
 int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
 {
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
-    int code = check_ids(s, ids, n, err);
-    if (!code && lazy_rules_prune(&s->rules))
-        code = lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
-    if (!code) code = lazy_session_enter(s, err);
+    if (lazy_rules_prune(&s->rules))
+        return lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
+    int code = lazy_session_enter(s, err);
     if (code) return code;
     lazy_backend *backend = s->model->backend;
     int vocab = s->model->config.vocab, rows = LOGITS_AT_ONCE / vocab;

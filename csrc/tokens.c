@@ -106,7 +106,7 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
     }
 }
 
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced)
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play, int *n_forced)
 {
     int rank = 0, n_prunable = 0; /* rank: prompt tokens before this position */
     for (int i = 0; i < tokens->length; i++) {
@@ -122,8 +122,12 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
         for (int64_t i = pruning->protect[s].begin; i < pruning->protect[s].end && i < tokens->length; i++) flags[i] |= LAZY_FORCED;
     flags[tokens->length - 1] |= LAZY_FORCED;
 
-    *n_forced = 0;
-    for (int i = 0; i < tokens->length; i++) *n_forced += !tokens->evicted[i] && flags[i] == (LAZY_PRUNABLE | LAZY_FORCED);
+    *in_play = *n_forced = 0;
+    for (int i = 0; i < tokens->length; i++) {
+        if (tokens->evicted[i] || !(flags[i] & LAZY_PRUNABLE)) continue;
+        ++*in_play;
+        *n_forced += (flags[i] & LAZY_FORCED) != 0;
+    }
     return n_prunable;
 }
 

@@ -52,8 +52,8 @@ void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
 void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
- * tokens; *n_forced: those of them that always stay and are not evicted. */
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *n_forced);
+ * tokens; *in_play: those of them that are not evicted; *n_forced: those in play that always stay. */
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play, int *n_forced);
 
 /* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
 double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);

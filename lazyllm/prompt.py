@@ -113,7 +113,10 @@ class Turn:
         checked.whole(made.begins, "a turn's begin", 0)
         checked.whole(made.answer_begins, "the begin of a turn's answer", 0)
         if not (
-            isinstance(made.text, str) and isinstance(made.messages, list) and isinstance(made.cut, bool)
+            isinstance(made.text, str)
+            and isinstance(made.cut, bool)
+            and made.messages
+            and isinstance(made.messages, list)
         ):
             raise TypeError(f"a turn is {values!r:.80}")
         checked_messages(made.messages)

@@ -248,10 +248,37 @@ class Session:
             try:
                 made._prompts = [PromptPlace.checked(prompt) for prompt in told.prompts]
                 turns = [Turn.checked(turn) for turn in told.turns]
+                made._check_places(turns)
             except (TypeError, ValueError) as error:
                 saved.damaged(str(error))
             made._conversation = Conversation(model, turns)
         return made
+
+    def _check_places(self, turns: list[Turn]) -> None:
+        """Raises ValueError for prompts and turns that are not where the context has prompt tokens."""
+        prompt_tokens = np.flatnonzero(self.kinds != 1).tolist()
+        n_run = sum(place.n_run for place in self._prompts)
+        if n_run != len(prompt_tokens) or prompt_tokens != [
+            i for place in self._prompts for i in range(place.begins, place.begins + place.n_run)
+        ]:
+            raise ValueError("its prompts are not where its prompt tokens are")
+        if not self.pruning.compresses and any(place.n_given < place.n_run for place in self._prompts):
+            raise ValueError("a prompt has more tokens in the context than were given")
+        begins, end = {place.begins for place in self._prompts}, 0
+        for turn in turns:
+            asks = (
+                turn.answer_begins <= self.length
+                and (self.kinds[turn.begins : turn.answer_begins] != 1).all()
+            )
+            if turn.begins not in begins or not (
+                end <= turn.begins < turn.answer_begins and (turn.cut or asks)
+            ):
+                raise ValueError(
+                    f"no prompt reaches from {turn.begins} to {turn.answer_begins}, as a turn does"
+                )
+            if turn.tools != turns[0].tools or (turn.cut and turn is not turns[-1]):
+                raise ValueError("the turns are not those of one chat")
+            end = turn.answer_begins
 
     # ---- growing the context ---------------------------------------------------------------------
 

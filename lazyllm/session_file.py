@@ -181,6 +181,7 @@ class SessionFile:
                     core.set_state(part, int(layer), self.tensor(name))
             if self.description.drawn is not None:
                 core.drawn = self.description.drawn
+            core.check_state()
         except (ValueError, OverflowError) as error:
             self.damaged(str(error))
         found = dict(layout(core, config, self.description))

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from folders import SHAPE
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SETTINGS, VOCABULARY, TEMPLATE = "tokenizer_config.json", "tokenizer.json", "chat_template.jinja"
 SHARDS = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
 NORM = "model.norm.weight"
+WIDTHS = {"F32": "<f4", "I32": "<i4", "U8": "|u1"}
 Change = Callable[[Path], None]
 
 
@@ -190,6 +194,49 @@ def resealed(change: Change) -> Change:
     return change_and_seal
 
 
+def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
+    """Other flags of the tokens, and as many rows of keys, values and Aux as these take, of zeros."""
+
+    def change(path: Path) -> None:
+        entries, data = split(path.read_bytes())
+        metadata = entries.pop("__metadata__")
+        arrays = {
+            name: np.frombuffer(data[slice(*entry["data_offsets"])], WIDTHS[entry["dtype"]])
+            .reshape(entry["shape"])
+            .copy()
+            for name, entry in entries.items()
+        }
+        edit(arrays)
+        n_heads, _, head_dim = arrays["keys.0"].shape
+        kept, depths = arrays["gone"] == 0, arrays["depths"]
+        for layer in range(SHAPE.n_layers):
+            rows = np.zeros((n_heads, (kept & (depths > layer)).sum(), head_dim), np.float32)
+            aux = np.zeros(((kept & (depths == layer)).sum(), SHAPE.hidden), np.float32)
+            arrays |= {f"keys.{layer}": rows, f"values.{layer}": rows, f"aux.{layer}": aux}
+        arrays = {name: array for name, array in arrays.items() if array.size}
+        data, entries = b"", {"__metadata__": metadata}
+        for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
+            dtype = next(dtype for dtype, width in WIDTHS.items() if array.dtype == width)
+            entries[name] = entry(len(data), len(data) + array.nbytes, array.shape, dtype)
+            data += array.tobytes()
+        path.write_bytes(joined(entries, data))
+
+    return resealed(change)
+
+
+def flag(name: str, value: int, *where: int) -> Change:
+    """One flag of the tokens at these positions."""
+    return flagged(lambda arrays: arrays[name].__setitem__(list(where), value))
+
+
+def left_out_of_the_answer(arrays: dict[str, np.ndarray]) -> None:
+    arrays["gone"][25], arrays["depths"][25] = 1, 0
+
+
+def left_out_at_the_end(arrays: dict[str, np.ndarray]) -> None:
+    arrays["kinds"][26], arrays["gone"][26], arrays["depths"][26] = 0, 1, 0
+
+
 def described(edit: Callable[[dict[str, Any]], Any]) -> Change:
     def edit_metadata(entries: dict[str, Any]) -> None:
         description = json.loads(entries["__metadata__"]["session"])
@@ -329,7 +376,7 @@ FOLDER = [
         ("more KV heads than heads", having(num_key_value_heads=8), "num_key_value_heads is 8; expected"),
         ("an odd head", having(head_dim=7), "head_dim is 7; expected an even"),
         ("a head of 2^30", having(head_dim=1 << 30), "head_dim is 1073741824; expected"),
-        ("a vocabulary of 2^60", having(vocab_size=1 << 60), "vocab_size is 1152921504606846976; expected"),
+        ("a vocabulary of 2^60", having(vocab_size=1 << 30), "vocab_size is 1152921504606846976; expected"),
         ("a context of 2^40", having(max_position_embeddings=1 << 40), "max_position_embeddings is .*; exp"),
         ("epsilon of NaN", having(rms_norm_eps=float("nan")), "rms_norm_eps is nan; expected"),
         ("a base of 0", having(rope_theta=0), "rope_theta is 0; expected a number above 1"),
@@ -574,22 +621,22 @@ GGUF = faults(
     ("version 0", gguf(version=0), "it has version 0; supported are 2, 3"),
     ("version 99", gguf(version=99), "it has version 99; supported are 2, 3"),
     ("other byte order", gguf(version=3 << 24), "in the byte order of other machines"),
-    ("2^60 tensors", gguf(n_tensors=1 << 60), "the number of tensors: 1152921504606846976 tensors; expected"),
-    ("2^60 fields", gguf(n_fields=1 << 60), "the number of metadata fields: 1152921504606846976 fields; exp"),
+    ("2^60 tensors", gguf(n_tensors=1 << 30), "the number of tensors: 1152921504606846976 tensors; expected"),
+    ("2^60 fields", gguf(n_fields=1 << 30), "the number of metadata fields: 1152921504606846976 fields; exp"),
     ("more fields than there are", one(U8, b"\1" + b"\xff" * 8), "general.architecture is 'None'; supported"),
     (
         "a name of 2^60",
-        gguf(struct.pack("<Q", 1 << 60), 1),
+        gguf(struct.pack("<Q", 1 << 30), 1),
         f"the name of metadata field 0: it has 115.*; {ENDS}",
     ),
     ("a name that is no text", one(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
     ("a field twice", gguf(field(b"a", U8, b"\1") * 2, 2), "metadata field 'a': it appears twice"),
     ("a type of 99", one(99, b""), "metadata field 'a': its type is 99; expected 0, 1"),
-    ("a text of 2^60", one(STRING, struct.pack("<Q", 1 << 60)), f"metadata field 'a': it has 115.*; {ENDS}"),
+    ("a text of 2^60", one(STRING, struct.pack("<Q", 1 << 30)), f"metadata field 'a': it has 115.*; {ENDS}"),
     ("a text that is none", one(STRING, string(b"\xff")), "metadata field 'a': it is not UTF-8"),
     (
         "2^60 texts",
-        one(ARRAY, struct.pack("<IQ", STRING, 1 << 60)),
+        one(ARRAY, struct.pack("<IQ", STRING, 1 << 30)),
         "an array of 115.* strings; expected at most",
     ),
     ("10^6 texts", one(ARRAY, struct.pack("<IQ", STRING, 10**6)), f"metadata field 'a': .*; {ENDS}"),
@@ -611,7 +658,7 @@ GGUF = faults(
     ("a tensor twice", placed(info(), info()), "tensor 't': it appears twice"),
     (
         "a tensor's name of 2^60",
-        gguf(tensors=struct.pack("<Q", 1 << 60), n_tensors=1),
+        gguf(tensors=struct.pack("<Q", 1 << 30), n_tensors=1),
         "the name of tensor 0: it",
     ),
     (
@@ -768,7 +815,7 @@ SESSION = [
         ),
         (
             "a turn with a tool of text",
-            describing(turns=[{"begins": 0, "answer_begins": 1, "messages": [], "text": "", "tools": "x"}]),
+            described(lambda d: d["turns"][0].update(tools="x")),
             "is damaged: a turn's tools are \\('x',\\)",
         ),
         ("no ids", renamed("ids", "idz"), "is damaged: tensor 'ids' is missing"),
@@ -823,6 +870,48 @@ SESSION = [
             "is damaged: the token at po",
         ),
         ("other depths", resealed(values("depths", struct.pack("<2i", 4, 4))), "is damaged: part 0 of layer"),
+        ("gone twice", flag("gone", 2, 0), "is damaged: gone is 2 at position 0; it must be 0 or 1"),
+        ("gone without a stage", flag("gone", 1, 0), "at position 0, of depth 6, is gone, and no stage"),
+        (
+            "generated and waiting",
+            flag("kinds", 1, 9),
+            "at position 9, of depth 2, was generated, and the pru",
+        ),
+        (
+            "left out of an answer",
+            flagged(left_out_of_the_answer),
+            "position 25, of depth 0, was generated, and is",
+        ),
+        ("read and computed", flag("kinds", 2, 26), "position 26, of depth 6, was read, and does not wait"),
+        ("read before a pass", flag("kinds", 2, 9), "position 10, of depth 4, follows one that was read"),
+        ("waiting for layer 3", flag("depths", 3, 9), "position 9, of depth 3, waits for a layer where"),
+        ("drawn after a gap", flagged(left_out_at_the_end), "is damaged: a token is drawn, and no pass"),
+        ("no prompts", describing(prompts=[]), "is damaged: its prompts are not where its prompt tokens"),
+        ("prompts elsewhere", describing(prompts=[[1, 25, 25]]), "is damaged: its prompts are not where"),
+        (
+            "prompts of 2^30",
+            describing(prompts=[[0, 1 << 30, 1 << 30]]),
+            "is damaged: its prompts are not where",
+        ),
+        (
+            "a prompt of fewer than ran",
+            describing(prompts=[[0, 25, 24]]),
+            "is damaged: a prompt has more tokens",
+        ),
+        *(
+            (name, described(lambda d, edit=edit: d.update(turns=edit(d["turns"][0]))), words)
+            for name, edit, words in (
+                ("a turn within a prompt", lambda t: [t | {"begins": 1}], "no prompt reaches from 1 to 25"),
+                (
+                    "a turn into the answer",
+                    lambda t: [t | {"answer_begins": 26}],
+                    "no prompt reaches from 0 to 26",
+                ),
+                ("a turn beyond", lambda t: [t | {"answer_begins": 99}], "no prompt reaches from 0 to 99"),
+                ("a turn twice", lambda t: [t, t], "no prompt reaches from 0 to 25"),
+                ("a turn of no message", lambda t: [t | {"messages": []}], "a turn is {'begins': 0"),
+            )
+        ),
     ),
 ]
 PRESET = faults(

@@ -30,6 +30,28 @@ def test_rope_angles_are_rounded_to_f32(tmp_path: Path) -> None:
     assert error(session.forward(ids), reference.forward(ids)) <= LOGITS["F32"]
 
 
+@pytest.mark.parametrize("fails", ["ids", "length"])
+def test_tokens_left_out_of_a_pass_that_fails_are_not_left_out_of_another(tmp_path: Path, fails: str) -> None:
+    made = tiny.build(tiny.Shape(), tmp_path)
+    session = made.load().session(None)
+    session.reserve(8)
+    session.leave_out([1, 2])
+    with pytest.raises(ValueError, match="ids go from 0|more than the model's context"):
+        session.forward([1, 2, 3, 10**6] if fails == "ids" else [1] * 600)
+    session.forward([1, 2, 3, 4])
+    assert not session.gone.any()
+
+
+def test_a_pass_of_another_kind_is_refused_and_leaves_them_out(tmp_path: Path) -> None:
+    session = tiny.build(tiny.Shape(), tmp_path).load().session(None)
+    session.reserve(8)
+    session.leave_out([1, 2])
+    with pytest.raises(ValueError, match="tokens are left out up to position 2"):
+        session.forward([1, 2, 3, 4], generated=True)
+    session.forward([1, 2, 3, 4])
+    assert session.gone.tolist() == [0, 1, 1, 0]
+
+
 def test_a_stage_after_each_of_many_layers(tmp_path: Path) -> None:
     """The trace of a pass has a run of layers for each stage; its room grows twice."""
     made = tiny.build(tiny.Shape(seed=8, n_layers=24), tmp_path)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import faults
+import numpy as np
 import pytest
 from families import RECORDED
 from faults import Fault
@@ -158,20 +159,46 @@ def test_faults_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names) >= 200
 
 
+def with_bytes(changes: list[tuple[int, int]]) -> faults.Change:
+    def change(path: Path) -> None:
+        contents = bytearray(path.read_bytes())
+        for place, byte in changes:
+            contents[place] = byte
+        path.write_bytes(contents)
+
+    return faults.resealed(change)
+
+
+def with_flags(changes: list[tuple[str, int, int, int]]) -> faults.Change:
+    """Whatever else is in the file agrees with the flags."""
+
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        for name, first, n, value in changes:
+            arrays[name][first : first + n] = value
+
+    return faults.flagged(change)
+
+
+BYTES = st.tuples(st.integers(0, 9000), st.integers(0, 255))
+NAMES = st.sampled_from(["gone", "kinds", "depths"])
+FLAGS = st.tuples(NAMES, st.integers(0, 26), st.integers(1, 27), st.integers(0, 6))
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    st.lists(BYTES, min_size=1, max_size=4).map(with_bytes)
+    | st.lists(FLAGS, min_size=1, max_size=4).map(with_flags)
+)
 def test_damaged_sessions_are_refused_or_go_on(
-    whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, changes: list[tuple[int, int]]
+    whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path, change: faults.Change
 ) -> None:
     """The digest is made anew, as the author of a file can."""
-    contents = bytearray(whole["session"].read_bytes())
-    for place, byte in changes:
-        contents[place] = byte
-    path = tmp_path / "kept"
-    path.write_bytes(faults.sealed(bytes(contents)))
+    path = copied(whole["session"], tmp_path)
+    change(path)
     with contextlib.suppress(ValueError):
         restored = llm.restore(path)
         restored.forward([1, 2, 3])
+        assert (np.diff(restored.last_pass[:, 0]) <= 0).all()
         restored.ask("And?", chat=True, max_new_tokens=2)
 
 

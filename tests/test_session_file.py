@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 from folders import model_folder
@@ -18,7 +19,7 @@ from safetensors import safe_open
 from tiny import Shape
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Policy, Pruning, session_file
+from lazyllm import LLM, Drop, Method, Policy, Pruning, _core, session_file
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -295,6 +296,158 @@ def test_tensors_must_be_those_of_the_tokens(llm: LLM, kept: Path, monkeypatch: 
         ran(llm, STAGES).save(kept)
     with pytest.raises(ValueError, match="its tensors are not those of its tokens"):
         llm.restore(kept)
+
+
+def test_generated_tokens_that_are_gone(llm: LLM, tmp_path: Path) -> None:
+    """Everything in the file agrees with its flags, and they are none that a session has: only prompt tokens
+    are dropped. A stage that counted on that had more tokens in play than the stage before."""
+    session, file = llm.session(Pruning({0: 0.3}, memory=0.5)), tmp_path / "kept"
+    session.forward(IDS[:8])
+    session.forward(list(range(100, 160)), generated=True)
+    session.save(file)
+    faults.flag("gone", 1, *range(8, 68))(file)
+    with pytest.raises(
+        ValueError, match="position 8, of depth 6, was generated, and the pruning drops prompt"
+    ):
+        llm.restore(file)
+
+
+def holding(llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]]) -> _core.Session:
+    """A session of tokens of these kinds, depths and gone marks."""
+    core = llm.session(pruning).core
+    kinds, depths, gone = np.array(tokens).T
+    core.set_tokens(depths.astype(np.int32), np.uint8(kinds), np.int32(depths), np.uint8(gone))
+    return core
+
+
+PROMPT, GENERATED, READ, TOP = 0, 1, 2, 6
+
+
+@pytest.mark.parametrize(
+    ("pruning", "tokens", "words"),
+    [
+        (
+            Pruning({1: 0.5}, sink=2),
+            [(GENERATED, TOP, 0), (PROMPT, TOP, 0), (PROMPT, 2, 0)],
+            "position 2.*always",
+        ),
+        (Pruning({1: 0.5}, sink=2), [(READ, 2, 0), (READ, 0, 1)], None),
+        (Pruning({1: 0.5}, sink=2, decode="frozen"), [(PROMPT, 2, 0), (GENERATED, TOP, 0)], None),
+        (
+            Pruning({1: 0.5}, protect=((1, 3),)),
+            [(PROMPT, 2, 0), (PROMPT, TOP, 0), (PROMPT, 2, 0)],
+            "2.*always",
+        ),
+        (Pruning({1: 0.5}, prune_generated=True), [(PROMPT, 2, 0), (GENERATED, 2, 0)], None),
+        (
+            Pruning({1: 0.5}, prune_generated=True),
+            [(PROMPT, 2, 0), (GENERATED, 0, 1)],
+            "left out of a prompt",
+        ),
+        (
+            Pruning({1: 0.5}),
+            [(PROMPT, TOP, 0), (READ, 2, 0), (PROMPT, TOP, 0)],
+            "position 2.*follows one that was",
+        ),
+        (Pruning({1: 0.5}), [(PROMPT, TOP, 1)], "gone, and no stage"),
+        (
+            Pruning({1: Drop(0.5)}),
+            [(PROMPT, 0, 1), (READ, 0, 1)],
+            "position 1.*the first stage does not allow",
+        ),
+        (Pruning({1: 0.5, 3: Drop(0.3)}), [(PROMPT, 2, 1)], "is gone, and no stage at its depth"),
+        (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, depth, 1) for depth in (0, 2, 4, TOP)], None),
+        (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, 3, 1)], "is gone, and no stage at its depth"),
+        (None, [(PROMPT, TOP, 0), (READ, TOP, 0), (READ, 0, 1)], None),
+    ],
+)
+def test_tokens_that_no_session_has(
+    llm: LLM, pruning: Pruning | None, tokens: list[tuple[int, int, int]], words: str | None
+) -> None:
+    if words is None:
+        holding(llm, pruning, tokens).check_state()
+    else:
+        with pytest.raises(ValueError, match=words):
+            holding(llm, pruning, tokens)
+
+
+def remembering(decode: Any = "same", min_tokens: int = 0) -> Pruning:
+    return Pruning({1: 0.6, 3: 0.3}, memory=0.8, decode=decode, min_tokens=min_tokens)
+
+
+@pytest.mark.parametrize(
+    ("pruning", "lengths", "good"),
+    [
+        (remembering(), {1: 12, 3: 12}, True),
+        (remembering(), {}, True),
+        (remembering(), {1: 12}, False),  # a pass scores all its stages
+        (remembering(), {1: 11, 3: 11}, False),  # decode steps would have followed
+        (remembering(min_tokens=20), {1: 11, 3: 11}, True),
+        (remembering("frozen"), {1: 10, 3: 10}, True),
+        (remembering("frozen"), {1: 9, 3: 9}, False),  # a prompt's token would have followed
+        (remembering({0: 0.9, 3: 0.2}), {0: 12, 1: 10, 3: 12}, True),
+        (remembering({0: 0.9, 3: 0.2}), {1: 12, 3: 12}, True),
+        (remembering({0: 0.9, 3: 0.2}), {1: 10, 3: 12}, False),
+        (remembering({0: 0.9, 3: 0.2}), {0: 12, 1: 12}, False),
+        (remembering({0: 0.9}), {0: 12, 1: 10, 3: 10}, True),
+        (remembering({0: 0.9, 1: 0.8, 3: 0.2}, 20), {0: 10, 1: 11, 3: 11}, False),
+        (remembering({0: 0.9}, 20), {0: 10, 1: 11, 3: 11}, False),
+        (remembering({3: 0.9}, 20), {1: 11, 3: 10}, False),
+    ],
+)
+def test_scores_that_no_session_remembers(
+    llm: LLM, pruning: Pruning, lengths: dict[int, int], good: bool
+) -> None:
+    core = holding(llm, pruning, [(PROMPT, TOP, 0)] * 10 + [(GENERATED, TOP, 0)] * 2)
+    for layer, n in lengths.items():
+        core.set_state("remembered", layer, np.zeros(n, np.float32))
+    if good:
+        core.check_state()
+    else:
+        with pytest.raises(ValueError, match="scores are remembered after layer"):
+            core.check_state()
+
+
+def test_values_that_no_pass_ends_with(llm: LLM) -> None:
+    core = holding(llm, remembering(), [(PROMPT, TOP, 0)])
+    for value in (-1, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"remembered score 0 is .*; it must be finite and 0 or more"):
+            core.set_state("remembered", 1, np.float32([value]))
+    core = holding(llm, None, [(PROMPT, TOP, 0), (PROMPT, 0, 1)])
+    logits = np.zeros(llm.config.vocab, np.float32)
+    with pytest.raises(ValueError, match="logit 7 is nan; it must be finite"):
+        core.set_state("logits", 0, np.where(np.arange(len(logits)) == 7, np.float32("nan"), logits))
+    core.set_state("logits", 0, logits)
+    with pytest.raises(ValueError, match="there are logits, and the last token is gone"):
+        core.check_state()
+
+
+@pytest.mark.parametrize("pruning", [None, Pruning({1: 0.5})])
+def test_a_token_is_drawn_by_a_pass(llm: LLM, pruning: Pruning | None) -> None:
+    core = holding(llm, pruning, [(READ, 2 if pruning else TOP, 0)])
+    core.drawn = 5
+    with pytest.raises(ValueError, match="a token is drawn, and no pass"):
+        core.check_state()
+    core = holding(llm, pruning, [(PROMPT, TOP, 0)])
+    core.drawn = 5
+    if pruning is None:
+        with pytest.raises(ValueError, match="a token is drawn, and no pass"):
+            core.check_state()
+        core.set_state("logits", 0, np.zeros(llm.config.vocab, np.float32))
+    core.check_state()
+
+
+def test_turns_of_two_chats(llm: LLM, tmp_path: Path) -> None:
+    session, file = llm.session(), tmp_path / "kept"
+    for prompt in ("Hello", "And you?"):
+        session.ask(prompt, chat=True, max_new_tokens=3)
+    session.save(file)
+    whole = file.read_bytes()
+    for first in ({"tools": [{"a": 1}]}, {"cut": True}):
+        file.write_bytes(whole)
+        faults.described(lambda told, first=first: told["turns"][0].update(first))(file)
+        with pytest.raises(ValueError, match="the turns are not those of one chat"):
+            llm.restore(file)
 
 
 def test_the_header_tells_what_it_is(kept: Path) -> None:

@@ -152,6 +152,12 @@ def test_nothing_shows_in_another(made: Tiny, scenario: Callable[[Told], list[To
     run(scenario, made)
 
 
+def test_a_fork_of_an_empty_session_traces_as_it_does(made: Tiny) -> None:
+    session = made.load().session(None)
+    session.trace = True
+    assert session.fork().trace
+
+
 def test_what_is_restored_into_a_session_shows_in_no_fork(made: Tiny) -> None:
     base = Told(made, made.load()).read(40, 0)
     fork = base.fork()

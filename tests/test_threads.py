@@ -6,13 +6,16 @@ import ctypes
 import multiprocessing
 import os
 import platform
+import re
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +69,27 @@ def test_a_session_refuses_a_second_thread(made: tiny.Tiny) -> None:
         first.join()
     assert session.length == 5
     session.forward([1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_a_pass_has_drawn_is_known_before_another_can_run(made: tiny.Tiny, temperature: float) -> None:
+    """What the policy has kept of a pass is thrown away after it, and its finalizer may run the next pass."""
+
+    class Last:
+        def __del__(self) -> None:
+            drawn.append(session.drawn)
+            session.forward([1], generated=True)
+
+    def keep(session: _core.Session, view: dict[str, Any], memo: dict[str, Any]) -> tuple[np.ndarray, int]:
+        if not drawn:
+            memo.setdefault("last", Last())
+        return np.arange(view["n_in_play"], dtype=np.float32), -1
+
+    drawn: list[int | None] = []
+    session = made.load().session(tiny.pruning([(0, 0.5)], policy=keep))
+    token = session.advance(made.ids(9), _core.Sampler(temperature, 1.0, 0, 3))
+    assert drawn == [token]
+    assert (session.length, session.drawn) == (10, None)
 
 
 def test_a_fork_after_use_works(made: tiny.Tiny) -> None:
@@ -191,6 +215,31 @@ def test_what_a_watch_raises_stops_the_pass(made: tiny.Tiny) -> None:
     np.testing.assert_array_equal(session.forward(made.ids(50)), model.session(None).forward(made.ids(50)))
 
 
+def test_a_thread_with_nothing_to_ask_does_without_the_lock_of_python(tmp_path: Path) -> None:
+    """Off the main thread there are no signals to look for."""
+    made = tiny.build(replace(WIDE, n_layers=4), tmp_path)
+    session, ids, inside = made.load(threads=1).session(None), made.ids(2000), threading.Event()
+
+    def run() -> None:
+        inside.set()
+        session.forward(ids)
+
+    thread, interval = threading.Thread(target=run), sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # from now on a thread gives the lock up by itself only
+    try:
+        thread.start()
+        inside.wait()
+        assert thread.ident is not None
+        clock, deadline = time.pthread_getcpuclockid(thread.ident), time.monotonic() + 20
+        worked = 0.0
+        while worked < 0.05 and time.monotonic() < deadline:
+            worked = time.clock_gettime(clock)
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert worked >= 0.05
+
+
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: bool, alarm: Alarm) -> None:
     """A signal handler forks while workers hold tasks; the child has no workers and cannot wait for them.
@@ -231,6 +280,22 @@ def test_a_fork_within_a_pass_ends_the_pass_in_the_child(tmp_path: Path, ends: b
         os.waitpid(children[0], 0)
         pytest.fail("the forked child hangs")
     assert status == 0
+
+
+def test_workers_block_every_signal_but_those_of_their_own_faults(made: tiny.Tiny) -> None:
+    """A fault whose signal is blocked ends the process without faulthandler's lines."""
+    before = set(os.listdir("/proc/self/task"))
+    model = made.load(threads=3)
+    workers = set(os.listdir("/proc/self/task")) - before
+    assert len(workers) == model.threads - 1
+    unblocked = {signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL}
+    for worker in workers:
+        free = never_blocked = {signal.SIGKILL, signal.SIGSTOP}
+        while free == never_blocked:  # the thread has not begun
+            text = Path(f"/proc/self/task/{worker}/status").read_text()
+            blocked = int(re.findall(r"SigBlk:\s+(\w+)", text)[0], 16)
+            free = {number for number in range(1, 32) if not blocked >> (number - 1) & 1}
+        assert free - never_blocked == unblocked
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="sets bits of MXCSR")

@@ -206,7 +206,8 @@ static int start_worker(worker *w)
 {
     sigset_t all, before;
     sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* see mapping.h */
+    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL }; /* where they are blocked no handler sees them; see mapping.h */
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&w->thread, NULL, run_worker, w);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -79,6 +79,7 @@ struct watcher {
     lazy_watch watch;
     PyObject *callback;
     PyThreadState *thread;
+    bool on_main;      /* on the main thread, where signal handlers run */
     int reported;      /* layers done when callback was last called */
     int64_t polled_ns; /* when signals were last checked */
 };
@@ -98,6 +99,7 @@ PyObject *state_length(SessionObject *self, PyObject *args);
 PyObject *state_get(SessionObject *self, PyObject *args);
 PyObject *state_set(SessionObject *self, PyObject *args);
 PyObject *state_set_tokens(SessionObject *self, PyObject *args);
+PyObject *state_check(SessionObject *self, PyObject *none);
 
 /* formats.c */
 PyObject *core_widen(PyObject *module, PyObject *args);

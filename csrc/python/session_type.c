@@ -51,6 +51,8 @@ lazy_session *session_at_rest(const SessionObject *self)
     return NULL;
 }
 
+static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
+
 /* ---- a pass ----------------------------------------------------------------------------- */
 
 /* Arguments of a pass. ids is owned: PyMem_Free. */
@@ -73,11 +75,12 @@ static int read_given(const SessionObject *self, PyObject *ids, given *g)
     return -1;
 }
 
-/* The result of a pass; one of these is set, or none for the beginning of a prompt. */
+/* The result of a pass; one of these is set, or none for the beginning of a prompt. With a sampler logits and token are. */
 typedef struct wanted {
-    float *logits;    /* (vocab,) */
-    int32_t *token;   /* of the greatest logit */
-    float *surprisal; /* (n,) */
+    float *logits;         /* (vocab,) */
+    int32_t *token;        /* of the greatest logit, or drawn by the sampler */
+    float *surprisal;      /* (n,) */
+    lazy_sampler *sampler; /* or NULL */
 } wanted;
 
 static int run_given(SessionObject *self, given g, wanted out)
@@ -92,12 +95,14 @@ static int run_given(SessionObject *self, given g, wanted out)
                : out.token     ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
                : out.surprisal ? lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err)
                                : lazy_session_read(self->session, g.ids, g.n, &w.watch, &err);
+    bool ended = !code;
+    if (ended && out.sampler) code = lazy_sampler_next(out.sampler, out.logits, vocab_of(self), out.token, &err);
     watcher_end(&w);
+    if (ended) self->drawn = !code && out.token ? *out.token : -1;
     self->watcher = NULL;
     self->in_use = false;
     PyMem_Free(g.ids);
     if (code) core_raise(core_state_of(self), &err);
-    else self->drawn = -1;
     PyObject *memo = self->memo;
     self->memo = NULL;
     Py_XDECREF(memo); /* last, because it may run Python code */
@@ -109,8 +114,6 @@ static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject
     given g = { .generated = generated, .watch = watch };
     return read_given(self, ids, &g) ? -1 : run_given(self, g, out);
 }
-
-static int vocab_of(const SessionObject *self) { return lazy_model_config(self->model->model)->vocab; }
 
 static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -133,26 +136,17 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     core_state *state = core_state_of(self);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
     int32_t token;
-    if (lazy_sampler_is_greedy(sampler->sampler)) { /* saves the download of the logits */
-        if (run_pass(self, ids, generated, watch, (wanted){ .token = &token })) return NULL;
-        self->drawn = token;
-        return PyLong_FromLong(token);
-    }
-    float *logits = PyMem_Malloc((size_t)vocab * sizeof *logits);
-    if (!logits) return PyErr_NoMemory();
+    wanted out = { .token = &token };
     lazy_error err = { 0 };
-    int code = lazy_sampler_reserve(sampler->sampler, vocab, &err); /* before the session changes */
-    if (!code) code = run_pass(self, ids, generated, watch, (wanted){ .logits = logits });
-    if (!code) {
-        Py_BEGIN_ALLOW_THREADS
-        code = lazy_sampler_next(sampler->sampler, logits, vocab, &token, &err);
-        Py_END_ALLOW_THREADS
+    if (!lazy_sampler_is_greedy(sampler->sampler)) { /* a greedy one saves the download of the logits */
+        out.sampler = sampler->sampler;
+        out.logits = PyMem_Malloc((size_t)vocab * sizeof *out.logits);
+        if (!out.logits) return PyErr_NoMemory();
+        if (lazy_sampler_reserve(out.sampler, vocab, &err)) core_raise(state, &err); /* before the session changes */
     }
-    PyMem_Free(logits);
-    if (err.code) core_raise(state, &err);
-    if (code) return NULL;
-    self->drawn = token;
-    return PyLong_FromLong(token);
+    int code = err.code ? -1 : run_pass(self, ids, generated, watch, out);
+    PyMem_Free(out.logits);
+    return code ? NULL : PyLong_FromLong(token);
 }
 
 static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -381,6 +375,7 @@ static PyMethodDef session_methods[] = {
     { "state", (PyCFunction)state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None" },
     { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
     { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session" },
+    { "check_state", (PyCFunction)state_check, METH_NOARGS, "refuses what no session has, after everything is set" },
     { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
     { "view", (PyCFunction)policy_view, METH_VARARGS, "view(part, first, n) -> entries of a part of what the policy under way may see" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },

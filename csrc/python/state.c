@@ -100,3 +100,12 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
     PyBuffer_Release(&gone);
     return result;
 }
+
+PyObject *state_check(SessionObject *self, PyObject *none)
+{
+    (void)none;
+    lazy_error err = { 0 };
+    if (!session_at_rest(self)) return NULL;
+    if (lazy_session_check_state(self->session, self->drawn >= 0, &err)) return core_raise(core_state_of(self), &err);
+    Py_RETURN_NONE;
+}

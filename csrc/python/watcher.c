@@ -1,5 +1,9 @@
 /* watcher.c — lets signal handlers and a progress callback run while the core works without the GIL. */
+#define _GNU_SOURCE
 #include "core.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "../numeric.h"
 
@@ -7,13 +11,13 @@ static int poll_python(void *context, int layers_done, int n_layers)
 {
     enum { EVERY_NS = 20 * 1000 * 1000 }; /* taking the GIL may cost milliseconds when other threads hold it */
     watcher *w = context;
-    int64_t now = now_ns();
-    bool ends = w->callback && layers_done == n_layers && w->reported != n_layers;
-    if (now - w->polled_ns < EVERY_NS && !ends) return 0;
+    bool reports = w->callback && layers_done != w->reported, ends = reports && layers_done == n_layers;
+    if (!reports && !w->on_main) return 0;
+    if (now_ns() - w->polled_ns < EVERY_NS && !ends) return 0;
 
     watcher_hold(w);
     int stop = PyErr_CheckSignals();
-    if (!stop && w->callback && layers_done != w->reported) {
+    if (!stop && reports) {
         PyObject *result = PyObject_CallFunction(w->callback, "ii", layers_done, n_layers);
         stop = result ? 0 : -1;
         Py_XDECREF(result);
@@ -24,9 +28,13 @@ static int poll_python(void *context, int layers_done, int n_layers)
     return stop;
 }
 
+/* Signal handlers run on Python's main thread alone: the first one of the process, unless another program has started Python elsewhere,
+ * and in a forked child too. */
+static bool on_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
+
 void watcher_begin(watcher *w, PyObject *callback)
 {
-    *w = (watcher){ .watch = { poll_python, w }, .callback = callback, .polled_ns = now_ns() };
+    *w = (watcher){ .watch = { poll_python, w }, .callback = callback, .on_main = on_main_thread(), .polled_ns = now_ns() };
     watcher_release(w);
 }
 

@@ -1,12 +1,22 @@
-/* test_system.c — what the CPU backend takes from the system: threads, memory shared by forks, and the number of cores. */
+/* test_system.c — what the core takes from the system: threads, memory, files, child processes, and the number of cores. */
+#define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "../../csrc/cpu/cpu.h"
+#include "../../csrc/error.h"
+#include "../../csrc/mapping.h"
+#include "../../csrc/memory.h"
+#include "../../csrc/numeric.h"
 #include "check.h"
 
 /* ---- threads ---------------------------------------------------------------------------- */
@@ -268,6 +278,125 @@ static void test_shared_by_threads(void)
     }
 }
 
+/* ---- memory ----------------------------------------------------------------------------- */
+
+static char *allocated(size_t bytes)
+{
+    char *memory;
+    if (lazy_alloc((void **)&memory, bytes, 1, "a buffer", NULL)) exit(1);
+    return memory;
+}
+
+/* malloc hands out again what was written and freed, up to the size of the largest block that was ever freed. */
+static void test_small_pages(void)
+{
+    enum { BYTES = 6 << 20, PAGE = 4096, PAGES = BYTES / PAGE };
+    static unsigned char resident[PAGES];
+    int n_resident = 0;
+    lazy_free(allocated(4 * BYTES));
+    char *memory = allocated(BYTES);
+    memset(memory, 1, BYTES);
+    lazy_free(memory);
+    memory = allocated(BYTES);
+    lazy_use_small_pages(memory, BYTES);
+    check(mincore(memory, BYTES, resident) == 0, "small pages: which are there is not known");
+    for (int i = 0; i < PAGES; i++) n_resident += resident[i] & 1;
+    check(n_resident == 0, "small pages: %d of %d are there before any is written", n_resident, PAGES);
+    lazy_free(memory);
+}
+
+/* ---- child processes beside threads at work ----------------------------------------------- */
+
+enum { VOCAB = 20000 };
+
+static char mapped_path[] = "/tmp/lazyllm-mapped-XXXXXX";
+static lazy_sampler *shared_sampler;
+static float logits[VOCAB];
+
+static bool map_file(void)
+{
+    lazy_mapping mapping = { 0 };
+    int code = lazy_mapping_open(&mapping, mapped_path, NULL);
+    lazy_mapping_close(&mapping);
+    return code == LAZY_OK;
+}
+
+static bool draw_token(void)
+{
+    int32_t token;
+    return lazy_sampler_next(shared_sampler, logits, VOCAB, &token, NULL) == LAZY_OK;
+}
+
+typedef struct repeating {
+    bool (*call)(void);
+    atomic_bool ends;
+} repeating;
+
+static void *repeat(void *argument)
+{
+    repeating *r = argument;
+    while (!atomic_load(&r->ends)) r->call();
+    return NULL;
+}
+
+static atomic_int n_pauses;
+
+/* Holds a thread where it is for a moment. Not for longer: fork() waits for malloc. */
+static void pause_here(int number)
+{
+    (void)number;
+    int64_t end = now_ns() + 1000 * 1000;
+    atomic_fetch_add(&n_pauses, 1);
+    while (now_ns() < end) continue;
+}
+
+/* A child of a process whose other thread is somewhere within a call makes that call too: what the thread holds stays held in it. */
+static void check_forks(bool (*call)(void), const char *what)
+{
+    enum { FORKS = 20, SECONDS = 10 };
+    repeating r = { .call = call };
+    int status = 0;
+    pthread_t thread;
+    signal(SIGUSR1, pause_here);
+    pthread_create(&thread, NULL, repeat, &r);
+    for (int i = 0; i < FORKS && !status; i++) {
+        int before = atomic_load(&n_pauses);
+        pthread_kill(thread, SIGUSR1);
+        while (atomic_load(&n_pauses) == before) sched_yield();
+        pid_t child = fork();
+        if (!child) {
+            alarm(SECONDS);
+            _exit(call() ? 0 : 1);
+        }
+        if (waitpid(child, &status, 0) != child) status = -1;
+    }
+    check(!status, "a child beside a thread that %s ended with %d; with %d it hung", what, status, SIGALRM);
+    atomic_store(&r.ends, true);
+    pthread_join(thread, NULL);
+    signal(SIGUSR1, SIG_DFL);
+}
+
+static void test_forks_beside_a_thread(void)
+{
+    int file = mkstemp(mapped_path);
+    if (file < 0 || write(file, "text", 4) != 4 || lazy_sampler_open(&shared_sampler, 1, 0.9, 0, 1, NULL)) exit(1);
+    close(file);
+    check_forks(map_file, "maps a file");
+    check_forks(draw_token, "draws a token");
+    lazy_sampler_close(shared_sampler);
+    unlink(mapped_path);
+}
+
+/* ---- errors ----------------------------------------------------------------------------- */
+
+static void test_places_of_errors(void)
+{
+    lazy_error err = { 0 };
+    check(lazy_fail_in(NULL, LAZY_CANCELLED, "layer %d", 7) == LAZY_CANCELLED, "an error's code where no message is wanted");
+    int code = lazy_fail_in(&err, lazy_fail(&err, LAZY_MEMORY, "none"), "layer %d", 7);
+    check(code == LAZY_MEMORY && strcmp(err.message, "layer 7: none") == 0, "an error's place: %s", err.message);
+}
+
 /* ---- cores ------------------------------------------------------------------------------ */
 
 enum { CPUS = 8 };
@@ -373,6 +502,9 @@ int main(void)
     test_shared();
     test_shared_in_child();
     test_shared_by_threads();
+    test_small_pages();
+    test_forks_beside_a_thread();
+    test_places_of_errors();
     test_cores();
     test_granted_cores();
     return checked();

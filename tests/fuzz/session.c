@@ -89,6 +89,7 @@ static int stop_after(void *context, int layers_done, int n_layers)
 typedef struct slot {
     lazy_session *session; /* NULL: none */
     unsigned policy;       /* context of its policy */
+    bool written;          /* parts of its state are any */
 } slot;
 
 static void open_slot(slot *s, input *in)
@@ -120,6 +121,7 @@ static void open_slot(slot *s, input *in)
         p.n_protect = 1;
     }
     s->policy = more;
+    s->written = false;
     if (more & 8) p.policy = (lazy_policy){ call_policy, &s->policy };
     int code = lazy_session_open(&s->session, model, &p, &err);
     require(!code == (s->session != NULL), "a session and an error");
@@ -137,6 +139,9 @@ static void check_whole(const lazy_session *s)
         n_prompt += lazy_session_kinds(s)[i] != LAZY_GENERATED;
     }
     require(n_prompt == lazy_session_n_prompt(s), "the prompt's tokens are miscounted");
+    const lazy_layer_count *counts = lazy_session_last_pass(s);
+    for (int l = 0; l < LAYERS; l++)
+        require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play), "a count out of range");
     require(lazy_session_computed(s) >= 0 && lazy_session_computed(s) <= 1, "a share out of range");
     const lazy_trace_run *runs = lazy_session_trace(s, &n_runs);
     for (int i = 0; i < n_runs; i++)
@@ -212,36 +217,65 @@ static int write_part(lazy_session *s, input *in, lazy_error *err)
     return code;
 }
 
-/* The state of one session written to another, its tokens changed in one place. */
-static int restore(lazy_session *to, lazy_session *from, input *in, lazy_error *err)
-{
-    tokens t = tokens_of(from);
-    int at = next_byte(in) % MOST_TOKENS;
-    switch (next_byte(in) % 6) {
-    case 0: t.ids[at] = next_int(in); break;
-    case 1: t.depths[at] = next_int(in); break;
-    case 2: t.kinds[at] = next_byte(in); break;
-    case 3: t.gone[at] = next_byte(in); break;
-    case 4: t.length = at; break;
-    }
-    int code = lazy_session_write_tokens(to, t.ids, t.kinds, t.depths, t.gone, t.length, err);
-    for (int part = LAZY_STATE_KEYS; part <= LAZY_STATE_LOGITS && !code; part++)
-        for (int layer = 0; layer < (part == LAZY_STATE_LOGITS ? 1 : LAYERS) && !code; layer++) {
-            int n = lazy_session_state_length(from, (lazy_state_part)part, layer);
-            if (n <= 0) continue;
-            char *data = malloc((size_t)n * row_bytes((lazy_state_part)part));
-            code = lazy_session_read_state(from, (lazy_state_part)part, layer, data, err);
-            if (!code) code = lazy_session_write_state(to, (lazy_state_part)part, layer, n, data, err);
-            free(data);
-        }
-    return code;
-}
-
 static int fork_slot(slot *to, slot *from, lazy_error *err)
 {
     if (to->session) return LAZY_OK;
     to->policy = from->policy;
+    to->written = from->written;
     return lazy_session_fork(&to->session, from->session, &to->policy, err);
+}
+
+/* Changes flags and ids of some tokens, in runs. */
+static void change_tokens(tokens *t, input *in, int n_changes)
+{
+    for (; n_changes; n_changes--) {
+        int first = next_byte(in) % MOST_TOKENS, end = first + next_byte(in) % MOST_TOKENS, field = next_byte(in) % 5, value = next_int(in);
+        if (field == 4) t->length = first;
+        for (int i = first; i < end && i < MOST_TOKENS && field < 4; i++) {
+            if (field == 0) t->gone[i] = (uint8_t)value;
+            if (field == 1) t->kinds[i] = (uint8_t)value;
+            if (field == 2) t->depths[i] = value;
+            if (field == 3) t->ids[i] = value;
+        }
+    }
+}
+
+/* Writes to `to` a part of `from`, or as many rows of numbers as its own tokens have there; `any` also writes any remembered scores. */
+static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part, int layer, input *in, bool any, lazy_error *err)
+{
+    int n_from = lazy_session_state_length(from, part, layer), n = n_from;
+    if (part <= LAZY_STATE_AUX) n = lazy_session_state_length(to, part, layer);
+    if (part == LAZY_STATE_REMEMBERED && any && n >= 0) n = next_byte(in) % 4 ? lazy_session_length(to) : next_byte(in) % MOST_TOKENS;
+    if (n <= 0) return LAZY_OK;
+    char *data = calloc((size_t)n, row_bytes(part));
+    int code = n == n_from ? lazy_session_read_state(from, part, layer, data, err) : LAZY_OK;
+    if (!code) code = lazy_session_write_state(to, part, layer, n, data, err);
+    free(data);
+    return code;
+}
+
+/* Restores the state of one session, as a file may have it: with any flags, and the rows that they take. Into a new session of the same
+ * setting, if there is no other; unchanged it is then accepted. */
+static int restore(slot *to, slot *from, input *in, lazy_error *err)
+{
+    bool opens = !to->session;
+    int n_changes = next_byte(in) % 4;
+    if (opens && fork_slot(to, from, err)) return err->code;
+    tokens t = tokens_of(from->session);
+    change_tokens(&t, in, n_changes);
+    int code = opens ? lazy_session_truncate(to->session, 0, err) : LAZY_OK;
+    if (!code) code = lazy_session_write_tokens(to->session, t.ids, t.kinds, t.depths, t.gone, t.length, err);
+    for (int part = LAZY_STATE_KEYS; part <= LAZY_STATE_LOGITS; part++)
+        for (int layer = 0; layer < (part == LAZY_STATE_LOGITS ? 1 : LAYERS) && !code; layer++)
+            code = copy_part(to->session, from->session, (lazy_state_part)part, layer, in, n_changes > 0, err);
+    if (!code) code = lazy_session_check_state(to->session, n_changes && next_byte(in) & 1, err);
+    require(!code || !opens || n_changes || from->written || !t.length, err->message);
+    to->written = from->written || (code && !opens);
+    if (code && opens) {
+        lazy_session_close(to->session);
+        to->session = NULL;
+    }
+    return code;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -265,9 +299,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         case 0: code = lazy_session_truncate(s, next_int(&in), &err); break;
         case 1: code = lazy_session_reserve(s, next_int(&in), &err); break;
         case 2: code = leave_out(s, &in, &err); break;
-        case 3: code = write_part(s, &in, &err); break;
+        case 3:
+            code = write_part(s, &in, &err);
+            mine->written = true;
+            break;
         case 4: code = fork_slot(other, mine, &err); break;
-        case 5: code = other->session ? restore(other->session, s, &in, &err) : 0; break;
+        case 5: code = restore(other, mine, &in, &err); break;
         case 6: lazy_session_set_trace(s, !lazy_session_traces(s)); break;
         case 7:
             lazy_session_close(s);
