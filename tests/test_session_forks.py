@@ -373,6 +373,28 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) ->
     assert told == "True"
 
 
+def shared_bytes() -> int:
+    """Bytes of this process's files in memory, mapped or not."""
+    folder = Path("/proc/self/fd")
+    links = [folder / name for name in os.listdir(folder)]
+    files = [link for link in links if link.is_symlink() and "memfd:lazyllm" in os.readlink(link)]
+    return sum(512 * link.stat().st_blocks for link in files)
+
+
+@ON_CPU
+def test_what_a_fork_writes_takes_no_shared_memory(tmp_path: Path) -> None:
+    large = tiny.build(Shape(n_layers=4, n_kv_heads=2, head_dim=64, context=4096), tmp_path)
+    session = large.load(threads=1).session(None)
+    session.forward(large.ids(100))
+    before = shared_bytes()
+    fork = session.fork()
+    shared = shared_bytes() - before
+    assert shared >= 2 * 4 * 2 * 64 * 4 * 100
+    fork.forward(large.ids(900))
+    fork.fork().forward(large.ids(900))
+    assert shared_bytes() == before + shared
+
+
 WITHOUT = """
 import resource, sys
 from pathlib import Path
