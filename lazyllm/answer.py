@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from secrets import randbits
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,8 @@ class Answer:
         self.seconds = encoded.compress_seconds  # spent on it so far
         self.drawn: list[Drawn] = []
         sampling = request.sampling
-        self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+        self._seed = randbits(63) if sampling.seed is None else sampling.seed
+        self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
         self.read_anew()
 
     def start(self, core: _core.Session, prompt_ids: list[int]) -> None:
@@ -128,4 +130,5 @@ class Answer:
             ),
             pruning=self._pruning,
             finish_reason=finish_reason,
+            seed=self._seed if self.request.sampling.temperature else None,
         )

@@ -28,7 +28,8 @@ class Generation:
     `reached_top` the share of prompt tokens computed in the last layer, both among all `n_given`; the series
     have one value per new token. `token_ids` holds every id drawn, end token and stop strings included;
     `text` excludes those. `finish_reason` is "stop" (an end token or a stop string), "length",
-    or "interrupted" in the part of an answer that an exception carries.
+    or "interrupted" in the part of an answer that an exception carries. `seed` is that of the draws; None for
+    a greedy answer.
     """
 
     text: str
@@ -45,6 +46,7 @@ class Generation:
     recorded: Trace | None
     pruning: Method
     finish_reason: FinishReason
+    seed: int | None
 
     @property
     def trace(self) -> Trace:
@@ -69,6 +71,7 @@ class Generation:
             f"{len(self.token_ids)} tokens in {self.seconds:.3f} s, {self.computed:.1%} computed, "
             f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning}"
             + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")
+            + (f", seed {self.seed}" if self.seed is not None else "")
         )
 
     def __str__(self) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ LEAST_PASS = 192
 class _Entry:
     model: Model
     method: Method
-    core: _core.Session  # has read `ids` only; nothing else uses it
+    core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
 
     @property
@@ -41,7 +43,7 @@ class PrefixCache:
     """
 
     def __init__(self, max_bytes: int = 2**30) -> None:
-        self.max_bytes = checked.whole(max_bytes, "max_bytes", 1)
+        self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
         self._entries: list[_Entry] = []  # the one used last at the end
         self._lock = threading.Lock()
 
@@ -56,7 +58,7 @@ class PrefixCache:
     @staticmethod
     def readable(method: Method, ids: list[int]) -> list[int]:
         """The part of a prompt that may be read before its last pass, whose rows score the stages."""
-        return ids[: max(0, len(ids) - max(LEAST_PASS, getattr(method, "queries", 1)))]
+        return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
 
     def longest(self, model: Model, method: Method, ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
@@ -68,12 +70,26 @@ class PrefixCache:
                 return None
             self._entries.remove(best)
             self._entries.append(best)
-            made = best.core.fork()
-        made.truncate(n)
-        return made
+            try:
+                fork = best.core.fork()
+            except MemoryError:
+                return None
+        fork.truncate(n)
+        return fork
+
+    def has_room(self, core: _core.Session) -> bool:
+        """Warns of a context that is larger than the whole cache."""
+        fits = core.bytes_for(core.length) <= self.max_bytes
+        if not fits:
+            warnings.warn(
+                f"the PrefixCache does not keep the beginning of a prompt, which needs more than max_bytes, "
+                f"{self.max_bytes}; raise it",
+                stacklevel=2,
+            )
+        return fits
 
     def keep(self, model: Model, method: Method, core: _core.Session) -> None:
-        """Keeps a context, which replaces those whose ids it begins with."""
+        """Keeps a context that it has room for; it replaces those whose ids it begins with."""
         new = _Entry(model, method, core, core.ids)
         with self._lock:
             self._entries = [

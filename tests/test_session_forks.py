@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from tiny import Shape, Tiny, pruning
+from tiny import Shape, Tiny, pruning, shared_bytes
 
 from lazyllm import Policy
 
@@ -371,14 +371,6 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) ->
     assert int(forked) < ROWS / 10
     assert int(grown) < ROWS / 10
     assert told == "True"
-
-
-def shared_bytes() -> int:
-    """Bytes of this process's files in memory, mapped or not."""
-    folder = Path("/proc/self/fd")
-    links = [folder / name for name in os.listdir(folder)]
-    files = [link for link in links if link.is_symlink() and "memfd:lazyllm" in os.readlink(link)]
-    return sum(512 * link.stat().st_blocks for link in files)
 
 
 @ON_CPU
