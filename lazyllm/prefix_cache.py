@@ -53,7 +53,7 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(one.bytes for one in self._entries)
+        return sum(entry.bytes for entry in self._entries)
 
     @staticmethod
     def readable(method: Method, ids: list[int]) -> list[int]:
@@ -64,8 +64,8 @@ class PrefixCache:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            fitting = [one for one in self._entries if one.serves(model, method)]
-            best = max(fitting, key=lambda one: _shared(one.ids, wanted), default=None)
+            fitting = [entry for entry in self._entries if entry.serves(model, method)]
+            best = max(fitting, key=lambda entry: _shared(entry.ids, wanted), default=None)
             if best is None or (n := _shared(best.ids, wanted)) < LEAST_PASS:
                 return None
             self._entries.remove(best)
@@ -93,17 +93,17 @@ class PrefixCache:
         new = _Entry(model, method, core, core.ids)
         with self._lock:
             self._entries = [
-                one
-                for one in self._entries
-                if not one.serves(model, method) or _shared(one.ids, new.ids) < len(one.ids)
+                entry
+                for entry in self._entries
+                if not entry.serves(model, method) or _shared(entry.ids, new.ids) < len(entry.ids)
             ]
             self._entries.append(new)
             while self.bytes > self.max_bytes:
                 self._entries.pop(0)
 
 
-def _shared(one: np.ndarray, other: np.ndarray) -> int:
+def _shared(ids: np.ndarray, other: np.ndarray) -> int:
     """The number of ids that both begin with."""
-    n = min(len(one), len(other))
-    different = np.flatnonzero(one[:n] != other[:n])
+    n = min(len(ids), len(other))
+    different = np.flatnonzero(ids[:n] != other[:n])
     return int(different[0]) if different.size else n

@@ -171,6 +171,13 @@ def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
         assert answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache) == want
 
 
+def test_a_chat_goes_on(llm: LLM) -> None:
+    cache, text = PrefixCache(), "The sea was calm. " * 30
+    for session in (llm.session(prefix=cache), llm.session(prefix=cache)):
+        session.ask(text, chat=True, max_new_tokens=2)
+        assert session.ask("And you?", chat=True, max_new_tokens=2).text
+
+
 def test_only_an_empty_session_takes_from_the_cache(llm: LLM) -> None:
     cache, session = PrefixCache(), llm.session(prefix=PrefixCache())
     session.read(HEAD)
