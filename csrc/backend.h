@@ -57,6 +57,11 @@ typedef struct lazy_shared {
     bool owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it is its own */
 } lazy_shared;
 
+/* A part of it, in bytes. */
+typedef struct lazy_stretch {
+    size_t begin, end;
+} lazy_stretch;
+
 typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
@@ -66,8 +71,8 @@ typedef struct lazy_ops {
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
     /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it is written. */
     int (*share_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
-    /* For a fork: it holds what the owner has written, not what another session has. */
-    int (*share_join)(lazy_shared **out, const lazy_shared *from, lazy_error *);
+    /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,) ascending */
+    int (*share_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
     /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child process no session is. */
     int (*share_leave)(lazy_shared *, lazy_error *);
     void (*share_close)(lazy_shared *);

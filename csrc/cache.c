@@ -254,15 +254,41 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
     return LAZY_OK;
 }
 
+/* Lists where the rows of the first `length` tokens lie in shared memory. out: *parts (*n,), of the caller */
+static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts, int *n, lazy_error *err)
+{
+    const lazy_growing *end = cache->growing + cache->n_growing;
+    size_t n_pieces = 0, offset = 0;
+    for (const lazy_growing *g = cache->growing; g < end; g++)
+        if (has_rows(g)) n_pieces += (size_t)g->pieces;
+    int code = lazy_alloc((void **)parts, n_pieces, sizeof **parts, "the parts of shared memory", err);
+    *n = 0;
+    for (const lazy_growing *g = cache->growing; g < end && !code; g++) {
+        if (!has_rows(g)) continue;
+        for (size_t i = 0; i < (size_t)g->pieces; i++) {
+            size_t begin = offset + i * (size_t)cache->model->config.context * g->per_token;
+            (*parts)[(*n)++] = (lazy_stretch){ begin, begin + (size_t)length * g->per_token };
+        }
+        offset += shared_bytes(cache, g);
+    }
+    return code;
+}
+
 /* Joins the memory of `from`, if it has any and the address space suffices. */
 static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
 {
-    if (!from->shared || to->model->backend->ops->share_join(&to->shared, from->shared, NULL)) return LAZY_OK;
-    place_rows(to);
+    if (!from->shared) return LAZY_OK;
     bool owned = from->shared->owner;
-    int n = owned ? length : min_int(from->n_shared, length);
-    int code = lazy_alloc_copy((void **)&to->shared_depths, owned ? depths : from->shared_depths, (size_t)n, sizeof *depths,
-                               "the shared tokens", err);
+    int n = owned ? length : min_int(from->n_shared, length), n_parts;
+    lazy_stretch *parts;
+    int code = list_parts(to, n, &parts, &n_parts, err);
+    if (code) return code;
+    bool joined = to->model->backend->ops->share_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
+    lazy_free(parts);
+    if (!joined) return LAZY_OK;
+    place_rows(to);
+    code = lazy_alloc_copy((void **)&to->shared_depths, owned ? depths : from->shared_depths, (size_t)n, sizeof *depths,
+                           "the shared tokens", err);
     if (!code) to->n_shared = n;
     return code;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from secrets import randbits
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +54,8 @@ class Answer:
         self.seconds = encoded.compress_seconds  # spent on it so far
         self.drawn: list[Drawn] = []
         sampling = request.sampling
-        self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
+        self._seed = randbits(63) if sampling.seed is None else sampling.seed
+        self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
         self.read_anew()
 
     def start(self, core: _core.Session, prompt_ids: list[int]) -> None:
@@ -134,6 +136,7 @@ class Answer:
             finish_reason=finish_reason,
             speedup=self._speedup(),
             unpruned=self._unpruned(),
+            seed=self._seed if self.request.sampling.temperature else None,
         )
 
     def _speedup(self) -> float | None:

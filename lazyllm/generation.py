@@ -32,6 +32,7 @@ class Generation:
     running this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where a method's work
     cannot be counted. `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it
     did, or is dense.
+    `seed` is that of the draws; None for a greedy answer.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Generation:
     finish_reason: FinishReason
     speedup: float | None
     unpruned: str
+    seed: int | None
 
     @property
     def trace(self) -> Trace:
@@ -75,6 +77,7 @@ class Generation:
             f"{self.reached_top:.1%} reached the top, finished by {self.finish_reason}, {self.pruning}"
             + (f", {self.policy_seconds:.3f} s in the policy" if self.policy_seconds else "")
             + (f", nothing was dropped: {self.unpruned}" if self.unpruned else "")
+            + (f", seed {self.seed}" if self.seed is not None else "")
         )
 
     def __str__(self) -> str:

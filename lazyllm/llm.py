@@ -125,7 +125,7 @@ class LLM(Model):
 
         Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
         """
-        return self._opened(self._method(pruning, prefix), prefix, progress)
+        return Session(self, self._method(pruning, prefix), prefixes=prefix, progress=progress)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
@@ -183,10 +183,11 @@ class LLM(Model):
         A prompt is text, token ids, or with `chat=True` a list of messages such as
         `[{"role": "system", "content": …}, {"role": "user", "content": …}]`; `chat=True` makes plain text
         the user's turn of the chat template. An answer ends at the checkpoint's end token, before the first
-        of the `stop` strings, or after `max_new_tokens`. The default `sampling` is greedy. `trace` records
-        tokens in play and their scores. `progress` shows bars for lists and long prompts. `prefix` is a
-        session that has read what all prompts begin with; each continues a fork of it, with its setting. Or
-        it is a `PrefixCache`, in which prompts find what earlier ones have read of a beginning like theirs.
+        of the `stop` strings, or after `max_new_tokens`. The default `sampling` is greedy; with a seed the
+        prompts of a list draw with that seed, the next one, and so on. `trace` records tokens in play and
+        their scores. `progress` shows bars for lists and long prompts. `prefix` is a session that has read
+        what precedes all prompts; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in
+        which whole prompts find what earlier ones have read of a beginning like theirs.
 
         `tools`, with `chat=True`, are JSON schemas of functions for chat templates that know tools.
 
@@ -197,16 +198,16 @@ class LLM(Model):
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix)
         if not is_batch(prompt):
-            return self._opened(method, prefix, progress).answer(prompt, request, chat).finished()
-        quiet = replace(request, progress=False)
+            return self._answer(prompt, request, chat, method, prefix).finished()
         answers: list[Generation] = []
         try:
-            for i, one in enumerate(prompt):
-                session = prefix if isinstance(prefix, Session) else Session(self, method, progress=progress)
-                self._check_prompt(i, one, session, request, chat)
+            session = prefix if isinstance(prefix, Session) else Session(self, method, progress=progress)
+            for i, item in enumerate(prompt):
+                self._check_prompt(i, item, session, request, chat)
             with bar(len(prompt), "prompts", "prompt", progress) as line:
-                for one in prompt:
-                    answers.append(self._opened(method, prefix, False).answer(one, quiet, chat).finished())
+                for i, item in enumerate(prompt):
+                    quiet = replace(request, progress=False, sampling=request.sampling.for_prompt(i))
+                    answers.append(self._answer(item, quiet, chat, method, prefix).finished())
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -230,10 +231,15 @@ class LLM(Model):
             raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
         return prefix.pruning
 
-    def _opened(self, method: Method, prefix: Session | PrefixCache | None, progress: bool) -> Session:
+    def _answer(
+        self, prompt: Any, request: Request, chat: bool, method: Method, prefix: Session | PrefixCache | None
+    ) -> Stream:
         if isinstance(prefix, Session):
-            return prefix.fork()
-        return Session(self, method, prefixes=prefix, progress=progress)
+            prefix.check_prompt(prompt, request, chat)
+            session = prefix.fork()
+        else:
+            session = Session(self, method, prefixes=prefix, progress=request.progress)
+        return session.answer(prompt, request, chat)
 
     @staticmethod
     def _check_prompt(i: int, prompt: Any, session: Session, request: Request, chat: bool) -> None:
@@ -260,4 +266,4 @@ class LLM(Model):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
         request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
         method = self._method(pruning, prefix)
-        return self._opened(method, prefix, progress).answer(prompt, request, chat)
+        return self._answer(prompt, request, chat, method, prefix)

@@ -117,6 +117,11 @@ class Method:
         for_good = any(stage[2:] for stage in first_stages)
         return not (self.compresses or for_good or self.kept(MANY) < MANY)
 
+    @property
+    def asking_rows(self) -> int:
+        """The last tokens of a prompt that may take part in scoring it, and have to be in its last pass."""
+        return int((self.core() or {}).get("queries", 1))
+
     # ---- in the model ----------------------------------------------------------------------------
 
     def core(self) -> dict[str, Any] | None:

@@ -28,8 +28,11 @@ class View:
     layer. Arrays are read-only copies, which may be kept; the view itself ends with the call.
     """
 
-    def __init__(self, core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]) -> None:
+    def __init__(
+        self, policy: Policy, core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]
+    ) -> None:
         self._core: _core.Session | None = core
+        self._policy = policy
         self._told = told
         self._copied: dict[tuple[str, int], np.ndarray] = {}
         self.layer: int = told["layer"]
@@ -135,8 +138,14 @@ class View:
         return _read_only(weights)
 
     def _n_asking(self, rows: int) -> int:
+        rows, most = checked.whole(rows, "rows", 1), self._policy.asking_rows
+        if rows > most:
+            raise ValueError(
+                f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
+                f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
+            )
         n_new = int(np.count_nonzero(self.rows >= self._told["first_asking"]))
-        return min(checked.whole(rows, "rows", 1), n_new)
+        return min(rows, n_new)
 
     def _span(self) -> tuple[int, int]:
         """The first position in play, and the number of positions up to the last one."""
@@ -179,6 +188,9 @@ class Policy(Counted):
 
     layers: ClassVar[int] = 1
     """With more than 1, `observe` is called after each of the `layers` - 1 layers below a stage."""
+
+    queries: ClassVar[int] = 192
+    """The most rows that a view may be asked for; a `PrefixCache` leaves as many tokens to the last pass."""
 
     def __init__(
         self,
@@ -261,7 +273,12 @@ class Policy(Counted):
         """Raises an error if a stage is out of the model's reach, or an attribute is no setting."""
         self.schedule.check(config)
         checked.whole(self.layers, f"{type(self).__name__}.layers", 1)
+        checked.whole(self.queries, f"{type(self).__name__}.queries", 1)
         self._fields()
+
+    @property
+    def asking_rows(self) -> int:
+        return self.queries
 
     def core(self) -> dict[str, Any]:
         def call(
@@ -269,7 +286,7 @@ class Policy(Counted):
         ) -> tuple[Any, ...] | None:
             if not memo:  # the first call of a pass
                 memo.update({"earlier": {}, "observed": {}, "observed positions": {}})
-            view = View(core, told, memo)
+            view = View(self, core, told, memo)
             try:
                 if told["observes"]:
                     memo["observed positions"][view.layer] = view.positions

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +22,7 @@ LEAST_PASS = 192
 class _Entry:
     model: Model
     method: Method
-    core: _core.Session  # has read `ids` only; nothing else uses it
+    core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
 
     @property
@@ -41,7 +43,7 @@ class PrefixCache:
     """
 
     def __init__(self, max_bytes: int = 2**30) -> None:
-        self.max_bytes = checked.whole(max_bytes, "max_bytes", 1)
+        self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
         self._entries: list[_Entry] = []  # the one used last at the end
         self._lock = threading.Lock()
 
@@ -51,43 +53,57 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(one.bytes for one in self._entries)
+        return sum(entry.bytes for entry in self._entries)
 
     @staticmethod
     def readable(method: Method, ids: list[int]) -> list[int]:
         """The part of a prompt that may be read before its last pass, whose rows score the stages."""
-        return ids[: max(0, len(ids) - max(LEAST_PASS, getattr(method, "queries", 1)))]
+        return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
 
     def longest(self, model: Model, method: Method, ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            fitting = [one for one in self._entries if one.serves(model, method)]
-            best = max(fitting, key=lambda one: _shared(one.ids, wanted), default=None)
+            fitting = [entry for entry in self._entries if entry.serves(model, method)]
+            best = max(fitting, key=lambda entry: _shared(entry.ids, wanted), default=None)
             if best is None or (n := _shared(best.ids, wanted)) < LEAST_PASS:
                 return None
             self._entries.remove(best)
             self._entries.append(best)
-            made = best.core.fork()
-        made.truncate(n)
-        return made
+            try:
+                fork = best.core.fork()
+            except MemoryError:
+                return None
+        fork.truncate(n)
+        return fork
+
+    def has_room(self, core: _core.Session) -> bool:
+        """Warns of a context that is larger than the whole cache."""
+        fits = core.bytes_for(core.length) <= self.max_bytes
+        if not fits:
+            warnings.warn(
+                f"the PrefixCache does not keep the beginning of a prompt, which needs more than max_bytes, "
+                f"{self.max_bytes}; raise it",
+                stacklevel=2,
+            )
+        return fits
 
     def keep(self, model: Model, method: Method, core: _core.Session) -> None:
-        """Keeps a context, which replaces those whose ids it begins with."""
+        """Keeps a context that it has room for; it replaces those whose ids it begins with."""
         new = _Entry(model, method, core, core.ids)
         with self._lock:
             self._entries = [
-                one
-                for one in self._entries
-                if not one.serves(model, method) or _shared(one.ids, new.ids) < len(one.ids)
+                entry
+                for entry in self._entries
+                if not entry.serves(model, method) or _shared(entry.ids, new.ids) < len(entry.ids)
             ]
             self._entries.append(new)
             while self.bytes > self.max_bytes:
                 self._entries.pop(0)
 
 
-def _shared(one: np.ndarray, other: np.ndarray) -> int:
+def _shared(ids: np.ndarray, other: np.ndarray) -> int:
     """The number of ids that both begin with."""
-    n = min(len(one), len(other))
-    different = np.flatnonzero(one[:n] != other[:n])
+    n = min(len(ids), len(other))
+    different = np.flatnonzero(ids[:n] != other[:n])
     return int(different[0]) if different.size else n

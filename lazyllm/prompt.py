@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 
@@ -19,7 +20,6 @@ Prompt = str | PromptIds | Messages
 EMPTY = "the prompt is empty; it must have at least one token"
 KINDS = "text, token ids or a list of messages"
 ROLES = ("system", "user", "assistant", "tool")
-ANSWER_MARK = "lazyllm-answer-mark"
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,15 @@ class Conversation:
         self._model = model
         self.turns = tuple(turns)
 
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Those of all turns, with the answers."""
+        return [
+            message
+            for turn in self.turns
+            for message in (*turn.messages, {"role": "assistant", "content": turn.text})
+        ]
+
     def encode(
         self, prompt: Prompt, chat: bool, length: int, ended_by: int | None, tools: Tools = ()
     ) -> list[int]:
@@ -198,14 +207,9 @@ class Conversation:
                 "the context was truncated within the messages of the chat's last turn; "
                 f"truncate it to {last.begins}, where that turn begins, to go on with the chat"
             )
-        chat: list[dict[str, Any]] = []
-        for turn in self.turns:
-            chat += [*turn.messages, {"role": "assistant", "content": turn.text}]
-        chat[-1] = {"role": "assistant", "content": ANSWER_MARK}
-        chat += new
-        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(
-            ANSWER_MARK
-        )
+        mark = uuid4().hex  # in no message, whatever they say
+        chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
+        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
         if not found:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"

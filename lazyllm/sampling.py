@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lazyllm.support import checked
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off; equal seeds give equal draws."""
+    """temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off.
+
+    Equal seeds give equal draws. Without a seed each answer gets a new one, its `Generation.seed`.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int = 0
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p"):
             object.__setattr__(self, name, checked.number(getattr(self, name), name))
         object.__setattr__(self, "top_k", checked.whole(self.top_k, "top_k", 0))
-        object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
+        if self.seed is not None:
+            object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+    def for_prompt(self, index: int) -> SamplingParams:
+        """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""
+        if self.seed is None:
+            return self
+        return replace(self, seed=(self.seed + index) % checked.SEED_LIMIT)

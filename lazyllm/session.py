@@ -181,16 +181,16 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self._exclusive_use():
-            return self._forked()
+            fork = Session(self.llm, self.pruning, self._forked_core())
+            fork._room = self._room
+            fork._prompts = list(self._prompts)
+            fork._conversation = Conversation(self.llm, self._conversation.turns)
+            return fork
 
-    def _forked(self) -> Session:
+    def _forked_core(self) -> _core.Session:
         if self.llm.device == "cpu":
             check_memory(self.core.fork_bytes, f"a fork of a session of {self._room} tokens")
-        made = Session(self.llm, self.pruning, self.core.fork())
-        made._room = self._room
-        made._prompts = list(self._prompts)
-        made._conversation = Conversation(self.llm, self._conversation.turns)
-        return made
+        return self.core.fork()
 
     def truncate(self, n: int) -> None:
         """Back to the first `n` tokens of the context; what has been computed of them stays.
@@ -292,13 +292,19 @@ class Session:
                 new = self.pruning.ids(self.llm, new, len(self._prompts))
             self._reserve(len(new))
             self._run_pending()
-            if not generated:
-                if self._prefixes is not None and not self.length:
-                    self._read_shared(self._prefixes, new, progress)
-                    n_given, new = n_given - self.length, new[self.length :]
-                self._begin_prompt(n_given, len(new))
-            with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-                logits = self.core.forward(new, generated=generated, watch=watch)
+            begins, end = self.length, self.length + len(new)
+            try:
+                if not generated:
+                    if self._prefixes is not None and not self.length:
+                        self._read_shared(self._prefixes, new, progress)
+                        n_given, new = n_given - self.length, new[self.length :]
+                    self._begin_prompt(n_given, len(new))
+                with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
+                    logits = self.core.forward(new, generated=generated, watch=watch)
+            except BaseException:
+                if self.length < end:
+                    self.core.truncate(begins)  # what a PrefixCache had of the prompt
+                raise
         return np.asarray(logits)
 
     def read(self, prompt: str | PromptIds, progress: bool = True) -> None:
@@ -369,18 +375,52 @@ class Session:
         return Stream(self._answer(self._unfinished)).finished()
 
     def check_prompt(self, prompt: Prompt, request: Request, chat: bool = False) -> None:
-        """Raises the error that `answer` would raise for this prompt, without running the model.
+        """Raises the error that `answer` would raise for this prompt, without running the model; and
+        ValueError for a prompt that repeats the whole context.
 
         The length is not checked where the method compresses the text.
         """
         ids = self._tokenized(prompt, chat, request.tools)
+        if self._repeated(prompt, ids):
+            raise ValueError(
+                "the prompt begins with what the prefix holds, which would stand in the context twice; give "
+                "only what follows it, or whole prompts with prefix=PrefixCache()"
+            )
         if not self.pruning.compresses:
             self.pruning.check_length(self.llm.config, len(ids))
             self._check_room(self.pruning.kept(len(ids)), request.max_new_tokens)
 
     # ---- encoding --------------------------------------------------------------------------------
 
+    def _repeated(self, prompt: Prompt, ids: list[int]) -> bool:
+        """True if a prompt of these ids begins with all text or messages of the context."""
+        if is_messages(prompt):
+            earlier = self._conversation.messages
+            return bool(earlier) and list(prompt[: len(earlier)]) == earlier
+        if 2 * len(ids) < self.length:
+            return False
+        if isinstance(prompt, str):  # whose ids may differ where the context ends
+            text = self.llm.tokenizer.decode(self.core.ids.tolist())
+            return bool(text) and self.llm.tokenizer.decode(ids).startswith(text)
+        return self.length > 0 and ids[: self.length] == self.core.ids.tolist()
+
+    def _check_turn(self) -> None:
+        """Refuses a chat turn behind text that belongs to no turn, which the template would not show."""
+        turns = self._conversation.turns
+        outside = any(
+            not any(turn.begins <= place.begins < turn.answer_begins for turn in turns)
+            for place in self._prompts
+        )
+        if outside or (self.length and not turns):
+            raise ValueError(
+                "a chat turn cannot follow text that was read or run outside the chat; give that text in a "
+                "message of the chat's first turn (prefix=PrefixCache() reads once what several chats share) "
+                "or ask without chat=True"
+            )
+
     def _tokenized(self, prompt: Prompt, chat: bool = False, tools: Tools = ()) -> list[int]:
+        if chat:
+            self._check_turn()
         if not (isinstance(prompt, str) or is_messages(prompt)):
             self._refuse_ids()
         return self._conversation.encode(prompt, chat, self.length, self._ended_by(), tools)
@@ -464,17 +504,30 @@ class Session:
         """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache; all of
         it or, on failure, nothing."""
         ahead = prefixes.readable(self.pruning, ids)
-        if known := prefixes.longest(self.llm, self.pruning, ahead):
-            self.core, self._room = known, 0
-            self._prompts = [PromptPlace(0, known.length, known.length)]
+        if fork := prefixes.longest(self.llm, self.pruning, ahead):
+            self.core, self._room = fork, 0
+            self._prompts = [PromptPlace(0, fork.length, fork.length)]
         try:
             if len(ahead) - self.length >= LEAST_PASS:
                 self._reserve(len(ids) - self.length)
                 self._read(ahead[self.length :], progress)
-                prefixes.keep(self.llm, self.pruning, self._forked().core)
+                self._hand_over(prefixes)
         except BaseException:
             self.core.truncate(0)
             raise
+
+    def _hand_over(self, prefixes: PrefixCache) -> None:
+        """Leaves the context to the cache and goes on in a fork of it, whose memory ends with the answer.
+        Without memory for that the context is not kept."""
+        if not prefixes.has_room(self.core):
+            return
+        try:
+            fork = self._forked_core()
+        except MemoryError as error:
+            warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
+            return
+        kept, self.core = self.core, fork
+        prefixes.keep(self.llm, self.pruning, kept)
 
     def _holds_prompt(self, answer: Answer) -> bool:
         return answer.begins is not None and self.length >= answer.prompt_end
@@ -522,6 +575,8 @@ class Session:
     def _interrupted(self, answer: Answer, started: float, error: BaseException) -> None:
         """Keeps an answer that can go on; the exception carries what there is of it."""
         if not self._holds_prompt(answer):
+            if answer.begins is not None:
+                self.core.truncate(answer.begins)  # what a PrefixCache had of the prompt
             return
         if self.length == self._due(answer) and self.core.drawn is not None:
             self._take(answer, started)

@@ -396,7 +396,7 @@ def test_generate_refuses(
         ({"top_k": -1}, ValueError, "top_k must be from 0"),
         ({"top_k": 1.5}, TypeError, "top_k must be a whole number"),
         ({"seed": -1}, ValueError, "seed must be from 0"),
-        ({"seed": None}, TypeError, "seed must be a whole number"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number"),
     ],
 )
 def test_sampling_refuses(values: dict[str, Any], kind: type[Exception], words: str) -> None:

@@ -68,7 +68,9 @@ def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingPara
     first, *more = llm.session(STAGES).answer(IDS, forbidding).finished().token_ids
     assert first not in likely
     masked = np.where(np.isin(np.arange(SHAPE.vocab), likely), -np.inf, logits).astype(np.float32)
-    drawn = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed).sample(masked)
+    drawn = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed or 0).sample(
+        masked
+    )
     assert first == drawn
     assert {*more} & {*likely}  # later tokens are free
     assert llm.session(STAGES).answer(IDS, plain).finished().token_ids[0] in likely
@@ -131,6 +133,24 @@ def test_equal_seeds_give_equal_draws(llm: LLM) -> None:
     assert drawn(temperature=1.0, seed=1) != drawn(temperature=1.0, seed=2)
     assert drawn(temperature=1.0, top_k=1, seed=5) == drawn(temperature=0.0)
     assert drawn(temperature=1.0, top_p=1e-9, seed=5) == drawn()
+
+
+def test_each_answer_has_draws_of_its_own_and_tells_their_seed(llm: LLM) -> None:
+    def drawn(prompt: Any, seed: int | None = None) -> Any:
+        return llm.generate(prompt, max_new_tokens=8, sampling=SamplingParams(1.0, seed=seed), progress=False)
+
+    last = 2**63 - 1
+    free, seeded = [drawn(IDS), drawn(IDS), *drawn([IDS, IDS])], drawn([IDS, IDS, IDS], seed=last)
+    assert [answer.seed for answer in seeded] == [last, 0, 1]
+    answers = [*free, *seeded]
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(answers)
+    for answer in answers:
+        again = drawn(IDS, seed=answer.seed)
+        assert (again.token_ids, again.seed) == (answer.token_ids, answer.seed)
+        assert f", seed {answer.seed}" in answer.summary
+    greedy = llm.generate(IDS, max_new_tokens=1)
+    assert greedy.seed is None
+    assert "seed" not in greedy.summary
 
 
 def test_streaming_gives_what_generating_gives(llm: LLM) -> None:

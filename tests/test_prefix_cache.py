@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import SHAPE, model_folder
+from tiny import DEVICE, shared_bytes
 
 import lazyllm
-from lazyllm import LLM, PrefixCache, Pruning, Session, prefix_cache
+from lazyllm import LLM, Policy, PrefixCache, Preset, Pruning, Session, prefix_cache
+from lazyllm.methods import FastKV
 
 MODEL = replace(SHAPE, context=2000)
 DENSE = Pruning()
@@ -107,6 +111,55 @@ def test_the_one_used_longest_ago_goes_first(llm: LLM, monkeypatch: pytest.Monke
     assert passes.run == [600 - PASS, PASS]
 
 
+def test_what_has_no_room_replaces_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [RNG.integers(3, 300, n).tolist() for n in (600, 1200)]
+    cache, passes = PrefixCache(llm.session().core.bytes_for(600)), Passes(monkeypatch)
+    answered(llm, prompts[0], DENSE, prefix=cache)
+    with pytest.warns(UserWarning, match="needs more than max_bytes"):
+        assert answered(llm, prompts[1], DENSE, prefix=cache) == answered(llm, prompts[1], DENSE)
+    passes.run.clear()
+    answered(llm, prompts[0], DENSE, prefix=cache)
+    assert passes.run == [PASS]
+
+
+def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> Any:
+        raise MemoryError("a fork needs more")
+
+    cache, want = PrefixCache(), answered(llm, HEAD + TAILS[0], PRUNED)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "_forked_core", refused)
+        with pytest.warns(UserWarning, match="the PrefixCache does not keep .* a fork needs more"):
+            assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
+    assert not cache._entries
+    answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache)
+
+    class Full:
+        fork = refused
+
+        def bytes_for(self, n_tokens: int) -> int:
+            return n_tokens
+
+    cache._entries = [replace(cache._entries[0], core=Full())]
+    assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="forks share memory on the CPU only")
+def test_shared_memory_holds_the_beginning_alone(llm: LLM) -> None:
+    def taken(work: Callable[[], Any]) -> int:
+        before = shared_bytes()
+        kept = work()  # noqa: F841 (its memory is measured)
+        return shared_bytes() - before
+
+    def read_and_forked() -> Any:
+        session = llm.session()
+        session.read(HEAD)
+        return session, session.fork()
+
+    cache = PrefixCache()
+    assert taken(lambda: answered(llm, HEAD + TAILS[0], DENSE, prefix=cache)) == taken(read_and_forked) > 0
+
+
 def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
     cache = PrefixCache()
     want = answered(llm, HEAD + TAILS[1], PRUNED)
@@ -118,6 +171,13 @@ def test_an_interrupted_answer_goes_on(llm: LLM) -> None:
         assert answered(llm, HEAD + TAILS[1], PRUNED, prefix=cache) == want
 
 
+def test_a_chat_goes_on(llm: LLM) -> None:
+    cache, text = PrefixCache(), "The sea was calm. " * 30
+    for session in (llm.session(prefix=cache), llm.session(prefix=cache)):
+        session.ask(text, chat=True, max_new_tokens=2)
+        assert session.ask("And you?", chat=True, max_new_tokens=2).text
+
+
 def test_only_an_empty_session_takes_from_the_cache(llm: LLM) -> None:
     cache, session = PrefixCache(), llm.session(prefix=PrefixCache())
     session.read(HEAD)
@@ -127,21 +187,51 @@ def test_only_an_empty_session_takes_from_the_cache(llm: LLM) -> None:
     assert session.ask(TAILS[0], max_new_tokens=3).prompt_ids == TAILS[0]
 
 
-def test_a_reading_that_is_interrupted_leaves_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ask", [Session.forward, Session.ask])
+@pytest.mark.parametrize("n_ended", [0, 1])
+def test_a_prompt_that_is_interrupted_leaves_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, ask: Any, n_ended: int
+) -> None:
+    """In its first pass, which the cache is given, or in the last one."""
     cache = PrefixCache()
     answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache)
     session = llm.session(PRUNED, prefix=cache)
+    passes: list[int] = []
 
-    def interrupted(session: Session, ids: list[int], progress: bool) -> None:
-        raise KeyboardInterrupt
+    def interrupted(n: int, *_: Any) -> Any:
+        if len(passes) == n_ended:
+            raise KeyboardInterrupt
+        passes.append(n)
+        return contextlib.nullcontext()
 
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_read", interrupted)
+        patched.setattr("lazyllm.session.prefill_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            session.forward(HEAD + TAILS[4])
+            ask(session, HEAD + TAILS[4])
     assert session.length == 0
     other = TAILS[4]
     assert session.ask(other, max_new_tokens=6).token_ids == answered(llm, other, PRUNED)
+
+
+class Asking(Policy):
+    queries = 300
+
+    def __init__(self, rows: int) -> None:
+        super().__init__({1: 0.5})
+        self.rows = rows
+
+    def score(self, view: Any) -> Any:
+        return view.attention(self.rows).mean(axis=(0, 1))
+
+
+def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
+    ids = HEAD + TAILS[4]
+    preset = Preset(Pruning({1: 0.5}, queries=300), 1.0, "", "", {}, {})
+    for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), PASS), (PRUNED, PASS)):
+        assert PrefixCache.readable(method, ids) == ids[:-n_rows]
+    assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))
+    with pytest.raises(ValueError, match=r"asked for 301 rows; .* 300 in Asking: set queries = 301"):
+        answered(llm, ids, Asking(301))
 
 
 def test_threads_share_a_cache(llm: LLM) -> None:
@@ -170,6 +260,7 @@ def test_refused_settings(llm: LLM, pruning: Any, message: str) -> None:
 def test_refused_arguments(llm: LLM) -> None:
     with pytest.raises(ValueError, match="max_bytes"):
         PrefixCache(max_bytes=0)
+    assert PrefixCache(max_bytes=2**40).max_bytes == 2**40
     with pytest.raises(TypeError, match="prefix must be a session of this model or a PrefixCache, not 3"):
         llm.generate(HEAD, prefix=3)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="the prompt is empty"):

@@ -84,17 +84,46 @@ def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
     assert session.kinds.tolist() == kinds
 
 
-def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
+@pytest.mark.parametrize("text", ["And you?", "lazyllm-answer-mark and lazyllm-answer-mark"])
+def test_a_chat_goes_on_by_its_template(llm: LLM, text: str) -> None:
     session = llm.session(STAGES)
     first = session.ask("Hello", chat=True, max_new_tokens=3)
-    second = session.ask("And you?", chat=True, max_new_tokens=3)
+    second = session.ask(text, chat=True, max_new_tokens=3)
     decode = llm.tokenizer.decode
     assert (
         decode(first.prompt_ids, skip_special_tokens=False) == "<s><turn>user\nHello</s>\n<turn>assistant\n"
     )
     assert decode(second.prompt_ids, skip_special_tokens=False) == (
-        "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
+        f"</s>\n<turn>user\n{text}</s>\n<turn>assistant\n"
     )
+
+
+def raw_ask(session: Session) -> None:
+    session.ask("A document.", max_new_tokens=2)
+
+
+@pytest.mark.parametrize("chats", [False, True])
+@pytest.mark.parametrize(
+    "outside",
+    [
+        raw_ask,
+        lambda session: session.read("A document."),
+        lambda session: session.forward(IDS),
+        lambda session: session.forward([7], generated=not session.length),
+    ],
+)
+def test_a_chat_turn_follows_turns_only(llm: LLM, chats: bool, outside: Any) -> None:
+    session = llm.session()
+    if chats:
+        session.ask("Hello", chat=True, max_new_tokens=2)
+    fork, begins = session.fork(), session.length + chats  # the answer's last token is run first
+    outside(session)
+    for asked in (session, session.fork()):
+        with pytest.raises(ValueError, match="a chat turn cannot follow text that was read or run outside"):
+            asked.ask("And you?", chat=True, max_new_tokens=2)
+    want = fork.ask("And you?", chat=True, max_new_tokens=2).token_ids
+    session.truncate(begins)
+    assert session.ask("And you?", chat=True, max_new_tokens=2).token_ids == want
 
 
 def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
@@ -191,6 +220,31 @@ def test_what_is_no_prefix(llm: LLM, folder: Path) -> None:
         llm.generate([5], {1: 0.5}, prefix=base)
     with pytest.raises(ValueError, match=r"prompt 1: .* make 651; the model's context is 600"):
         llm.generate([[5], [5] * 597], prefix=base, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_that_repeats_its_prefix_is_refused(llm: LLM, chat: bool) -> None:
+    """Whole prompts belong in a PrefixCache; behind a prefix its text would stand twice."""
+    prefix = llm.session()
+    prompts: list[Any]
+    if chat:
+        hello = {"role": "user", "content": "Hello"}
+        answer = prefix.ask([hello], chat=True, max_new_tokens=2).text
+        prompts = [[hello, {"role": "assistant", "content": answer}, {"role": "user", "content": "Why?"}]]
+        fitting: list[Any] = ["Hello", [hello]]
+    else:
+        prefix.read("The sea was calm.")
+        whole = "The sea was calm. And the wind?"
+        prompts = [whole, llm.tokenizer.encode(whole)]
+        fitting = ["The sea", "And the sea was calm.", llm.tokenizer.encode("The wind")]
+    options: dict[str, Any] = {"prefix": prefix, "chat": chat, "max_new_tokens": 2, "progress": False}
+    for prompt in prompts:
+        for ask in (llm.generate, llm.stream, lambda prompt, **given: llm.generate([prompt], **given)):
+            with pytest.raises(ValueError, match="the prompt begins with what the prefix holds"):
+                ask(prompt, **options)
+    assert len(llm.generate(fitting, **options)) == len(fitting)
+    prefix.truncate(0)
+    llm.generate(prompts[0], **options)
 
 
 def test_a_fork_goes_on_with_the_chat(llm: LLM) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from tiny import Shape, Tiny, pruning
+from tiny import Shape, Tiny, pruning, shared_bytes
 
 from lazyllm import Policy
 
@@ -377,6 +377,20 @@ def test_forks_and_growth_take_little_memory(tmp_path: Path, sanitized: bool) ->
     assert int(forked) < ROWS / 10
     assert int(grown) < ROWS / 10
     assert told == "True"
+
+
+@ON_CPU
+def test_what_a_fork_writes_takes_no_shared_memory(tmp_path: Path) -> None:
+    large = tiny.build(Shape(n_layers=4, n_kv_heads=2, head_dim=64, context=4096), tmp_path)
+    session = large.load(threads=1).session(None)
+    session.forward(large.ids(100))
+    before = shared_bytes()
+    fork = session.fork()
+    shared = shared_bytes() - before
+    assert shared >= 2 * 4 * 2 * 64 * 4 * 100
+    fork.forward(large.ids(900))
+    fork.fork().forward(large.ids(900))
+    assert shared_bytes() == before + shared
 
 
 WITHOUT = """

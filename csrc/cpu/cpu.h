@@ -103,7 +103,7 @@ int lazy_count_cores(const char *folder, const bool *usable, int n);
 int lazy_cgroup_cores(const char *folder);
 /* shared.c */
 int lazy_cpu_share_open(lazy_backend *, lazy_shared **, size_t, lazy_error *);
-int lazy_cpu_share_join(lazy_shared **, const lazy_shared *, lazy_error *);
+int lazy_cpu_share_join(lazy_shared **, const lazy_shared *, const lazy_stretch *, int, lazy_error *);
 int lazy_cpu_share_leave(lazy_shared *, lazy_error *);
 void lazy_cpu_share_close(lazy_shared *);
 /* linear.c */

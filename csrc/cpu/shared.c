@@ -1,8 +1,9 @@
 /* shared.c — memory that a session shares with its forks, page by page.
  *
- * It is a file that lies in memory. The session that opens it is its owner and writes into the file. A fork maps the file privately: it
- * sees the file's page until it writes there, when the system copies that page for it alone. So a fork costs one mapping, and memory only for
- * the pages that it writes. The file ends with its last mapping. */
+ * It is a file that lies in memory. The session that opens it is its owner and writes into the file. A fork maps parts of the file
+ * privately: it sees the file's page until it writes there, when the system copies that page for it alone. The rest of the fork's memory
+ * is not the file's, because the system puts an empty page into a file where a private mapping of it is written first. So a fork costs
+ * two mappings a part, and memory only for the pages that it writes. The file ends with its last mapping. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -27,12 +28,15 @@ typedef struct memory_file {
 typedef struct mapping {
     lazy_shared base;
     memory_file *file;
+    int n_parts;                   /* of the file, mapped one by one */
     struct mapping *next, *before; /* in the list of owners */
 } mapping;
 
 /* A child process must not write into its parent's files: fork() makes all owners' mappings private in the child. */
 static pthread_mutex_t owners_lock = PTHREAD_MUTEX_INITIALIZER; /* of the list, and of every `owner` */
 static mapping *owners;
+enum { MOST_PARTS = 1 << 14 }; /* of all forks: Linux allows a process 65,530 mappings */
+static atomic_int n_parts;
 static pthread_once_t handlers_once = PTHREAD_ONCE_INIT;
 static int handlers_failed;
 
@@ -61,6 +65,25 @@ static bool map_file(mapping *m, int sharing)
     if (data == MAP_FAILED) return false;
     m->base.data = data;
     lazy_use_small_pages(data, m->file->bytes); /* with huge ones a single row would take two megabytes */
+    return true;
+}
+
+/* Maps the parts of the file, and empty memory of its size around them; the whole file if there are too many parts. */
+static bool map_parts(mapping *m, const lazy_stretch *parts, int n)
+{
+    const int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_NORESERVE;
+    m->n_parts = n;
+    if (atomic_fetch_add(&n_parts, n) + n > MOST_PARTS) return map_file(m, MAP_PRIVATE);
+    char *data = mmap(NULL, m->file->bytes, access, flags | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return false;
+    m->base.data = data;
+    lazy_use_small_pages(data, m->file->bytes);
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    for (const lazy_stretch *part = parts; part < parts + n; part++) {
+        size_t begin = part->begin / page * page;
+        if (begin < part->end && mmap(data + begin, part->end - begin, access, flags | MAP_FIXED, m->file->fd, (off_t)begin) == MAP_FAILED)
+            return false;
+    }
     return true;
 }
 
@@ -116,6 +139,7 @@ void lazy_cpu_share_close(lazy_shared *shared)
     unlist_owner(m);
     pthread_mutex_unlock(&owners_lock);
     if (m->base.data) munmap(m->base.data, m->file->bytes);
+    atomic_fetch_sub(&n_parts, m->n_parts);
     drop_file(m->file);
     lazy_free(m);
 }
@@ -146,7 +170,7 @@ int lazy_cpu_share_open(lazy_backend *backend, lazy_shared **out, size_t bytes, 
     return LAZY_OK;
 }
 
-int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, lazy_error *err)
+int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *err)
 {
     mapping *m;
     *out = NULL;
@@ -154,7 +178,7 @@ int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, lazy_error *
     if (code) return code;
     m->file = ((const mapping *)from)->file;
     atomic_fetch_add(&m->file->n_mappings, 1);
-    if (map_file(m, MAP_PRIVATE)) *out = &m->base;
+    if (map_parts(m, parts, n)) *out = &m->base;
     else {
         code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
         lazy_cpu_share_close(&m->base);

@@ -44,7 +44,7 @@ def add(commands: options.Commands) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default 0, greedy")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default 1, off")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="default 0, off")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, default 0")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the draws; default a new one each time")
     options.add_device(parser)
     parser.add_argument(
         "--heatmap",

@@ -176,14 +176,16 @@ static bool holds_text(const lazy_shared *shared, const char *text)
     return same;
 }
 
-static lazy_shared *joined(const lazy_shared *from)
+static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *parts, int n)
 {
     lazy_shared *shared;
     lazy_error err = { 0 };
-    if (lazy_cpu_share_join(&shared, from, &err) == LAZY_OK) return shared;
+    if (lazy_cpu_share_join(&shared, from, parts, n, &err) == LAZY_OK) return shared;
     printf("%s\n", err.message);
     exit(1);
 }
+
+static lazy_shared *joined(const lazy_shared *from) { return joined_parts(from, &(lazy_stretch){ 0, SHARED_BYTES }, 1); }
 
 static lazy_shared *opened_shared(void)
 {
@@ -214,6 +216,23 @@ static void test_shared(void)
     check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
     lazy_cpu_share_close(fork_a);
     lazy_cpu_share_close(later);
+}
+
+static void test_shared_in_parts(void)
+{
+    enum { TOO_MANY = 1 << 15, SECOND = SHARED_BYTES / PLACES };
+    static lazy_stretch many[TOO_MANY];
+    lazy_shared *owner = opened_shared();
+    put(owner, "abc");
+    lazy_shared *fork_a = joined_parts(owner, (lazy_stretch[]){ { 0, 1 }, { 1, 1 }, { SECOND, SECOND + 1 } }, 3);
+    check(holds_text(fork_a, "ab\0"), "shared memory: a fork has the parts that it joins");
+    put(fork_a, "x y");
+    check(holds_text(fork_a, "xby") && holds_text(owner, "abc"), "shared memory: a fork writes for itself in all parts");
+    lazy_shared *fork_b = joined_parts(owner, many, TOO_MANY);
+    check(holds_text(fork_b, "abc"), "shared memory: too many parts are mapped as a whole");
+    lazy_cpu_share_close(fork_b);
+    lazy_cpu_share_close(fork_a);
+    lazy_cpu_share_close(owner);
 }
 
 /* A child process, which has left what its parent owns. Returns what `good` gives in the child. */
@@ -500,6 +519,7 @@ int main(void)
     test_pool();
     test_short_jobs_beside_a_long_one();
     test_shared();
+    test_shared_in_parts();
     test_shared_in_child();
     test_shared_by_threads();
     test_small_pages();
