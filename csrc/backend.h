@@ -82,7 +82,7 @@ typedef struct lazy_ops {
 
     /* ---- stream ---- */
     int (*stream_open)(lazy_backend *, const lazy_config *, lazy_stream **out, lazy_error *);
-    void (*stream_close)(lazy_stream *);
+    void (*stream_close)(lazy_stream *); /* Waits */
     /* Allocates the scratch of passes of up to n_rows rows over up to n_tokens tokens; ops never allocate. */
     int (*reserve)(lazy_stream *, int n_rows, int n_tokens, lazy_error *);
     /* Bytes of that scratch. */

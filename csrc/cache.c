@@ -289,7 +289,8 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 {
     const lazy_config *c = &to->model->config;
     const lazy_ops *ops = to->model->backend->ops;
-    int code = move_to_shared(from, depths, length, err);
+    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err); /* waits for uploads of its rows */
+    if (!code) code = move_to_shared(from, depths, length, err);
     if (!code) code = join_shared(to, from, depths, length, err);
     if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
     bool all_shared = to->shared && from->shared->owner;

@@ -166,7 +166,7 @@ def check_estimate(pruning):
     assert taken[1] - taken[0] == session.bytes_for(384) - session.bytes_for(64), (taken, pruning)
 
 def check_peak(pruning):
-    # a session that doubles its room takes the bytes of the new room and of one old buffer, not of all of them
+    # a session that doubles its room takes the bytes of the new room and of one old buffer, not of all
     session = session_of(pruning, first)
     session.reserve(256)
     before, added = shim.live_bytes(), session.bytes_for(512) - session.bytes_for(256)
@@ -182,12 +182,11 @@ def check_keys_of_a_policy():
         seen.append(core.view("keys", 0, len(first)).tobytes())
         return np.zeros(view["n_in_play"], np.float32), -1
 
-    def after(call):
-        for session, _ in each_failure(lambda: session_of(tiny.pruning([(3, 0.5)], policy=score), first), call):
-            session.forward([5], generated=True)
-            yield seen[-1]
-
-    assert len(set(after(lambda session: session.reserve(512)))) == 1
+    rules = tiny.pruning([(3, 0.5)], policy=score)
+    for session, _ in each_failure(lambda: session_of(rules, first), lambda session: session.reserve(512)):
+        del seen[:-1]
+        session.forward([5], generated=True)
+        assert len(set(seen)) == 1
 
 def session_of(pruning, *before):
     session = model.session(pruning)
