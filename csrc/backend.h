@@ -65,7 +65,7 @@ typedef struct lazy_stretch {
 typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
-    void (*free)(lazy_backend *, void *memory);
+    void (*free)(lazy_backend *, void *memory); /* after all ops that were given it */
     /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical memory. May be
      * NULL: all of it does anyway. */
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
@@ -87,10 +87,10 @@ typedef struct lazy_ops {
 
     /* ---- stream ---- */
     int (*stream_open)(lazy_backend *, const lazy_config *, lazy_stream **out, lazy_error *);
-    void (*stream_close)(lazy_stream *);
+    void (*stream_close)(lazy_stream *); /* Waits */
     /* Allocates the scratch of passes of up to n_rows rows over up to n_tokens tokens; ops never allocate. */
     int (*reserve)(lazy_stream *, int n_rows, int n_tokens, lazy_error *);
-    /* Bytes of that scratch. May be NULL: unknown. */
+    /* Bytes of that scratch. */
     uint64_t (*scratch_bytes)(const lazy_stream *, int n_rows, int n_tokens);
     /* `from` may be overwritten once this returns. */
     int (*upload)(lazy_stream *, void *to, const void *from /* (host) */, size_t bytes, lazy_error *);

@@ -21,37 +21,37 @@ static int list_growing(lazy_cache *cache, const lazy_rules *rules, lazy_error *
     int n = 0;
     for (int l = 0; l < c->n_layers; l++) {
         bool sparse = !lazy_rules_whole_layer(rules, l);
-        list[n++] = (lazy_growing){ &cache->kv[l].k, c->n_kv_heads, head, true, sparse, l + 1, any, "the key cache", NULL };
-        list[n++] = (lazy_growing){ &cache->kv[l].v, c->n_kv_heads, head, true, sparse, l + 1, any, "the value cache", NULL };
+        list[n++] = (lazy_growing){ &cache->kv[l].k, c->n_kv_heads, head, true, sparse, l + 1, any, "the key cache", 0 };
+        list[n++] = (lazy_growing){ &cache->kv[l].v, c->n_kv_heads, head, true, sparse, l + 1, any, "the value cache", 0 };
     }
     for (int l = 0; l < c->n_layers; l++)
-        if (lazy_rules_revive_at(rules, l)) list[n++] = (lazy_growing){ &cache->aux[l], 1, d, true, true, l, l, "the Aux cache", NULL };
+        if (lazy_rules_revive_at(rules, l)) list[n++] = (lazy_growing){ &cache->aux[l], 1, d, true, true, l, l, "the Aux cache", 0 };
     for (int l = 0; l < c->n_layers && rules->pruning.memory > 0; l++)
         if (lazy_rules_stage_at(rules, l)) {
             lazy_remembered *r = &cache->remembered[l];
-            list[n++] = (lazy_growing){ (void **)&r->scores, 1, sizeof(float), true, false, 0, any, "remembered scores", NULL };
-            list[n++] = (lazy_growing){ (void **)&r->fresh, 1, sizeof(float), false, false, 0, any, "remembered scores", NULL };
+            list[n++] = (lazy_growing){ (void **)&r->scores, 1, sizeof(float), true, false, 0, any, "remembered scores", 0 };
+            list[n++] = (lazy_growing){ (void **)&r->fresh, 1, sizeof(float), false, false, 0, any, "remembered scores", 0 };
         }
     if (rules->pruning.layers > 1 && !rules->pruning.policy.call)
         list[n++] = (lazy_growing){
-            (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, 0, any, "shares", NULL
+            (void **)&cache->shares, min_int(rules->pruning.layers, c->n_layers), sizeof(float), false, false, 0, any, "shares", 0
         };
     if (lazy_rules_drop_for_good(rules, c->n_layers))
-        list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, 0, any, "tokens dropped for good", NULL };
+        list[n++] = (lazy_growing){ (void **)&cache->gone, 1, sizeof(int32_t), false, false, 0, any, "tokens dropped for good", 0 };
     const lazy_growing others[] = {
-        { (void **)&cache->depth, 1, sizeof(int32_t), false, false, 0, any, "the depths", NULL },
-        { (void **)&cache->ids, 1, sizeof(int32_t), false, false, 0, any, "the token ids", NULL },
-        { (void **)&cache->flags, 1, sizeof(uint8_t), false, false, 0, any, "the token flags", NULL },
-        { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, false, 0, any, "the tokens in play", NULL },
-        { (void **)&cache->in_play[1], 1, sizeof(int32_t), false, false, 0, any, "the tokens in play", NULL },
-        { (void **)&cache->rows[0], 1, sizeof(int32_t), false, false, 0, any, "the rows", NULL },
-        { (void **)&cache->rows[1], 1, sizeof(int32_t), false, false, 0, any, "the rows", NULL },
-        { (void **)&cache->scores[0], 1, sizeof(float), false, false, 0, any, "the scores", NULL },
-        { (void **)&cache->scores[1], 1, sizeof(float), false, false, 0, any, "the scores", NULL },
-        { &cache->x[0], 1, d, false, false, 0, any, "the hidden states", NULL },
-        { &cache->x[1], 1, d, false, false, 0, any, "the hidden states", NULL },
-        { &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, false, false, 0, any, "q, k and v", NULL },
-        { &cache->attention, 1, (size_t)lazy_q_width(c) * a, false, false, 0, any, "the attention's output", NULL },
+        { (void **)&cache->depth, 1, sizeof(int32_t), false, false, 0, any, "the depths", 0 },
+        { (void **)&cache->ids, 1, sizeof(int32_t), false, false, 0, any, "the token ids", 0 },
+        { (void **)&cache->flags, 1, sizeof(uint8_t), false, false, 0, any, "the token flags", 0 },
+        { (void **)&cache->in_play[0], 1, sizeof(int32_t), false, false, 0, any, "the tokens in play", 0 },
+        { (void **)&cache->in_play[1], 1, sizeof(int32_t), false, false, 0, any, "the tokens in play", 0 },
+        { (void **)&cache->rows[0], 1, sizeof(int32_t), false, false, 0, any, "the rows", 0 },
+        { (void **)&cache->rows[1], 1, sizeof(int32_t), false, false, 0, any, "the rows", 0 },
+        { (void **)&cache->scores[0], 1, sizeof(float), false, false, 0, any, "the scores", 0 },
+        { (void **)&cache->scores[1], 1, sizeof(float), false, false, 0, any, "the scores", 0 },
+        { &cache->x[0], 1, d, false, false, 0, any, "the hidden states", 0 },
+        { &cache->x[1], 1, d, false, false, 0, any, "the hidden states", 0 },
+        { &cache->qkv, 1, (size_t)lazy_qkv_width(c) * a, false, false, 0, any, "q, k and v", 0 },
+        { &cache->attention, 1, (size_t)lazy_q_width(c) * a, false, false, 0, any, "the attention's output", 0 },
     };
     memcpy(list + n, others, sizeof others);
     cache->n_growing = n + (int)(sizeof others / sizeof *others);
@@ -116,7 +116,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
     for (const lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++)
         per_token += g->per_token * (uint64_t)g->pieces;
     uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + 2 * (uint64_t)c->vocab * sizeof(float) + lazy_n_notes(c) * sizeof(int32_t);
-    uint64_t scratch = backend->ops->scratch_bytes ? backend->ops->scratch_bytes(cache->stream, capacity, capacity) : 0;
+    uint64_t scratch = backend->ops->scratch_bytes(cache->stream, capacity, capacity);
     return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed + scratch +
            lazy_rope_bytes(cache->model, capacity);
 }
@@ -131,14 +131,13 @@ uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length)
 
 /* ---- room ------------------------------------------------------------------------------- */
 
-/* A buffer, and the tokens that it has room for. */
-typedef struct buffer {
+/* Data of a buffer, and the tokens that it has room for. */
+typedef struct room {
     void *data;
     int capacity;
-} buffer;
+} room;
 
-static int room_of(const lazy_cache *cache, const lazy_growing *g) { return in_shared(cache, g) ? cache->kv->capacity : cache->capacity; }
-static buffer buffer_of(const lazy_cache *cache, const lazy_growing *g) { return (buffer){ *g->slot, room_of(cache, g) }; }
+static room room_of(const lazy_growing *g) { return (room){ *g->slot, g->capacity }; }
 static bool holds(const lazy_growing *g, int depth) { return g->least <= depth && depth <= g->most; }
 
 /* True if the buffer has the token at position i, and not because the cache shares its row with the owner. */
@@ -147,7 +146,7 @@ static bool is_own(const lazy_cache *cache, const lazy_growing *g, const int32_t
     return holds(g, depths[i]) && !(has_rows(g) && i < cache->n_shared && holds(g, cache->shared_depths[i]));
 }
 
-static int copy_tokens(lazy_stream *stream, const lazy_growing *g, buffer to, buffer from, int first, int end, lazy_error *err)
+static int copy_tokens(lazy_stream *stream, const lazy_growing *g, room to, room from, int first, int end, lazy_error *err)
 {
     int code = LAZY_OK;
     for (size_t i = 0; i < (size_t)g->pieces && !code; i++)
@@ -159,8 +158,7 @@ static int copy_tokens(lazy_stream *stream, const lazy_growing *g, buffer to, bu
 
 /* Copies what the cache does not share of the first `length` tokens from one buffer to another. Where memory may be sparse, only rows that
  * are there, so that the others go on taking none. */
-static int copy_own(const lazy_cache *cache, const lazy_growing *g, buffer to, buffer from, const int32_t *depths, int length,
-                    lazy_error *err)
+static int copy_own(const lazy_cache *cache, const lazy_growing *g, room to, room from, const int32_t *depths, int length, lazy_error *err)
 {
     bool all = !cache->model->backend->ops->expect_sparse;
     int code = LAZY_OK;
@@ -172,36 +170,57 @@ static int copy_own(const lazy_cache *cache, const lazy_growing *g, buffer to, b
     return code;
 }
 
-int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
+static void place(lazy_growing *g, room fresh)
+{
+    *g->slot = fresh.data;
+    g->capacity = fresh.capacity;
+}
+
+/* Sets the capacity of each layer's K and V from that of its buffers. */
+static void note_capacities(lazy_cache *cache)
+{
+    for (int l = 0; l < cache->model->config.n_layers; l++) cache->kv[l].capacity = cache->growing[2 * l].capacity;
+}
+
+/* Gives the n buffers that begin at g the same greater capacity, or none of them. */
+static int grow(lazy_cache *cache, lazy_growing *g, int n, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
     lazy_backend *backend = cache->model->backend;
-    lazy_growing *end = cache->growing + cache->n_growing;
+    room fresh[] = { { NULL, capacity }, { NULL, capacity } };
+    int code = LAZY_OK;
+    for (int i = 0; i < n && !code; i++) {
+        size_t bytes = g[i].per_token * (size_t)capacity * (size_t)g[i].pieces;
+        code = backend->ops->alloc(backend, &fresh[i].data, bytes, g[i].what, err);
+        bool sparse = g[i].sparse || cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
+        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, fresh[i].data, bytes);
+        if (!code && g[i].remembered) code = copy_own(cache, &g[i], fresh[i], room_of(&g[i]), depths, length, err);
+    }
+    for (int i = 0; i < n; i++) {
+        backend->ops->free(backend, code ? fresh[i].data : *g[i].slot);
+        if (!code) place(&g[i], fresh[i]);
+    }
+    return code;
+}
+
+/* Each buffer is freed before the next one grows, so that the memory is not needed twice. Those that have grown when another cannot are
+ * merely larger than cache->capacity. */
+int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
+{
     const lazy_config *c = &cache->model->config;
     int32_t *staging;
     int code = lazy_alloc((void **)&staging, staging_words(c, capacity), sizeof *staging, "the staging room", err);
-    if (!code) code = backend->ops->reserve(cache->stream, capacity, capacity, err);
-    if (!code) code = lazy_rope_find(&cache->rope, cache->model, cache->stream, capacity, err);
-    for (lazy_growing *g = cache->growing; g < end && !code; g++) {
-        size_t bytes = g->per_token * (size_t)capacity * (size_t)g->pieces;
-        if (in_shared(cache, g)) continue;
-        code = backend->ops->alloc(backend, &g->fresh, bytes, g->what, err);
-        bool sparse = g->sparse || cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
-        if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, g->fresh, bytes);
-        if (!code && g->remembered) code = copy_own(cache, g, (buffer){ g->fresh, capacity }, buffer_of(cache, g), depths, length, err);
-    }
-    for (lazy_growing *g = cache->growing; g < end; g++) {
-        if (in_shared(cache, g)) continue;
-        void *outdated = code ? g->fresh : *g->slot;
-        if (!code) *g->slot = g->fresh;
-        backend->ops->free(backend, outdated);
-        g->fresh = NULL;
-    }
-    lazy_free(code ? staging : cache->staging);
     if (code) return code;
+    lazy_free(cache->staging);
     cache->staging = staging;
-    cache->capacity = capacity;
-    for (int l = 0; l < c->n_layers && !cache->shared; l++) cache->kv[l].capacity = capacity;
-    return LAZY_OK;
+    code = cache->model->backend->ops->reserve(cache->stream, capacity, capacity, err);
+    if (!code) code = lazy_rope_find(&cache->rope, cache->model, cache->stream, capacity, err);
+    for (int i = 0, n; i < cache->n_growing && !code; i += n) {
+        n = i < 2 * c->n_layers ? 2 : 1; /* K and V of a layer have one capacity */
+        if (cache->growing[i].capacity < capacity) code = grow(cache, &cache->growing[i], n, capacity, depths, length, err);
+    }
+    note_capacities(cache);
+    if (!code) cache->capacity = capacity;
+    return code;
 }
 
 /* ---- forks ------------------------------------------------------------------------------ */
@@ -215,14 +234,13 @@ static size_t shared_bytes(const lazy_cache *cache, const lazy_growing *g)
 /* K,V and Aux lie in the shared memory one after the other. */
 static void place_rows(lazy_cache *cache)
 {
-    const lazy_config *c = &cache->model->config;
     char *data = cache->shared->data;
     for (lazy_growing *g = cache->growing; g < cache->growing + cache->n_growing; g++) {
         if (!has_rows(g)) continue;
-        *g->slot = data;
+        place(g, (room){ data, cache->model->config.context });
         data += shared_bytes(cache, g);
     }
-    for (int l = 0; l < c->n_layers; l++) cache->kv[l].capacity = c->context;
+    note_capacities(cache);
 }
 
 /* Moves K,V and Aux into shared memory as its owner, if there is any to be had. */
@@ -239,7 +257,7 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
     char *data = shared->data;
     for (const lazy_growing *g = cache->growing; g < end && !code; g++) {
         if (!has_rows(g)) continue;
-        code = copy_own(cache, g, (buffer){ data, cache->model->config.context }, buffer_of(cache, g), depths, length, err);
+        code = copy_own(cache, g, (room){ data, cache->model->config.context }, room_of(g), depths, length, err);
         data += shared_bytes(cache, g);
     }
     if (code) {
@@ -297,14 +315,15 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 {
     const lazy_config *c = &to->model->config;
     const lazy_ops *ops = to->model->backend->ops;
-    int code = move_to_shared(from, depths, length, err);
+    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err); /* waits for uploads of its rows */
+    if (!code) code = move_to_shared(from, depths, length, err);
     if (!code) code = join_shared(to, from, depths, length, err);
     if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
     bool all_shared = to->shared && from->shared->owner;
     for (int i = 0; i < to->n_growing && !code; i++) {
         const lazy_growing *g = &to->growing[i];
         if (g->remembered && !(has_rows(g) && all_shared))
-            code = copy_own(to, g, buffer_of(to, g), buffer_of(from, &from->growing[i]), depths, length, err);
+            code = copy_own(to, g, room_of(g), room_of(&from->growing[i]), depths, length, err);
     }
     if (!code) code = ops->copy(to->stream, to->logits, from->logits, (size_t)c->vocab * sizeof *to->logits, err);
     if (!code) code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits, err); /* waits: `from` may change then */
@@ -345,7 +364,7 @@ static int move_rows(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, b
         size_t bytes = (size_t)(end - first) * g->per_token;
         for (size_t i = 0; i < (size_t)g->pieces && !code; i++) {
             char *here = rows.data + (i * (size_t)rows.n + (size_t)done) * g->per_token;
-            char *there = (char *)*g->slot + (i * (size_t)room_of(cache, g) + (size_t)first) * g->per_token;
+            char *there = (char *)*g->slot + (i * (size_t)g->capacity + (size_t)first) * g->per_token;
             code = writes ? ops->upload(cache->stream, there, here, bytes, err) : ops->download(cache->stream, here, there, bytes, err);
         }
         done += end - first;

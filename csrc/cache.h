@@ -22,7 +22,7 @@ typedef struct lazy_growing {
     bool sparse;      /* only some tokens have rows */
     int least, most;  /* tokens of these depths have rows */
     const char *what;
-    void *fresh; /* the larger buffer, during lazy_cache_reserve */
+    int capacity; /* tokens; at least the cache's */
 } lazy_growing;
 
 /* Scores of one stage that decode steps remember. */
@@ -47,7 +47,7 @@ typedef struct lazy_cache {
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
-    /* kept from pass to pass; K,V and Aux with room for kv->capacity tokens */
+    /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
     void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */

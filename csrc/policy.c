@@ -23,7 +23,8 @@ static int read_rows(const lazy_view *view, void *out, const void *from, size_t 
 /* (G, n, D) of a cache (G, capacity, D) */
 static int read_heads(const lazy_view *view, char *out, const char *from, int first, int n, lazy_error *err)
 {
-    size_t row = (size_t)view->config->head_dim * lazy_dtype_width(view->kv), capacity = (size_t)view->state->cache->kv->capacity;
+    size_t row = (size_t)view->config->head_dim * lazy_dtype_width(view->kv);
+    size_t capacity = (size_t)view->state->cache->kv[view->state->layer].capacity;
     int code = LAZY_OK;
     for (int g = 0; g < view->config->n_kv_heads && !code; g++)
         code = read_rows(view, out + (size_t)g * (size_t)n * row, from + (size_t)g * capacity * row, row, first, n, err);

@@ -1,5 +1,6 @@
 /* backend_cuda.cc — the backend of a CUDA device: memory, weights, streams, and the table of ops. */
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -87,10 +88,23 @@ void unbind(lazy_backend *backend, lazy_matrix *matrix) { release(backend, const
 
 /* ---- streams ---------------------------------------------------------------------------- */
 
-void free_scratch(lazy_cuda_stream *s)
+/* A buffer of the scratch, and its size. */
+struct scratch {
+    void **memory;
+    size_t bytes;
+};
+
+/* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
+std::array<scratch, 5> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
-    void *owned[] = { s->full.of_row, s->local.of_row, s->partial, s->gate_up, s->shares };
-    for (void *memory : owned) release(s->base.backend, memory);
+    const lazy_config *c = s->base.config;
+    const lazy_cuda *cuda = lazy_cuda_of(&s->base);
+    size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim;
+    return { { { (void **)&s->full.of_row, rows * sizeof *s->full.of_row },
+               { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
+               { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
+               { &s->gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type) },
+               { (void **)&s->shares, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->shares } } };
 }
 
 void close_stream(lazy_stream *stream)
@@ -100,7 +114,8 @@ void close_stream(lazy_stream *stream)
     if (lazy_cuda_enter(stream->backend, nullptr) == LAZY_OK) {
         if (s->queue) cudaStreamSynchronize(s->queue); /* queued kernels may still read what is freed below */
         lazy_gemm_close(s->gemm);
-        free_scratch(s);
+        lazy_staging_close(&s->staging);
+        for (const scratch &part : scratch_of(s, 0, 0)) release(stream->backend, *part.memory);
         release(stream->backend, s->count);
         release(stream->backend, s->bad_score);
         cudaFreeHost(s->host);
@@ -123,6 +138,7 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     s->base.config = config;
     code = lazy_cuda_enter(backend, err);
     if (!code) code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
+    if (!code) code = lazy_staging_open(&s->staging, err);
     if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
     if (!code) code = allocate(backend, (void **)&s->bad_score, sizeof *s->bad_score, "the bad score", err);
@@ -132,33 +148,33 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     return code;
 }
 
-/* Also opens the matrix products on first use: their 32 MiB workspace is allocated only for streams that run passes. */
+uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
+{
+    uint64_t sum = LAZY_GEMM_WORKSPACE;
+    for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens)) sum += part.bytes;
+    return sum;
+}
+
+/* Also opens the matrix products on first use: their workspace is allocated only for streams that run passes. Each buffer of the scratch is
+ * freed before the next one grows; those that have grown when another cannot are merely larger than needed. */
 int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
-    lazy_backend *backend = stream->backend;
-    lazy_cuda *cuda = lazy_cuda_of(stream);
-    int code = lazy_cuda_enter(backend, err);
-    if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, cuda->cublas, s->queue, err);
+    int code = lazy_cuda_enter(stream->backend, err);
+    if (!code && !s->gemm) code = lazy_gemm_open(&s->gemm, lazy_cuda_of(stream)->cublas, s->queue, err);
     if (code || (n_rows <= s->rows && n_tokens <= s->tokens)) return code;
-    const lazy_config *c = stream->config;
-    size_t heads = (size_t)c->n_heads, chunk = (size_t)std::min<int>(n_rows, ROW_CHUNK), partial = lazy_cuda_max_partials(c, cuda, n_rows);
-    lazy_cuda_stream fresh = *s;
-    fresh.rows = n_rows;
-    fresh.tokens = n_tokens;
-    fresh.full = fresh.local = {};
-    fresh.partial = nullptr;
-    fresh.gate_up = nullptr;
-    fresh.shares = nullptr;
-    const char *what = "a stream's scratch";
-    for (lazy_ranges *ranges : { &fresh.full, &fresh.local })
-        if (!code) code = allocate(backend, (void **)&ranges->of_row, (size_t)n_rows * sizeof *ranges->of_row, what, err);
-    if (!code) code = allocate(backend, (void **)&fresh.partial, partial * ((size_t)c->head_dim + 2) * sizeof *fresh.partial, what, err);
-    if (!code) code = allocate(backend, &fresh.gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type), what, err);
-    if (!code) code = allocate(backend, (void **)&fresh.shares, heads * (size_t)n_tokens * sizeof *fresh.shares, what, err);
-    free_scratch(code ? &fresh : s);
-    if (!code) *s = fresh;
-    return code;
+    n_rows = std::max(n_rows, s->rows);
+    n_tokens = std::max(n_tokens, s->tokens);
+    lazy_cuda_forget_ranges(stream);
+    for (const scratch &part : scratch_of(s, n_rows, n_tokens)) {
+        void *larger;
+        if ((code = allocate(stream->backend, &larger, part.bytes, "a stream's scratch", err))) return code;
+        release(stream->backend, *part.memory);
+        *part.memory = larger;
+    }
+    s->rows = n_rows;
+    s->tokens = n_tokens;
+    return LAZY_OK;
 }
 
 int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
@@ -166,8 +182,8 @@ int upload(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_e
     int code = lazy_cuda_enter(stream->backend, err);
     if (code) return code;
     lazy_cuda_forget_ranges(stream);
-    /* pageable memory is staged before this returns, so the caller may reuse `from` */
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, lazy_cuda_scratch(stream)->queue), "upload", err);
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    return lazy_staging_upload(&s->staging, to, from, bytes, s->queue, err);
 }
 
 /* Waits for the stream, and reports a score that is not a number if selection has recorded one since the last wait. */
@@ -209,6 +225,7 @@ lazy_ops table_of_ops()
     ops.stream_open = open_stream;
     ops.stream_close = close_stream;
     ops.reserve = reserve;
+    ops.scratch_bytes = scratch_bytes;
     ops.upload = upload;
     ops.download = download;
     ops.copy = copy;

@@ -11,6 +11,7 @@ extern "C" {
 }
 
 #include "gemm.h"
+#include "staging.h"
 
 enum { LAZY_FEW_ROWS = 4 /* up to here, products read each weight once with a kernel of this library */ };
 
@@ -47,6 +48,7 @@ struct lazy_cuda_stream {
     lazy_stream base;
     cudaStream_t queue;
     lazy_gemm *gemm;
+    lazy_staging staging;
     int rows, tokens;          /* that the scratch below has room for */
     lazy_ranges full, local;   /* of layers without a window and with one; most layers of a pass have the same */
     float *partial;            /* (lazy_cuda_max_partials, D + 2) outputs, maximum, sum for each row, head and chunk of keys */

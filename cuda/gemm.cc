@@ -7,8 +7,7 @@ extern "C" {
 #include "../csrc/memory.h"
 }
 
-static constexpr size_t WORKSPACE = 32 << 20; /* bytes: NVIDIA's recommendation for the devices that need the largest */
-static constexpr int MAX_CHOICES = 64;        /* a pruned pass has a few shapes for each of its numbers of rows */
+static constexpr int MAX_CHOICES = 64; /* a pruned pass has a few shapes for each of its numbers of rows */
 
 /* The arguments of lazy_gemm_run that an algorithm depends on. */
 struct shape {
@@ -37,7 +36,7 @@ struct lazy_gemm {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t w, x, y; /* reshaped for each product, because creating them allocates */
     cublasLtMatmulPreference_t preference;
-    void *workspace; /* (WORKSPACE,) on the device */
+    void *workspace; /* (LAZY_GEMM_WORKSPACE,) on the device */
     choice choices[MAX_CHOICES];
     int oldest; /* index into choices */
 };
@@ -102,7 +101,7 @@ static choice *choose(lazy_gemm *g, const shape &s)
     g->oldest = (g->oldest + 1) % MAX_CHOICES;
     *fresh = {};
     fresh->of = s;
-    fresh->refused = !ask(g, s.alignment, WORKSPACE, &fresh->algorithm) && !ask(g, width_of(s.in), 0, &fresh->algorithm);
+    fresh->refused = !ask(g, s.alignment, LAZY_GEMM_WORKSPACE, &fresh->algorithm) && !ask(g, width_of(s.in), 0, &fresh->algorithm);
     return fresh;
 }
 
@@ -110,7 +109,7 @@ static cublasStatus_t multiply(const lazy_gemm *g, const choice &c, void *y, con
 {
     static const float ONE = 1, ZERO = 0;
     return g->cublas->matmul(g->handle, g->desc, &ONE, w, g->w, x, g->x, c.of.accumulate ? &ONE : &ZERO, y, g->y, y, g->y, &c.algorithm,
-                             g->workspace, WORKSPACE, g->stream);
+                             g->workspace, LAZY_GEMM_WORKSPACE, g->stream);
 }
 
 /* True for the errors of a product that cuBLASLt does not support, as opposed to those of a device that fails. */
@@ -176,11 +175,11 @@ int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, cudaStream_t stre
     lazy_gemm *g = static_cast<lazy_gemm *>(memory);
     g->cublas = cublas;
     g->stream = stream;
-    cudaError_t failed = cudaMalloc(&g->workspace, WORKSPACE);
+    cudaError_t failed = cudaMalloc(&g->workspace, LAZY_GEMM_WORKSPACE);
     if (failed != cudaSuccess) {
         cudaGetLastError(); /* clears the error, which the next launch would otherwise report */
         code = lazy_fail(err, failed == cudaErrorMemoryAllocation ? LAZY_MEMORY : LAZY_DEVICE,
-                         "matrix products: %zu bytes of workspace: %s", WORKSPACE, cudaGetErrorString(failed));
+                         "matrix products: %zu bytes of workspace: %s", LAZY_GEMM_WORKSPACE, cudaGetErrorString(failed));
     } else if (cublasStatus_t status = open_cublas(g)) {
         code = lazy_fail(err, LAZY_DEVICE, "matrix products: %s could not be set up: %s", cublas->file, cublas->status_name(status));
     }

@@ -4,6 +4,8 @@
 
 #include "cublas.h"
 
+enum : size_t { LAZY_GEMM_WORKSPACE = 32 << 20 }; /* bytes: NVIDIA's recommendation for the devices that need the largest */
+
 /* A cuBLASLt handle and its workspace. Not thread-safe; products run in order on the stream it was opened for. */
 typedef struct lazy_gemm lazy_gemm;
 

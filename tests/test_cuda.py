@@ -285,6 +285,15 @@ class Runtime:
     def launches(self) -> int:
         return ctypes.c_ulonglong.in_dll(self.library, "cuda_on_cpu_launches").value
 
+    def bytes(self) -> int:
+        """Of device memory that is allocated; peak() begins to count anew."""
+        allocated = ctypes.c_ulonglong.in_dll(self.library, "cuda_on_cpu_bytes").value
+        ctypes.c_ulonglong.in_dll(self.library, "cuda_on_cpu_peak").value = allocated
+        return allocated
+
+    def peak(self) -> int:
+        return ctypes.c_ulonglong.in_dll(self.library, "cuda_on_cpu_peak").value
+
     def refuse(self, nth_launch: int) -> None:
         ctypes.c_int.in_dll(self.library, "cuda_on_cpu_refuse").value = nth_launch
 
@@ -442,9 +451,28 @@ def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str)
     session = llm.session(lazyllm.Pruning({0: 0.7, 2: 0.4}, memory=0.8))
     session.ask(list(range(40, 90)), max_new_tokens=5)
     session.save(tmp_path / "kept")
-    others = [session.fork(), llm.restore(tmp_path / "kept")]
+    # a fork of what was just restored copies rows that another stream is still uploading
+    others = [session.fork(), llm.restore(tmp_path / "kept"), llm.restore(tmp_path / "kept").fork()]
     want = session.ask([5, 6, 7], max_new_tokens=6)
     for other in others:
         got = other.ask([5, 6, 7], max_new_tokens=6)
         assert (got.token_ids, got.passes.tolist()) == (want.token_ids, want.passes.tolist())
         assert other.core.logits.tobytes() == session.core.logits.tobytes()
+
+
+@fakes_only
+@pytest.mark.parametrize("rules", [None, STAGES], ids=["dense", "pruned"])
+def test_memory_is_planned_and_grows_buffer_by_buffer(
+    runtime: Runtime, seven_layers: Tiny, rules: Any
+) -> None:
+    model = on(seven_layers, DEVICE)
+    model.session(None).reserve(400)  # makes the RoPE table, which the model keeps
+    empty = runtime.bytes()
+    session = model.session(rules and pruning(rules))
+    session.reserve(200)
+    before = runtime.bytes()
+    on_host = 200 * (4 + 14)  # the upload's words; ids, depths and flags of tokens
+    assert before - empty == pytest.approx(session.bytes_for(200) - on_host, abs=64)
+    session.reserve(400)
+    added = runtime.bytes() - before
+    assert runtime.peak() - before < 1.4 * added

@@ -16,7 +16,8 @@
  *   Products are computed in the wait. It does not check that all four warps of a warpgroup take part.
  *
  * It cannot detect: weak memory ordering beyond that, the accuracy of approximate instructions, limits on registers and static shared
- * memory, races with the host or between streams, and host memory used by a kernel.
+ * memory, and host memory used by a kernel. Of races with the host and between streams it shows those that go wrong when work runs as late
+ * as it may: see fake_cudart.cc.
  *
  * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link with -pthread.
  * LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
@@ -30,6 +31,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <new>
 #include <thread>
 #include <tuple>
@@ -548,7 +550,7 @@ struct launch {
     const void *address; /* of the kernel */
     dim3 grid, block;
     size_t shared_bytes;
-    const call *kernel;
+    std::shared_ptr<const call> kernel;
 };
 
 UNSEEN inline void run_block(executor &e, size_t shared_bytes)
@@ -597,7 +599,7 @@ UNSEEN inline void run_blocks(const launch *l, int self)
     running = &e;
     e.grid = l->grid;
     e.block = l->block;
-    e.kernel = l->kernel;
+    e.kernel = l->kernel.get();
     const char *reverse = getenv("LAZYLLM_CUDA_REVERSE");
     e.reversed = reverse && !strcmp(reverse, "1");
 #ifdef __SANITIZE_THREAD__
@@ -633,8 +635,8 @@ inline cudaError_t check(const launch &l)
     return l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* In fake_cudart.cc; all device work goes through it. Runs `work` before it returns, one piece of work at a time. Only `work` may touch
- * device memory. */
+/* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work at a time. Only
+ * `work` may touch device memory. */
 cudaError_t submit(cudaStream_t stream, const std::function<void()> &work);
 
 } // namespace cuda_on_cpu
@@ -643,10 +645,10 @@ template <class... P, class... A>
 cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
-    cuda_on_cpu::call_of<P...> call(kernel, std::forward<A>(args)...);
-    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, &call };
+    auto call = std::make_shared<const cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
+    cuda_on_cpu::launch l = { (const void *)kernel, grid, block, shared_bytes, call };
     cudaError_t code = cuda_on_cpu::check(l);
-    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [&] { cuda_on_cpu::run(l); });
+    return code != cudaSuccess ? code : cuda_on_cpu::submit(stream, [l] { cuda_on_cpu::run(l); });
 }
 
 #define LAZY_DYNAMIC_SHARED(T, name) T *name = reinterpret_cast<T *>(cuda_on_cpu::running->dynamic_shared)

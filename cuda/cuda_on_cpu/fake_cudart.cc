@@ -1,9 +1,9 @@
 /* fake_cudart.cc — replaces the CUDA runtime where kernels run on the CPU; implements the real header's prototypes.
  *
- * Calls complete their work before they return, with one exception: a cudaMemcpy to the device takes effect when something waits for the
- * default stream, because on a GPU the last of its transfers may still be under way when it returns, and non-blocking streams do not wait
- * for it. Device memory is heap memory: each allocation has exactly the requested size and is filled with NaNs; under ASan, host accesses to
- * it outside these calls are reported. The device is an sm_80 with two multiprocessors.
+ * A stream is a list of kernels and copies, which run when the host waits for them and not before. So an asynchronous copy reads host memory
+ * as late as a GPU may, and work that reads another stream's results without waiting for them gets wrong ones. Only cudaMemcpy to the device
+ * reads its source before it returns. Device memory is heap memory: each allocation has exactly the requested size and is filled with NaNs;
+ * under ASan, host accesses to it outside these calls are reported. The device is an sm_80 with two multiprocessors.
  *
  * Environment variables (with defaults):
  *   LAZYLLM_CUDA_FAKE_CAPABILITY   compute capability (80)
@@ -19,9 +19,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
+#include <deque>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -36,6 +39,8 @@
 extern "C" {
 unsigned long long cuda_on_cpu_launches; /* kernels and products launched */
 int cuda_on_cpu_refuse;                  /* n: the n-th launch from now fails; 0: none */
+unsigned long long cuda_on_cpu_bytes;    /* of device memory that is allocated */
+unsigned long long cuda_on_cpu_peak;     /* the most of them since a test last set it */
 }
 
 namespace
@@ -47,17 +52,23 @@ struct allocation {
     int device;
 };
 
-/* A cudaMemcpy to the device that has not taken effect yet. */
-struct pending_copy {
-    char *to;
-    std::vector<char> bytes;
+/* Work in the order in which it runs. */
+struct work_queue {
+    std::deque<work> waiting;
+    size_t n_done;
 };
 
 } // namespace
 
 struct CUstream_st {
     int device;
-    bool waits_for_null_stream;
+    std::shared_ptr<work_queue> queue;
+};
+
+/* The first n pieces of work of a queue. */
+struct CUevent_st {
+    std::shared_ptr<work_queue> queue;
+    size_t n;
 };
 
 namespace
@@ -66,7 +77,9 @@ namespace
 std::mutex device_mutex; /* guards everything below, and serialises device work */
 std::map<uintptr_t, allocation> device_memory, pinned_memory;
 std::vector<CUstream_st *> streams;
-std::vector<pending_copy> pending;
+std::vector<CUevent_st *> events;
+/* of the default stream, and of streams that wait for it: their work runs in the order of the calls */
+const std::shared_ptr<work_queue> default_queue = std::make_shared<work_queue>();
 
 thread_local int current_device;
 thread_local cudaError_t last_error;
@@ -145,20 +158,27 @@ bool may_copy(const void *to, const void *from, size_t bytes, cudaMemcpyKind kin
     return bytes == 0 || (is_located(to, bytes, to_device) && is_located(from, bytes, from_device));
 }
 
-/* Completes the copies that the default stream has not finished. */
-void finish_pending()
+const std::shared_ptr<work_queue> &queue_of(cudaStream_t stream) { return stream ? stream->queue : default_queue; }
+
+/* Runs the work that waits, up to the n-th piece of all. */
+void finish(work_queue &queue, size_t n = SIZE_MAX)
 {
-    for (const pending_copy &p : pending) {
-        const char *from = p.bytes.data();
-        run_now([&] { memcpy(p.to, from, p.bytes.size()); });
+    while (!queue.waiting.empty() && queue.n_done < n) {
+        run_now(queue.waiting.front());
+        queue.waiting.pop_front();
+        queue.n_done++;
     }
-    pending.clear();
 }
 
-cudaError_t enqueue(cudaStream_t stream, const work &step)
+void finish_all()
 {
-    if (!stream || stream->waits_for_null_stream) finish_pending();
-    run_now(step);
+    finish(*default_queue);
+    for (CUstream_st *stream : streams) finish(*stream->queue);
+}
+
+cudaError_t enqueue(cudaStream_t stream, work step)
+{
+    queue_of(stream)->waiting.push_back(std::move(step));
     return cudaSuccess;
 }
 
@@ -256,7 +276,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 cudaError_t cudaDeviceSynchronize()
 {
     std::lock_guard hold(device_mutex);
-    finish_pending();
+    finish_all();
     return cudaSuccess;
 }
 
@@ -332,6 +352,8 @@ cudaError_t cudaMalloc(void **out, size_t bytes)
     cudaError_t code = bytes <= free_memory(current_device) ? allocate(out, bytes, 256) : cudaErrorMemoryAllocation;
     if (code != cudaSuccess || !*out) return result(code);
     device_memory[(uintptr_t)*out] = { bytes, current_device };
+    cuda_on_cpu_bytes += bytes;
+    cuda_on_cpu_peak = std::max(cuda_on_cpu_peak, cuda_on_cpu_bytes);
     allow_host((uintptr_t)*out, bytes, false);
     return cudaSuccess;
 }
@@ -340,10 +362,11 @@ cudaError_t cudaFree(void *memory)
 {
     std::lock_guard hold(device_mutex);
     if (!memory) return cudaSuccess;
-    finish_pending();
+    finish_all();
     auto found = device_memory.find((uintptr_t)memory);
     if (found == device_memory.end()) return result(cudaErrorInvalidValue);
     allow_host(found->first, found->second.bytes, true);
+    cuda_on_cpu_bytes -= found->second.bytes;
     device_memory.erase(found);
     free(memory);
     return cudaSuccess;
@@ -363,6 +386,7 @@ cudaError_t cudaFreeHost(void *memory)
 {
     std::lock_guard hold(device_mutex);
     if (!memory) return cudaSuccess;
+    finish_all();
     if (!pinned_memory.erase((uintptr_t)memory)) return result(cudaErrorInvalidValue);
     free(memory);
     return cudaSuccess;
@@ -374,14 +398,18 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     return result(copy(to, from, bytes, kind, stream));
 }
 
+/* On a GPU, the last transfers to the device may still be under way on return. */
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind)
 {
     std::lock_guard hold(device_mutex);
-    if (kind != cudaMemcpyHostToDevice || bytes == 0) return result(copy(to, from, bytes, kind, NULL));
+    if (kind != cudaMemcpyHostToDevice || bytes == 0) {
+        cudaError_t code = copy(to, from, bytes, kind, NULL);
+        finish(*default_queue);
+        return result(code);
+    }
     if (!may_copy(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
     const char *first = static_cast<const char *>(from);
-    pending.push_back({ static_cast<char *>(to), std::vector<char>(first, first + bytes) });
-    return cudaSuccess;
+    return enqueue(NULL, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
@@ -396,13 +424,13 @@ cudaError_t cudaMemset(void *memory, int value, size_t bytes)
     return result(fill(memory, value, bytes, NULL));
 }
 
-/* ---- streams ---- */
+/* ---- streams and events ---- */
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     std::lock_guard hold(device_mutex);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *out = new CUstream_st{ current_device, !(flags & cudaStreamNonBlocking) };
+    *out = new CUstream_st{ current_device, flags & cudaStreamNonBlocking ? std::make_shared<work_queue>() : default_queue };
     streams.push_back(*out);
     return cudaSuccess;
 }
@@ -412,6 +440,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     std::lock_guard hold(device_mutex);
     auto found = std::find(streams.begin(), streams.end(), stream);
     if (found == streams.end()) return result(cudaErrorInvalidResourceHandle);
+    finish(*stream->queue);
     streams.erase(found);
     delete stream;
     return cudaSuccess;
@@ -420,6 +449,40 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     std::lock_guard hold(device_mutex);
-    if (!stream || stream->waits_for_null_stream) finish_pending();
+    finish(*queue_of(stream));
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
+{
+    std::lock_guard hold(device_mutex);
+    if (!is_device(current_device)) return result(cudaErrorNoDevice);
+    *out = new CUevent_st{ default_queue, 0 };
+    events.push_back(*out);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    std::lock_guard hold(device_mutex);
+    auto found = std::find(events.begin(), events.end(), event);
+    if (found == events.end()) return result(cudaErrorInvalidResourceHandle);
+    events.erase(found);
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    std::lock_guard hold(device_mutex);
+    event->queue = queue_of(stream);
+    event->n = event->queue->n_done + event->queue->waiting.size();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    std::lock_guard hold(device_mutex);
+    finish(*event->queue, event->n);
     return cudaSuccess;
 }
