@@ -179,7 +179,7 @@ struct lazy_backend {
     int threads;
     lazy_dtype activations;
     lazy_dtype kv; /* of keys and values: LAZY_F32, LAZY_F16 or LAZY_BF16 */
-    int row_chunk; /* rows per call of the FFN and of the projections */
+    int row_chunk; /* most rows per call of the FFN and of the LM head */
 };
 
 /* Bytes of one activation. */

@@ -166,14 +166,6 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
-/* Rows of one call of the FFN and of the projections, where n are computed: calls of about equal size, because backends sum a product
- * of few rows in another order, and a prompt should get the same values in one pass and in two. */
-static int even_chunk(const pass *p, int n)
-{
-    int most = p->session->model->backend->row_chunk, calls = max_int(1, ceil_div(n, most));
-    return ceil_div(n, calls);
-}
-
 /* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm, lazy_error *err)
 {
@@ -196,9 +188,8 @@ static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const 
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
 
-    int chunk = even_chunk(p, n);
-    for (int first = 0; first < n; first += chunk) {
-        int here = min_int(chunk, n - first);
+    for (int first = 0, here; first < n; first += here) {
+        here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
         if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
@@ -217,18 +208,14 @@ static int run_layer(pass *p, int l, lazy_error *err)
     const lazy_layer *w = &p->session->model->layers[l];
     const int32_t *rows = computed_rows(p);
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
-    int code, n = p->computed.n, chunk = even_chunk(p, n);
+    int code, n = p->computed.n;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
 
-    for (int first = 0; first < n; first += chunk) {
-        int here = min_int(chunk, n - first);
-        void *part = offset(p, p->x, (size_t)first * d);
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, source,
-                                            cache->notes, err)))
-            return lazy_fail_in(err, code, "attention norm");
-        if ((code = p->ops->matmul(p->stream, offset(p, cache->qkv, (size_t)first * width), cache->normed, here, &w->qkv, false, err)))
-            return lazy_fail_in(err, code, "q, k and v projection");
-    }
+    void *normed = p->x_next; /* (capacity, d), free within a layer */
+    if ((code = p->ops->checked_rmsnorm(p->stream, normed, p->x, n, c->hidden, w->attention_norm, c->norm_eps, source, cache->notes, err)))
+        return lazy_fail_in(err, code, "attention norm");
+    if ((code = p->ops->matmul(p->stream, cache->qkv, normed, n, &w->qkv, false, err)))
+        return lazy_fail_in(err, code, "q, k and v projection");
     if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm,
                                c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");

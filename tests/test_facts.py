@@ -10,6 +10,11 @@ from comparison import drive, per_layer
 from tiny import DEVICE, Build, Shape, Tiny, pruning
 from tolerances import LOGITS, NEAR_TIE, error
 
+from lazyllm import _core
+
+ARITHMETICS = [("F32", "f32", "f32"), ("BF16", "f32", "f32"), ("F16", "f32", "f16")] + [
+    ("BF16", compute, "bf16") for compute in ("bf16", "int8") if _core.features()[compute]
+]
 THREADS = [1, 2] if DEVICE == "cpu" else [1]  # of the CPU; they do not apply to other devices
 Pass = tuple[int, bool]
 
@@ -265,3 +270,31 @@ def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> 
     marks = 4 * 100  # one number for each token
     assert both == other + marks
     assert good < other
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="other devices divide work by the number of rows")
+@pytest.mark.parametrize("windows", [(0,), (0, 100), (300, 0, 37)], ids=str)
+@pytest.mark.parametrize(("dtype", "compute", "kv"), ARITHMETICS)
+def test_parts_of_a_dense_prompt_give_the_bits_of_one_pass(
+    tiny_of: Build, dtype: str, compute: str, kv: str, windows: tuple[int, ...]
+) -> None:
+    """1025 rows and a few more leave a remainder that must not be summed in the order of few rows."""
+    tiny = tiny_of(
+        Shape(
+            seed=27,
+            n_layers=3,
+            hidden=64,
+            head_dim=16,
+            context=2100,
+            dtype=dtype,
+            windows=windows,
+            post_norms=windows != (0,),
+        )
+    )
+    model = tiny.load(compute=compute, kv=kv)
+    for parts in ([512, 513], [550, 550], [984, 200], [193, 700, 192, 1011]):
+        ids = tiny.ids(sum(parts))
+        want, session = model.session(None).forward(ids), model.session(None)
+        for part in parts:
+            got, ids = session.forward(ids[:part]), ids[part:]
+        assert got.tobytes() == want.tobytes()

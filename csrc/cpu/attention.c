@@ -191,7 +191,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         width = cols <= kernels->lanes ? kernels->lanes : kernels->products.tile_cols;
     const lazy_seen *first = &t->seen[w->first + top / w->heads], *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
-    begin -= begin % kernels->products.group; /* values come in whole operands */
+    begin -= begin % kernels->products.group;
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
     if (n <= 0) return;
     int32_t hidden[MAX_TILE_COLS], visible[MAX_TILE_COLS];
@@ -242,8 +242,9 @@ static void attend(void *job, int task, int worker)
     int first = (t->row_blocks - 1 - task / t->chunks / blocks) * t->row_block; /* tasks with the most keys first */
     sweep w = begin_sweep(t, scratch_of(t->stream, worker), first, block / t->head_blocks, block % t->head_blocks);
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
-    for (int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin); key < end; key += t->key_block) {
-        int n_keys = min_int(t->key_block, end - key);
+    int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
+    for (key -= key % t->kernels->products.group; key < end; key += n_keys) {
+        n_keys = min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;
@@ -329,7 +330,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .group = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
-    t.first_key = t.seen[0].begin;
+    t.first_key = t.seen[0].begin - t.seen[0].begin % t.kernels->products.group; /* values come in whole operands */
     t.n_keys = m - t.first_key;
     divide(&t);
     scratch->has_products = t.products;

@@ -269,7 +269,7 @@ static const lazy_products *best_products(const product *p)
     return fixed;
 }
 
-/* At most ROW_CHUNK rows. */
+/* At most ROW_CHUNK rows. Few rows are summed in another order than many. */
 static int multiply_chunk(product p, lazy_error *err)
 {
     p.kernels = best_products(&p);
@@ -281,12 +281,13 @@ static int multiply_chunk(product p, lazy_error *err)
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
+/* In parts of about equal size: no remainder of few rows, whose sums would differ from those of the same rows in another division. */
 static int multiply(product p, lazy_error *err)
 {
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
     int code = LAZY_OK, left = p.n;
     for (; left > 0 && !code; left -= p.n, p.x += (int64_t)p.n * p.w->cols, p.y += (int64_t)p.n * p.columns) {
-        p.n = min_int(left, ROW_CHUNK);
+        p.n = even_part(left, ROW_CHUNK);
         code = multiply_chunk(p, err);
     }
     return code;
