@@ -93,13 +93,13 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
     sizes = {"niah_single_1@560": 4, "niah_single_1@580": 1, "niah_single_2@560": 1, "niah_single_2@580": 1}
     assert made.summary.items == sizes
     assert len(made.rows) == 2 * sum(sizes.values()) == len(set(keys(made.rows)))
-    assert [one["items of each kind"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
+    assert [one["count"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
     ruler(llm, tmp_path / "new", count=3)
     new = ruler(llm, tmp_path / "new", count=1, seed=7)
     same = [row for row in made.rows if row["dataset"] == "niah_single_1@560"]
     assert untimed(same) == untimed(new.rows)
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert "- items of a call: tasks ['niah_single_1'], lengths [560], items of each kind 3, seed 0" in text
+    assert "- items of a call: lengths [560], count 3, seed 0, tasks ['niah_single_1']" in text
 
 
 def test_a_setting_with_fewer_items_is_told(

@@ -6,15 +6,11 @@ import argparse
 
 from lazyllm.commands import options
 
+SUMMARY = "find the stages that lose least on a checkpoint at a wished speedup, as a preset; it resumes"
+EXAMPLE = "--model DIR --speedup 2.5 --out preset.json"
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "calibrate",
-        run,
-        "find the stages that lose least on a checkpoint at a wished speedup, as a preset; it resumes",
-        example="calibrate --model DIR --speedup 2.5 --out preset.json",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument(
         "--speedup",
@@ -53,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
 
     checked_file(args.out)
     prompts = [read_prompt(file) for file in args.prompt_file]
-    chosen = options.chosen(args, "speedup", "lengths")
-    made = calibrate(options.loaded(args), prompts, out=args.out, **chosen)
-    print(f"{made!r}\n\nwrote {args.out}")
+    keywords = options.given(args, "speedup", "lengths", "out")
+    print(f"{calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
     return 0

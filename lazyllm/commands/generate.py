@@ -8,15 +8,11 @@ from pathlib import Path
 
 from lazyllm.commands import options
 
+SUMMARY = "answer a prompt, the text on stdout and one line of figures on stderr"
+EXAMPLE = """--chat --prompt-file question.txt --pruning '{"10": 0.7, "20": 0.5}'"""
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "generate",
-        run,
-        "answer a prompt, the text on stdout and one line of figures on stderr",
-        example="""generate --chat --prompt-file question.txt --pruning '{"10": 0.7, "20": 0.5}'""",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument(
@@ -73,11 +69,10 @@ def run(args: argparse.Namespace) -> int:
     for piece in stream:
         print(piece, end="", flush=True)
     print(flush=True)
-    made = stream.finished()
-    print(f"[{made.summary}]", file=sys.stderr)
+    answer = stream.finished()
+    print(f"[{answer.summary}]", file=sys.stderr)
     if args.heatmap:
-        saved = made.trace.heatmap().save(args.heatmap)
-        print(f"[wrote {saved}]", file=sys.stderr)
+        print(f"[wrote {answer.trace.heatmap().save(args.heatmap)}]", file=sys.stderr)
     return 0
 
 

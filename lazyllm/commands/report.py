@@ -6,15 +6,11 @@ import argparse
 
 from lazyllm.commands import options
 
+SUMMARY = "make the report of a run or sweep anew, or one report of the folders of several machines"
+EXAMPLE = "here/run there/run --out both"
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "report",
-        run,
-        "make the report of a run or sweep anew, or one report of the folders of several machines",
-        example="report here/run there/run --out both",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", help="of runs or sweeps under equal conditions")
     parser.add_argument(
         "--out",
@@ -35,6 +31,6 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("several folders need --out, the folder for the results of all of them")
     folder = Path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
     scored = read_manifest(folder)["conditions"]["measure"] == SCORE
-    made = Run(folder) if scored else Sweep.read(folder)
-    made.report()
-    return options.told(made)
+    result = Run(folder) if scored else Sweep.read(folder)
+    result.report()
+    return options.print_result(result)

@@ -6,15 +6,11 @@ import argparse
 
 from lazyllm.commands import options
 
+SUMMARY = "search stages and options that lose least, by Optuna; it resumes, and processes share the work"
+EXAMPLE = "--model DIR --speedup 1.5,3 --budget 40 --out search"
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "search",
-        run,
-        "search stages and options that lose least, by Optuna; it resumes, and processes share the work",
-        example="search --model DIR --speedup 1.5,3 --budget 40 --out search",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument(
         "--speedup",
@@ -63,16 +59,16 @@ def run(args: argparse.Namespace) -> int:
 
     optuna_module()
     prompts = [read_prompt(file) for file in args.prompt_file] if args.prompt_file else None
-    given = options.chosen(args, "speedup", "budget", "start", "seed", "out")
-    fastest = max(given.get("speedup", RANGE))
+    keywords = options.given(args, "speedup", "budget", "start", "seed", "out")
+    fastest = max(keywords.get("speedup", RANGE))
     if args.preset is not None and args.preset > fastest:
         raise ValueError(
             f"--preset must be at most {fastest:g}, the end of the range of speedups, not {args.preset:g}"
         )
-    made = search(options.loaded(args), prompts, **given)
-    print(f"{made.text()}\n\nwrote {made.folder}")
+    result = search(options.loaded(args), prompts, **keywords)
+    print(f"{result.text()}\n\nwrote {result.folder}")
     if args.preset is not None:
-        print(f"wrote {made.preset(speedup=args.preset).save(args.out / 'preset.json')}")
+        print(f"wrote {result.preset(speedup=args.preset).save(args.out / 'preset.json')}")
     return 0
 
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 
 from lazyllm.commands import options
+from lazyllm.evaluation.options import DataOptions
+
+SUMMARY = "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes"
+EXAMPLE = """--space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep"""
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "sweep",
-        run,
-        "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes",
-        example="""sweep --space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep""",
-    )
-    options.add_run(parser)
+def add(parser: argparse.ArgumentParser) -> None:
+    options.add_pruning(parser)
     parser.add_argument(
         "--space",
         metavar="AXES",
@@ -30,8 +27,7 @@ def add(commands: options.Commands) -> None:
     parser.add_argument(
         "--tokens", type=int, default=16, metavar="N", help="of dense's answer at most, default 16"
     )
-    options.add_data(parser)
-    options.add_max_length(parser)
+    options.add_run(parser, DataOptions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,5 +37,5 @@ def run(args: argparse.Namespace) -> int:
     if (args.space is None) == (args.pruning is None):
         raise ValueError("give --space, or --pruning once for each setting")
     space = args.pruning if args.space is None else parse_json(args.space, "--space", strict=True)
-    given = options.chosen(args, *options.DATA, "measure", "tokens")
-    return options.told(sweep(options.loaded(args), space, **given))
+    keywords = options.of_run(args, DataOptions, "measure", "tokens")
+    return options.print_result(sweep(options.loaded(args), space, **keywords))

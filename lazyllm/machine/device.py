@@ -12,6 +12,7 @@ from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.rounded import Stored
 from lazyllm.errors import DeviceError
+from lazyllm.support import checked
 
 CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")  # of the wheels for CUDA 13 and 12
@@ -26,25 +27,16 @@ def check_device(device: str) -> None:
 
 
 def check_weights(weights: str) -> None:
-    if not isinstance(weights, str):
-        raise TypeError(f"weights must be a string, not {weights!r}")
-    if weights not in ("auto", "q8", "q4"):
-        raise ValueError(f"weights must be auto, q8 or q4, not {weights!r}")
+    checked.choice(weights, "weights", ("auto", "q8", "q4"))
 
 
 def check_kv(kv: str) -> None:
-    if not isinstance(kv, str):
-        raise TypeError(f"kv must be a string, not {kv!r}")
-    if kv not in ("f32", "f16", "bf16"):
-        raise ValueError(f"kv must be f32, f16 or bf16, not {kv!r}")
+    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
 
 
 def chosen_compute(compute: str, device: str) -> str:
     """The arithmetic of a model: "fastest" becomes what this machine has, bf16 or f32, and logs it."""
-    if not isinstance(compute, str):
-        raise TypeError(f"compute must be a string, not {compute!r}")
-    if compute not in ("f32", "bf16", "int8", "fastest"):
-        raise ValueError(f"compute must be f32, bf16, int8 or fastest, not {compute!r}")
+    checked.choice(compute, "compute", ("f32", "bf16", "int8", "fastest"))
     if compute != "fastest":
         return compute
     on_cpu = not device.startswith("cuda")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
-from lazyllm.evaluation.options import DataKeywords, DataOptions
+from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import warmth
 from lazyllm.evaluation.results import ITEMS, read_rows
 from lazyllm.evaluation.run import Run, tasks_of
@@ -202,7 +202,7 @@ def reproduce(
     speedup: float | None = None,
     seeds: int = SEEDS,
     methods: str | Sequence[str] | None = None,
-    **options: Unpack[DataKeywords],
+    **options: Any,
 ) -> Reproduction:
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
     to `out`.

@@ -13,14 +13,13 @@ from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, TooShort, generate
 from lazyllm.evaluation.generated.string_match import string_match
-from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.options import DEPTHS, RunOptions
 from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
 IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
-DEPTHS = tuple(range(0, 101, 10))  # percent
 LENGTH_STEP = 64  # tokens; the shortest length that fits is searched in multiples of this
 
 
