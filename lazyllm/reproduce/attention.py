@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Trial
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 

@@ -15,9 +15,10 @@ from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
-from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
+from lazyllm.evaluation.runner import run_items
 from lazyllm.evaluation.summary import DENSE, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import parse_method

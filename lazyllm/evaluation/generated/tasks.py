@@ -14,7 +14,7 @@ from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, TooShort, generate
 from lazyllm.evaluation.generated.string_match import string_match
 from lazyllm.evaluation.options import DEPTHS, RunOptions
-from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
 
 RULER, NIAH = "ruler", "niah"
@@ -174,12 +174,14 @@ class GeneratedTasks:
         limit = min(task.max_new_tokens, self._max_new_tokens or task.max_new_tokens)
         return Task(name, task.category, limit)
 
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
         text = TASKS[task_and_length(task.name)[0]].template.format(**{**item, "context": context})
         wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._chat), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
-        return Prompt(ids, n_tokens, False, wrapper)
+        return ItemPrompt(ids, n_tokens, False, wrapper)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         return Stops()
