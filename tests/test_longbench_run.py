@@ -565,7 +565,7 @@ def test_a_folder_without_results_takes_other_conditions(tmp_path: Path) -> None
     with RunFolder(tmp_path, manifest({"limit": 1})):
         pass
     with RunFolder(tmp_path, manifest({"limit": 2})) as folder:
-        folder.append({"setting": "a", "dataset": "b", "item": "c"}, {})
+        folder.append({"setting": "a", "dataset": "b", "item": "c", "content": "1"}, {})
     with pytest.raises(ValueError, match="limit is 2, not 1"):
         RunFolder(tmp_path, manifest({"limit": 1}))
     (tmp_path / MANIFEST).unlink()

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.manifest import ONLY
 from lazyllm.evaluation.results import Key
 
 Row = Mapping[str, Any]
@@ -41,7 +40,7 @@ class Summary:
         self.failed = [row for row in rows if "error" in row]
         self._timed: dict[str, list[Row]] = {}
         for row in good:
-            self._timed.setdefault(row.get("environment", ONLY), []).append(row)
+            self._timed.setdefault(row["environment"], []).append(row)
         self.environments = sorted(self._timed, key=lambda one: -len(self._timed[one]))
         """Environments, those with the most rows first."""
         self.settings = list(dict.fromkeys(row["setting"] for row in rows))
