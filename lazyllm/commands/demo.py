@@ -57,23 +57,17 @@ class Side:
 
 def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument(
-        "--out",
-        default="demo-output",
-        type=options.out_folder,
-        metavar="DIR",
-        help="for demo.html and demo.png; default demo-output",
+    options.add(
+        parser, "--out", "for demo.html and demo.png; default demo-output", "DIR", type=options.out_folder
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the comparison and writes demo.html and demo.png; 0 if both answers are right, else 1."""
-    from lazyllm.checkpoints.demo_model import demo_model
-    from lazyllm.llm import load
     from lazyllm.pictures.demo import Bar, plot
 
-    llm = load(args.model or demo_model())
-    args.out.mkdir(parents=True, exist_ok=True)
+    llm, out = options.loaded(args), vars(args).get("out", Path("demo-output"))
+    out.mkdir(parents=True, exist_ok=True)
     dense, pruned = measure(llm)
     print(report(dense, pruned))
     subtitle = (
@@ -81,10 +75,10 @@ def run(args: argparse.Namespace) -> int:
         f"as dense; computed of the prompt: {pruned.computed}. {pruned.answer.pruning}"
     )
     page = replace(pruned.answer.trace.heatmap(), subtitle=subtitle)
-    print(f"\nwrote {page.save(args.out / 'demo.html', 'Layers computed for each token of the prompt')}")
+    print(f"\nwrote {page.save(out / 'demo.html', 'Layers computed for each token of the prompt')}")
     bars = [Bar(side.name, side.ttft, side.in_play) for side in (dense, pruned)]
     try:
-        print(f"wrote {plot(bars, args.out / 'demo.png')}")
+        print(f"wrote {plot(bars, out / 'demo.png')}")
     except ImportError as error:
         print(f"skipped demo.png: {error}")
     return 0 if dense.right and pruned.right else 1

@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> int:
 
     if "data" not in args:
         print(f"without --data the tasks are generated; {GET}", file=sys.stderr)
-    result = run(options.loaded(args), args.pruning, **options.of_run(args, DataOptions))
+    result = run(options.loaded(args), **options.of_run(args, DataOptions))
     return options.print_result(result)

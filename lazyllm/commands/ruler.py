@@ -19,5 +19,5 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from lazyllm.longbench import run_ruler
 
-    result = run_ruler(options.loaded(args), args.pruning, **options.of_run(args, RulerOptions))
+    result = run_ruler(options.loaded(args), **options.of_run(args, RulerOptions))
     return options.print_result(result)
