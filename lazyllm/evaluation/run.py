@@ -43,7 +43,7 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
-from lazyllm.support import frames
+from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +85,7 @@ class Run:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per item and setting, and environment if several timed it; needs pandas."""
-        made: pandas.DataFrame = frames.pandas().json_normalize(self.rows)
+        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
         return made
 
     def plot(self, file: str | Path | None = None) -> Path:

@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlparse
 
+from lazyllm.support.optional import package
+
 GPU = "GPU"  # the resource of workers that have a GPU each: dask worker --resources GPU=1
 AHEAD = 2  # parts that are sent for each worker; the others wait here
 log = logging.getLogger("lazyllm")
@@ -27,13 +29,7 @@ class Workers:
     """
 
     def __init__(self, number: int | None, scheduler: str | None) -> None:
-        try:
-            import distributed
-        except ImportError:
-            raise ImportError(
-                "workers need the package distributed: pip install 'lazyllm-engine[cluster]'"
-            ) from None
-        self._distributed = distributed
+        self._distributed = package("distributed", "a run on workers", "cluster")
         self._number, self._scheduler = number, scheduler
         self._open = ExitStack()
         self._most: Counter[str] = Counter()
@@ -46,10 +42,8 @@ class Workers:
 
     def check(self, value: object, what: str) -> None:
         """Raises an error if a value cannot be sent to workers."""
-        from distributed.protocol import pickle
-
         try:
-            pickle.dumps(value)
+            self._distributed.protocol.pickle.dumps(value)
         except Exception as error:  # whatever the value's own code raises
             raise ValueError(f"{what} cannot be sent to workers: {error}") from error
 

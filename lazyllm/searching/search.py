@@ -29,8 +29,9 @@ from lazyllm.searching.prompts import References, measured, prompts_of
 from lazyllm.searching.space import Space
 from lazyllm.searching.starts import calibrated
 from lazyllm.searching.study import Claim, Record, Study, front_of, optuna_module, read
-from lazyllm.support import checked, frames
+from lazyllm.support import checked
 from lazyllm.support.json_text import json_digest
+from lazyllm.support.optional import package
 from lazyllm.support.progress import bar
 from lazyllm.support.tables import Table
 
@@ -171,7 +172,7 @@ class Search(Sequence[Record]):
             }
             for one in self
         ]
-        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
+        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
         return made
 
     def plot(self, file: str | Path | None = None) -> Path:
