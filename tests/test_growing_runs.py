@@ -392,12 +392,10 @@ def test_rows_are_brought_into_the_order_of_the_plan(tmp_path: Path) -> None:
 
 
 def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    seen: list[Row] = []
-    counts: list[int] = []
+    seen: list[tuple[Row, int]] = []
     ruler(llm, tmp_path, count=1)
-    made = ruler(llm, tmp_path, on_row=[seen.append, lambda row: counts.append(len(read_rows(tmp_path)))])
-    assert seen == made.rows[2:]
-    assert counts == [3, 4]
+    made = ruler(llm, tmp_path, on_row=lambda row: seen.append((row, len(read_rows(tmp_path)))))
+    assert seen == [(made.rows[2], 3), (made.rows[3], 4)]
 
     def stop(row: Row) -> None:
         raise KeyError("full")

@@ -15,7 +15,6 @@ DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 EDIT_SIM = "difflib"
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
-OnRow = Callable[[dict[str, Any]], object] | Sequence[Callable[[dict[str, Any]], object]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -29,10 +28,9 @@ class Option(NamedTuple):
 
     def described(self, default: str = "") -> str:
         """The help with the default, or with that of a caller who has another."""
-        if not default and not any(self.default is nothing for nothing in (None, False, MISSING, ())):
-            default = (
-                ",".join(map(str, self.default)) if isinstance(self.default, tuple) else str(self.default)
-            )
+        if not default and not any(self.default is nothing for nothing in (None, False, MISSING)):
+            values = self.default if isinstance(self.default, tuple) else [self.default]
+            default = ",".join(map(str, values))
         return f"{self.help}; default {default}" if default else self.help
 
 
@@ -52,7 +50,9 @@ class RunOptions:
     worker_device: Annotated[str | None, "device of each worker", IN_PYTHON] = None
     worker_threads: Annotated[int | None, "threads of each worker", IN_PYTHON] = None
     progress: Annotated[bool, "show a bar", IN_PYTHON] = True
-    on_row: Annotated[OnRow, "a function, or a list of functions, called with each new row", IN_PYTHON] = ()
+    on_row: Annotated[
+        Callable[[dict[str, Any]], object] | None, "a function called with each new row", IN_PYTHON
+    ] = None
 
     def __post_init__(self) -> None:
         from lazyllm.machine.device import check_device  # imports the core, which --help does not need
@@ -70,18 +70,13 @@ class RunOptions:
             checked.whole(self.worker_threads, "worker_threads", 1)
         if self.worker_device is not None:
             check_device(self.worker_device)
-        if not isinstance(self.callbacks, Sequence) or not all(map(callable, self.callbacks)):
-            raise TypeError(f"on_row must be a function, or a list of functions, not {self.on_row!r}")
+        if not (self.on_row is None or callable(self.on_row)):
+            raise TypeError(f"on_row must be a function, not {self.on_row!r}")
         checked.choice(self.chat, "chat", CHATS)
 
     @property
     def on_workers(self) -> bool:
         return self.workers is not None or self.scheduler is not None
-
-    @property
-    def callbacks(self) -> Sequence[Callable[[dict[str, Any]], object]]:
-        """The functions that are called with each new row."""
-        return [self.on_row] if callable(self.on_row) else self.on_row
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:

@@ -57,7 +57,7 @@ class RunFolder:
                 manifest = joined(read_manifest(path), manifest, str(path), "this one")
             check_contents(self.rows, str(path), dict(digests or {}), "that is given now")
             self._write(manifest)
-            self._items = open_to_append(path / ITEMS)
+            self._items = (path / ITEMS).open("ab", buffering=0)
             kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
             if len(kept) < len(self.rows):
                 self.replace(kept)
@@ -94,7 +94,7 @@ class RunFolder:
         """Writes all rows anew."""
         self._items.close()
         write_whole(self.path / ITEMS, "".join(map(line_of, rows)))
-        self._items = open_to_append(self.path / ITEMS)
+        self._items = (self.path / ITEMS).open("ab", buffering=0)
         self.rows = rows
 
     def sort(self, keys: Sequence[Key]) -> None:
@@ -105,10 +105,6 @@ class RunFolder:
     def _write(self, manifest: Manifest) -> None:
         self.manifest = manifest
         write_whole(self.path / MANIFEST, text_of(manifest))
-
-
-def open_to_append(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

@@ -23,13 +23,7 @@ from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.manifest import SCORE, read_manifest
-from lazyllm.evaluation.options import (
-    DataOptions,
-    NiahOptions,
-    RulerOptions,
-    RunOptions,
-    documented,
-)
+from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
 from lazyllm.evaluation.report import report_text, run_tables, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
@@ -79,22 +73,22 @@ class Run:
         """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""
         names = self.summary.datasets
         return {
-            one: {name: round(self.summary.score(one, name), 2) for name in names}
-            for one in self.summary.settings
+            setting: {name: round(self.summary.score(setting, name), 2) for name in names}
+            for setting in self.summary.settings
         }
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per item and setting, and environment if several timed it; needs pandas."""
-        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
-        return made
+        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
+        return frame
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
         families = {
-            one: f"{common}, {len(several)} seeds"
-            for common, several in summary.seeded.items()
-            for one in several
+            setting: f"{label}, {len(settings)} seeds"
+            for label, settings in summary.seeded.items()
+            for setting in settings
         }
         dots = []
         for setting in summary.settings:

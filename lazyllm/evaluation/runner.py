@@ -89,8 +89,8 @@ def run_items(
         line.update(len(plan) - len(trials))
         for row, where in results:
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
-            for call in options.callbacks:
-                call(dict(added))
+            if options.on_row is not None:
+                options.on_row(dict(added))
             line.set_postfix_str(means_so_far(folder.rows, row["setting"]))
             line.update()
         if workers:
