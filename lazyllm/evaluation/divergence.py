@@ -11,12 +11,11 @@ import numpy as np
 
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.teacher_forcing import forced_in, greedy_answer, log_softmax
-from lazyllm.evaluation.trial import Trial, changed_nothing, prepared
+from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
 TOKENS = 16
-IN_PLAY = 0  # the first column of Session.last_pass
 
 
 def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -58,19 +57,8 @@ class Divergence:
         return {
             "kl": float(kl_divergence(dense.logits, logits).mean()),
             "agreement": float((dense.logits.argmax(axis=1) == logits.argmax(axis=1)).mean()),
-            "prompt_tokens": ready.n_whole,
-            "cut": ready.prompt.cut,
-            "wrapper": ready.prompt.wrapper,
             "forced_tokens": len(dense.tokens),
-            "flops": ready.method.prefill_flops(llm.config, len(ready.prompt.ids), counts[0]),
-            "computed": round(session.computed * ready.share, 6),
-            "reached_top": round(session.reached_top * ready.share, 6),
-            "changed_nothing": changed_nothing(trial.method, ready, np.array(counts)[:, :, IN_PLAY]),
-            "timing": {
-                "ttft": times[1] - times[0] + ready.compressing,
-                "seconds": times[-1] - times[0] + ready.compressing,
-                "compressing": ready.compressing,
-            },
+            **ready.row(llm, trial, np.array(counts), session, (times[1] - times[0], times[-1] - times[0])),
         }
 
     def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -15,14 +14,16 @@ from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.tasks import ItemPrompt, Task, Tasks
 from lazyllm.evaluation.token_use import used
-from lazyllm.generation import Request
+from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
+from lazyllm.session import Session
 
 WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
 WARM_UP_TEXT = "The first sentence is short. So is the second."
+IN_PLAY = 0  # the first column of Session.last_pass
 FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError)
 """Errors of one item, a prompt that needs too much memory among them; they do not end the run."""
 BREAKS = (CheckpointError, DeviceError)
@@ -53,14 +54,29 @@ class Prepared:
     method: Method
     compressing: float = 0.0
 
-    @property
-    def n_whole(self) -> int:
-        return len(self.whole.ids)
-
-    @property
-    def share(self) -> float:
-        """Prompt tokens left by compression, as a share of the whole prompt."""
-        return len(self.prompt.ids) / self.n_whole
+    def row(
+        self, llm: LLM, trial: Trial, counts: np.ndarray, use: Session | Generation, seconds: Sequence[float]
+    ) -> dict[str, Any]:
+        """Fields of the row of any measure. `counts` are those of `Session.last_pass` by pass; `seconds` are
+        those to the first token and to the end."""
+        n_whole, ids = len(self.whole.ids), self.prompt.ids
+        kept_all = ids == self.whole.ids and trial.method.kept(n_whole) == n_whole
+        in_play = counts[:, :, IN_PLAY]
+        ttft, total = (taken + self.compressing for taken in seconds)
+        return {
+            "prompt_tokens": n_whole,
+            "cut": self.prompt.cut,
+            "wrapper": self.prompt.wrapper,
+            "flops": self.method.prefill_flops(llm.config, len(ids), counts[0]),
+            # of the whole prompt, of which compression left a share
+            "computed": round(use.computed * len(ids) / n_whole, 6),
+            "reached_top": round(use.reached_top * len(ids) / n_whole, 6),
+            # dense is meant to drop no token
+            "changed_nothing": trial.method != Pruning()
+            and kept_all
+            and bool((in_play == in_play[:, :1]).all()),
+            "timing": {"ttft": ttft, "seconds": total, "compressing": self.compressing},
+        }
 
 
 def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
@@ -73,31 +89,29 @@ def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
 
 def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
     """Untimed runs: `runs` short dense ones, which page in weights and start threads, then each setting once
-    with the whole prompt of its first trial. Models that compress are opened in any case."""
+    with the whole prompt of its first trial. Models that compress are opened in any case. An item that fails
+    is left to its trial, which will record the error."""
     for method in dict.fromkeys(trial.method for trial in trials):
         if method.compresses:
             method.compress(llm, WARM_UP_TEXT)
-    max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
+
+    def short(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
+        ids = tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens]
+        llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
+
+    def whole(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        ready = prepared(llm, tasks, trial)
+        llm.generate(ready.prompt.ids, ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
+
+    first: dict[str, Trial] = {}
     for trial in islice(cycle(trials), runs):
-        with failures_left_to_trials():
-            ids = tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens]
-            llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
-    first = {trial.key.setting: trial for trial in reversed(trials if runs else ())}
-    for trial in reversed(first.values()):
-        with failures_left_to_trials():
-            ready = prepared(llm, tasks, trial)
-            llm.generate(ready.prompt.ids, ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
-
-
-@contextmanager
-def failures_left_to_trials() -> Iterator[None]:
-    """Leaves out a warm-up whose item fails: its trial will fail too, and record the error."""
-    try:
-        yield
-    except BREAKS:
-        raise
-    except FAILURES:
-        pass
+        result_row(llm, tasks, trial, short)
+    for trial in trials if runs else ():
+        if first.setdefault(trial.key.setting, trial) is trial:
+            result_row(llm, tasks, trial, whole)
 
 
 def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
@@ -130,7 +144,6 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     """The default measure: generates an answer and scores it."""
     ready = prepared(llm, tasks, trial)
-    prompt, extra = ready.prompt, ready.compressing
     stops = tasks.stops(llm, trial.task)
     request = Request(
         max_new_tokens=trial.task.max_new_tokens,
@@ -141,40 +154,25 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         stop_ids=frozenset(stops.ids),
         never_first=frozenset(stops.never_first),
     )
-    answer = llm.session(ready.method).answer(prompt.ids, request).finished()
+    answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
     if answer.seconds <= 0:
         raise RuntimeError("no token was generated")
     prediction = tasks.prediction(llm, answer.text)
     passes = answer.passes.reshape(-1, llm.config.n_layers)
-    prefill = np.stack([passes[0][name] for name in ("in_play", "computed", "revived")], axis=1)
+    counts = np.stack([passes[name] for name in ("in_play", "computed", "revived")], axis=-1)
     return {
         "prediction": prediction,
         "score": tasks.score(trial.task, prediction, trial.item),
         "length": trial.item["length"],
-        "prompt_tokens": ready.n_whole,
-        "cut": prompt.cut,
-        "wrapper": prompt.wrapper,
-        "flops": ready.method.prefill_flops(llm.config, len(prompt.ids), prefill),
+        **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
-        "computed": round(answer.computed * ready.share, 6),
-        "reached_top": round(answer.reached_top * ready.share, 6),
         "in_play": changes(passes[0]["in_play"]),
         "used": used(ready.method, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
-        "changed_nothing": changed_nothing(trial.method, ready, passes["in_play"]),
-        "timing": {"ttft": answer.ttft + extra, "seconds": answer.seconds + extra, "compressing": extra},
     }
 
 
 def changes(counts: np.ndarray) -> dict[str, int]:
     """Counts by layer, without the layers that have the same count as the layer below."""
     return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}
-
-
-def changed_nothing(method: Method, ready: Prepared, in_play: np.ndarray) -> bool:
-    """True if a setting other than dense dropped no token anywhere; `in_play` is (passes, layers)."""
-    if method == Pruning():
-        return False
-    whole = ready.prompt.ids == ready.whole.ids and method.kept(ready.n_whole) == ready.n_whole
-    return whole and bool((in_play == in_play[:, :1]).all())
