@@ -26,8 +26,9 @@ from lazyllm.calibration.trials import best, results
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS, Key
-from lazyllm.evaluation.runner import Trial, label_of
-from lazyllm.evaluation.tasks import Prompt, Task
+from lazyllm.evaluation.runner import label_of
+from lazyllm.evaluation.tasks import ItemPrompt, Task
+from lazyllm.evaluation.trial import Trial
 from lazyllm.pruning import SPEEDUP_SHAPES
 
 LONG = replace(SHAPE, context=1100)
@@ -80,8 +81,8 @@ class OnePrompt:
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
 
-    def prompt(self, *_: object) -> Prompt:
-        return Prompt(self.ids, len(self.ids), False, "none")
+    def prompt(self, *_: object) -> ItemPrompt:
+        return ItemPrompt(self.ids, len(self.ids), False, "none")
 
 
 def trial(dataset: str = "x") -> Trial:

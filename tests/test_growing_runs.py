@@ -25,6 +25,7 @@ from lazyllm.evaluation.summary import DENSE, Summary
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
 FIRST, SECOND = "Pruning({1: 0.5})", "Pruning({2: 0.5})"
 Row = dict[str, Any]
+CELL = {"setting": "a", "dataset": "b", "item": "c", "content": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -93,13 +94,13 @@ def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> 
     sizes = {"niah_single_1@560": 4, "niah_single_1@580": 1, "niah_single_2@560": 1, "niah_single_2@580": 1}
     assert made.summary.items == sizes
     assert len(made.rows) == 2 * sum(sizes.values()) == len(set(keys(made.rows)))
-    assert [one["items of each kind"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
+    assert [one["count"] for one in made.manifest["selections"]] == [2, 3, 1, 1]
     ruler(llm, tmp_path / "new", count=3)
     new = ruler(llm, tmp_path / "new", count=1, seed=7)
     same = [row for row in made.rows if row["dataset"] == "niah_single_1@560"]
     assert untimed(same) == untimed(new.rows)
     text = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
-    assert "- items of a call: tasks ['niah_single_1'], lengths [560], items of each kind 3, seed 0" in text
+    assert "- items of a call: lengths [560], count 3, seed 0, tasks ['niah_single_1']" in text
 
 
 def test_a_setting_with_fewer_items_is_told(
@@ -362,47 +363,28 @@ def test_the_command_reports_one_folder_and_several(
     assert (tmp_path / "sweeps" / "pareto.png").exists()
 
 
-# ---- runs of format 1 ----------------------------------------------------------------------------
+# ---- the folder ----------------------------------------------------------------------------------
 
 
-def test_a_run_of_the_former_format_is_reported_and_not_continued(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    made = sweep(llm, tmp_path, [{1: 0.5}])
-    assert made.folder is not None
-    conditions = made.manifest["conditions"]
-    former = {
-        **{"format": 1, "lazyllm": "0.1.0", "model": "old", "device": "cpu", "threads": 1, "machine": "x"},
-        **{"settings": [*conditions["settings"]], "methods": conditions["settings"], "measure": "kl"},
-        **{"items": {"niah_single_1@560": 2}, "warm-up runs": 0, "seed": 0, "lengths": [560]},
-    }
-    (tmp_path / MANIFEST).write_text(json.dumps(former))
-    rows = [{k: v for k, v in one.items() if k not in ("content", "environment")} for one in made.rows]
-    (tmp_path / ITEMS).write_text("".join(json.dumps(one) + "\n" for one in rows))
-    again = lazyllm.Sweep.read(tmp_path)
-    assert repr(again) == repr(made)
-    again.report()
-    assert main(["report", str(tmp_path)]) == 0
-    words = "of an earlier lazyllm: it can be reported, but not continued or merged"
-    with pytest.raises(ValueError, match=words):
-        sweep(llm, tmp_path, [{1: 0.5}])
-    with pytest.raises(ValueError, match=words):
-        longbench.merge([tmp_path], tmp_path / "both")
-    (tmp_path / MANIFEST).write_text(json.dumps({**former, "format": 3}))
+def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
+    manifest = {**new_manifest("m", {}, {}), "format": 3}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="is no manifest of format 2; its format is 3"):
         read_manifest(tmp_path)
 
 
 def test_the_environment_is_in_the_manifest_before_its_first_row(tmp_path: Path) -> None:
     with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
-        made = folder.append({"setting": "a", "dataset": "b", "item": "c"}, {"threads": 3})
+        made = folder.append(CELL, {"threads": 3})
         assert read_manifest(tmp_path)["environments"] == {made["environment"]: {"threads": 3}}
 
 
 def test_rows_are_brought_into_the_order_of_the_plan(tmp_path: Path) -> None:
     with RunFolder(tmp_path, new_manifest("m", {}, {})) as folder:
         for item in "0312":
-            folder.append({"setting": "a", "dataset": "b", "item": item}, {})
+            folder.append({**CELL, "item": item}, {})
         folder.sort([Key("a", "b", item) for item in "123"])
-        folder.append({"setting": "a", "dataset": "b", "item": "4"}, {})
+        folder.append({**CELL, "item": "4"}, {})
     assert [row["item"] for row in read_rows(tmp_path)] == ["0", "1", "2", "3", "4"]
 
 
@@ -410,12 +392,10 @@ def test_rows_are_brought_into_the_order_of_the_plan(tmp_path: Path) -> None:
 
 
 def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    seen: list[Row] = []
-    counts: list[int] = []
+    seen: list[tuple[Row, int]] = []
     ruler(llm, tmp_path, count=1)
-    made = ruler(llm, tmp_path, on_row=[seen.append, lambda row: counts.append(len(read_rows(tmp_path)))])
-    assert seen == made.rows[2:]
-    assert counts == [3, 4]
+    made = ruler(llm, tmp_path, on_row=lambda row: seen.append((row, len(read_rows(tmp_path)))))
+    assert seen == [(made.rows[2], 3), (made.rows[3], 4)]
 
     def stop(row: Row) -> None:
         raise KeyError("full")

@@ -48,6 +48,7 @@ def row(setting: str, name: str, number: int | str, score: float, ttft: float) -
         "computed": 1.0,
         "reached_top": 1.0,
         "changed_nothing": False,
+        "environment": "here",
         "timing": {"ttft": ttft, "seconds": 2 * ttft},
     }
 

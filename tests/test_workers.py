@@ -24,17 +24,11 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.recipe import Recipe, model_there, parts, run_part
 from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import (
-    Recipe,
-    checked_settings,
-    model_there,
-    parts,
-    planned,
-    run_part,
-    scored_answer,
-)
+from lazyllm.evaluation.runner import checked_settings
 from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.trial import planned, scored_answer
 
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
 TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}

@@ -28,8 +28,9 @@ from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, read_rows
-from lazyllm.evaluation.runner import Measure, checked_settings, planned, run_items
+from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import Row
+from lazyllm.evaluation.trial import Measure, planned
 from lazyllm.llm import LLM, load
 from lazyllm.machine.info import version
 from lazyllm.methods import Preset

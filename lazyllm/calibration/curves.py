@@ -11,8 +11,8 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS
-from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Trial
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning

@@ -10,7 +10,7 @@ import numpy as np
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.tasks import Prompt, Shorten, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task
 from lazyllm.llm import LLM
 from lazyllm.prompt import Conversation, is_messages
 from lazyllm.prompt import Prompt as UserPrompt
@@ -56,9 +56,11 @@ class CalibrationTasks(GeneratedTasks):
     def task(self, name: str) -> Task:
         return Task(OWN, OWN, MAX_NEW_TOKENS) if name == OWN else super().task(name)
 
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         if task.name == OWN:
-            return Prompt(item["ids"], len(item["ids"]), False, "none")
+            return ItemPrompt(item["ids"], len(item["ids"]), False, "none")
         return super().prompt(llm, task, item, shorten)
 
 

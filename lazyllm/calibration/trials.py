@@ -11,9 +11,10 @@ import numpy as np
 from lazyllm.calibration.prompts import OWN
 from lazyllm.evaluation.divergence import Divergence
 from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.runner import Trial, label_of, scored_answer
+from lazyllm.evaluation.runner import label_of
 from lazyllm.evaluation.summary import DENSE, Row
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Trial, scored_answer
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
 

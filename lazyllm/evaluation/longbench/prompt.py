@@ -12,7 +12,7 @@ from lazyllm.evaluation.longbench.datasets import dataset
 from lazyllm.evaluation.longbench.items import is_text
 from lazyllm.evaluation.longbench.templates import Templates, find_templates
 from lazyllm.evaluation.options import MAX_LENGTH
-from lazyllm.evaluation.tasks import Prompt, Shorten, Stops
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops
 from lazyllm.support import checked
 
 
@@ -39,7 +39,7 @@ def make_prompt(
     chat: Chat = "auto",
     templates: Templates | None = None,
     shorten: Shorten | None = None,
-) -> Prompt:
+) -> ItemPrompt:
     """`prompt_ids`, with the original length, whether the prompt was cut, and its wrapper.
 
     `shorten` compresses what the cut has left of the context.
@@ -58,7 +58,9 @@ def make_prompt(
         text = with_shorter_context(text, *templates.around(item), shorten)
     if cut or shorten:
         ids = tokenizer.encode(text)
-    return Prompt(ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper)
+    return ItemPrompt(
+        ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper
+    )
 
 
 def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:
