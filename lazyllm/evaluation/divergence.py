@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lazyllm.evaluation.tasks import Tasks
-from lazyllm.evaluation.teacher_forcing import forced_in, greedy_answer, log_softmax
+from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_in, greedy_answer, log_softmax
 from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.llm import LLM
 from lazyllm.support import checked
@@ -25,15 +24,6 @@ def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
     return divergence.clip(min=0.0)
 
 
-@dataclass(frozen=True)
-class DenseAnswer:
-    """Dense's greedy answer to an item."""
-
-    item: Mapping[str, Any]
-    tokens: list[int]
-    logits: np.ndarray  # (tokens, vocab)
-
-
 class Divergence:
     """A measure of the runner: teacher-forces dense's greedy answer, of at most `tokens` tokens.
 
@@ -42,7 +32,7 @@ class Divergence:
 
     def __init__(self, tokens: int = TOKENS) -> None:
         self.tokens = checked.whole(tokens, "tokens", 1)
-        self._last: DenseAnswer | None = None
+        self._last: tuple[Mapping[str, Any], DenseAnswer] | None = None
 
     def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         dense = self._dense_answer(llm, tasks, trial)
@@ -62,10 +52,10 @@ class Divergence:
         }
 
     def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
-        if self._last is None or self._last.item is not trial.item:
+        if self._last is None or self._last[0] is not trial.item:
             prompt = tasks.prompt(llm, trial.task, trial.item)
             stops = tasks.stops(llm, trial.task)
             ends = {*llm.eos_token_ids, *stops.ids}
             answer = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, stops.never_first)
-            self._last = DenseAnswer(trial.item, *answer)
-        return self._last
+            self._last = trial.item, answer
+        return self._last[1]

@@ -14,9 +14,9 @@ import numpy as np
 
 from lazyllm.calibration.prompts import CURVE_SEED, FOR_CURVES, CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
-from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, kl_divergence
+from lazyllm.evaluation.divergence import TOKENS, kl_divergence
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer
+from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
 from lazyllm.llm import LLM, load
 from lazyllm.methods import PruningInput
 from lazyllm.prompt import Prompt
@@ -159,7 +159,7 @@ def dense_answers(llm: LLM, prompts: Sequence[Sequence[int]], progress: bool) ->
     references = []
     with bar(len(prompts), "dense", "prompt", progress) as line:
         for ids in prompts:
-            references.append(DenseAnswer(*greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids)))
+            references.append(greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids))
             line.update()
     return references
 
@@ -201,7 +201,7 @@ def try_setting(
 
 def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseAnswer) -> float:
     """From dense, in nats per token of dense's answer."""
-    logits = np.array([*forced_logits(llm, ids, reference.answer, pruning)])
+    logits = np.array([*forced_logits(llm, ids, reference.tokens, pruning)])
     return float(kl_divergence(reference.logits, logits).mean())
 
 
