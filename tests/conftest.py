@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +69,14 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Builds a tiny model, once for each shape."""
     folder = tmp_path_factory.mktemp("tiny")
     return functools.cache(lambda shape: build(shape, folder))
+
+
+@pytest.fixture
+def no_pictures() -> Iterator[Callable[[], None]]:
+    """Reports are quick without matplotlib; what the fixture gives brings it back."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        yield patched.undo
 
 
 class Alarm(Protocol):

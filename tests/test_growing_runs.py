@@ -6,12 +6,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import model_folder
 
 import lazyllm
 from lazyllm import longbench
@@ -22,33 +21,16 @@ from lazyllm.evaluation.report import environments_table, scores_table, times_ta
 from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
 from lazyllm.evaluation.summary import DENSE, Summary
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
 FIRST, SECOND = "Pruning({1: 0.5})", "Pruning({2: 0.5})"
 Row = dict[str, Any]
 CELL = {"setting": "a", "dataset": "b", "item": "c", "content": "1"}
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Reports are quick without matplotlib; what the fixture gives brings it back."""
-    with monkeypatch.context() as patched:
-        patched.setitem(sys.modules, "matplotlib", None)
-        yield patched.undo
-
-
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> lazyllm.LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
-
-
-@pytest.fixture(scope="module")
-def two_threads(model: Path) -> lazyllm.LLM:
-    return lazyllm.load(model, device="cpu", threads=2)
+def two_threads(folder: Path) -> lazyllm.LLM:
+    return lazyllm.load(folder, device="cpu", threads=2)
 
 
 def ruler(llm: lazyllm.LLM, out: Path, pruning: Any = (None, {1: 0.5}), **options: Any) -> longbench.Run:
