@@ -499,6 +499,7 @@ def test_a_model_that_compresses_is_among_the_conditions(
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
         ({"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),
         ({"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
+        ({"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
     ],
     ids=str,
 )
@@ -552,14 +553,6 @@ def test_what_is_no_run_of_answers_is_told_apart(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="no scored answers but the measure 'kl'"),
     ):
         longbench.Run(tmp_path)
-
-
-def test_a_missing_data_set_is_refused_by_name_before_work_starts(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(FileNotFoundError, match="lacks musique; it holds qasper"):
-        run(llm, data, tmp_path / "run", datasets=["qasper", "musique"])
-    assert not (tmp_path / "run").exists()
 
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
@@ -680,12 +673,10 @@ def test_settings_that_differ_by_seed_share_a_legend_entry(
     assert entries == ["RandomDrop(keep=0.5), 2 seeds", "{1: 0.5}"]
 
 
-def test_a_run_prints_as_aligned_text(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
-    made = run(llm, data, tmp_path, limit=1)
-    assert repr(made) == f"<Run {tmp_path}: {len(made.rows)} rows, 3 settings>"
+def test_a_run_prints_as_aligned_text(finished: Path) -> None:
+    made = longbench.Run(finished)
+    assert repr(made) == f"<Run {finished}: 9 rows, 3 settings>"
     text = made.text()
-    assert "|" not in text
-    assert "**" not in text
     assert "paired difference to dense" in text
     assert "Conditions" not in text
     table = text.split("\n\n")[2].splitlines()
