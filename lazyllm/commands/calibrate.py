@@ -27,6 +27,6 @@ def run(args: argparse.Namespace) -> int:
 
     checked_file(args.out)
     prompts = options.read_prompts(args)
-    keywords = options.given(args, "speedup", "lengths", "out")
+    keywords = options.keywords_of(args, "speedup", "lengths", "out")
     print(f"{calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
     return 0

@@ -33,9 +33,11 @@ def run(args: argparse.Namespace) -> int:
     from lazyllm.methods import as_method
     from lazyllm.sampling import SamplingParams
 
-    keywords = options.given(args, "max_new_tokens", "stop", "chat")
+    keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
     keywords["pruning"] = as_method(vars(args).get("pruning"))
-    keywords["sampling"] = SamplingParams(**options.given(args, "temperature", "top_p", "top_k", "seed"))
+    keywords["sampling"] = SamplingParams(
+        **options.keywords_of(args, "temperature", "top_p", "top_k", "seed")
+    )
     from_file = "prompt_file" in args or args.prompt == "-"
     text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
     stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)

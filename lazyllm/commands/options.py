@@ -146,7 +146,7 @@ def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None
 # ---- from the arguments to a run, and what a run prints ------------------------------------------
 
 
-def given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+def keywords_of(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The arguments of these names as keyword arguments, without those that are not given."""
     return {name: value for name, value in vars(args).items() if name in names}
 
@@ -169,7 +169,7 @@ def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm.checkpoints.demo_model import demo_model
     from lazyllm.llm import load
 
-    keywords = given(args, "device", "threads", "compute", "weights", "kv", "cache_weights")
+    keywords = keywords_of(args, "device", "threads", "compute", "weights", "kv", "cache_weights")
     if "scheduler" in args:
         keywords["device"] = "cpu"
     return load(args.model if "model" in args else demo_model(), **keywords)
@@ -177,7 +177,7 @@ def loaded(args: argparse.Namespace) -> LLM:
 
 def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict[str, Any]:
     """The arguments of a run as keyword arguments, and `more` of them."""
-    keywords = given(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
+    keywords = keywords_of(args, "pruning", "out", *(option.name for option in options_of(kind)), *more)
     if "scheduler" in args:
         keywords["worker_device"] = vars(args).get("device")
     if "workers" in args or "scheduler" in args:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     optuna_module()
     prompts = options.read_prompts(args)
-    keywords = options.given(args, "speedup", "budget", "start", "seed", "out")
+    keywords = options.keywords_of(args, "speedup", "budget", "start", "seed", "out")
     fastest = max(keywords.get("speedup", RANGE))
     if "preset" in args and args.preset > fastest:
         raise ValueError(

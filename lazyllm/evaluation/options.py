@@ -16,6 +16,7 @@ from lazyllm.support import checked
 DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 EDIT_SIM = "difflib"
+LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -59,17 +60,15 @@ class RunOptions:
     def __post_init__(self) -> None:
         from lazyllm.machine.device import check_device  # imports the core, which --help does not need
 
-        checked.whole(self.warm_ups, "warm_ups", 0)
-        if self.workers is not None:
-            checked.whole(self.workers, "workers", 1)
+        for name, least in LEAST.items():
+            if (value := getattr(self, name, None)) is not None:
+                checked.whole(value, name, least)
         if self.workers is not None and self.scheduler is not None:
             raise ValueError(
                 "give workers, for processes on this machine, or scheduler, for those of a cluster"
             )
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
-        if self.worker_threads is not None:
-            checked.whole(self.worker_threads, "worker_threads", 1)
         if self.worker_device is not None:
             check_device(self.worker_device)
         if not (self.on_row is None or callable(self.on_row)):
@@ -126,9 +125,6 @@ class DataOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
-        checked.whole(self.max_length, "max_length", 2)
-        if self.max_new_tokens is not None:
-            checked.whole(self.max_new_tokens, "max_new_tokens", 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,10 +150,9 @@ class Summary:
             {key: value(row) for key, row in self.of(label, datasets, environment).items()}
             for label in (DENSE, setting)
         )
-        pairs = [(dense[key], ours[key]) for key in sorted(dense.keys() & ours.keys())]
-        known = [pair for pair in pairs if None not in pair]
+        keys = [key for key in sorted(dense.keys() & ours.keys()) if None not in (dense[key], ours[key])]
         return (
-            (np.array([pair[0] for pair in known]), np.array([pair[1] for pair in known])) if known else None
+            (np.array([dense[key] for key in keys]), np.array([ours[key] for key in keys])) if keys else None
         )
 
     def speed(
