@@ -200,10 +200,10 @@ static int check_remembered(const lazy_session *s, lazy_error *err)
     for (int l = 0; l < s->model->config.n_layers && possible; l++) {
         const lazy_remembered *r = &s->cache.remembered[l];
         if (!r->scores) continue;
-        int *known = &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
-        possible = (*known < 0 || *known == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
+        int *others = &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
+        possible = (*others < 0 || *others == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
         for (int i = r->n; r->n && i < tokens->length; i++) possible = possible && tokens->kinds[i] == LAZY_GENERATED;
-        *known = r->n;
+        *others = r->n;
         layer = l;
     }
     int prompts = n[1], steps = n[2], both = n[3];
