@@ -650,6 +650,8 @@ def test_a_search_opens_again(made: Search) -> None:
     assert (outcome(again), again.conditions) == (outcome(made), made.conditions)
     assert repr(again) == made.text()
     assert "<table>" in again._repr_html_()
+    assert (again[np.int64(0)], list(again[:2])) == (again[0], [again[0], again[1]])
+    assert isinstance(again[:2], Search)
     with pytest.raises(FileNotFoundError, match="holds no search"):
         Search.read(made.folder / "dense")
 
