@@ -414,8 +414,8 @@ class Pruning(Counted):
             return "the setting has no stages"
         if self._always_kept(n_prompt) >= n_prompt:
             return f"sink, window and protect keep all {n_prompt} tokens of the prompt"
-        keeps = [nan if isinstance(rule, Mass) else largest_keep(rule) for _, rule in stages]
-        if all(math.ceil(keep * n_prompt) >= n_prompt for keep in keeps):
+        keeps = [0.0 if isinstance(rule, Mass) else largest_keep(rule) for _, rule in stages]
+        if math.ceil(min(keeps) * n_prompt) >= n_prompt:
             return f"the stages keep all {n_prompt} tokens of the prompt"
         return "no stage found a token to drop"
 
