@@ -190,9 +190,10 @@ class LLM(Model):
         `[{"role": "system", "content": …}, {"role": "user", "content": …}]`, with contents of text or parts
         such as `{"type": "text", "text": …}`; `chat=True` makes plain text the user's turn of the chat
         template. An answer ends at the checkpoint's end token, before the first of the `stop` strings, or
-        after `max_new_tokens`. The default `sampling` is greedy. `trace` records tokens in play and their scores. `progress` shows bars for lists and long prompts. `prefix` is a
-        session that has read what all prompts begin with; each continues a fork of it, with its setting. Or
-        it is a `PrefixCache`, in which prompts find what earlier ones have read of a beginning like theirs.
+        after `max_new_tokens`. The default `sampling` is greedy. `trace` records tokens in play and their
+        scores. `progress` shows bars for lists and long prompts. `prefix` is a session that has read what all
+        prompts begin with; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in which
+        prompts find what earlier ones have read of a beginning like theirs.
 
         `tools`, with `chat=True`, are JSON schemas of functions for chat templates that know tools.
 
