@@ -19,8 +19,7 @@ import lazyllm
 from lazyllm import LLM, Pruning, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
-from lazyllm.commands.generate import read_prompt
-from lazyllm.commands.options import out_file, out_folder
+from lazyllm.commands.options import out_file, out_folder, read_prompt
 from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.machine import memory
 from lazyllm.support import progress
