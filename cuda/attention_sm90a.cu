@@ -67,7 +67,7 @@ __device__ __forceinline__ void fetch(matrix<T, KEYS, D> *to, const T *k_or_v, c
 template <int UNDER_WAY> __device__ __forceinline__ void wait_for_copies()
 {
     cp_async_wait<UNDER_WAY>();
-    fence_for_wgmma();
+    fence_proxy_async();
     __syncthreads();
 }
 

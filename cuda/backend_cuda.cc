@@ -266,6 +266,7 @@ int describe(lazy_cuda *cuda, lazy_error *err)
     if (properties.major < MIN_CAPABILITY)
         return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, has compute capability %d.%d; at least %d.0 is needed", properties.name,
                          cuda->device, properties.major, properties.minor, MIN_CAPABILITY);
+    cuda->capability = 10 * properties.major + properties.minor;
     cuda->processors = properties.multiProcessorCount;
     cuda->shared_bytes = properties.sharedMemPerMultiprocessor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", cuda->device);

@@ -176,15 +176,10 @@ int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err)
 {
     const char *setting = getenv("LAZYLLM_CUDA_HOPPER");
     if (!setting || strcmp(setting, "1") != 0) return LAZY_OK;
-    int major = 0, minor = 0;
-    int code =
-        lazy_cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device), "asking for the capability", err);
-    if (!code)
-        code = lazy_cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device), "asking for the capability",
-                               err);
-    if (code || major != 9 || minor != 0 || cuda->type == LAZY_F32) return code;
+    if (cuda->capability != 90 || cuda->type == LAZY_F32) return LAZY_OK;
     verdict found = {};
-    if ((code = compare_once(cuda, &found, err))) return code;
+    int code = compare_once(cuda, &found, err);
+    if (code) return code;
     cuda->wgmma = found.agrees;
     size_t length = strlen(cuda->variant);
     snprintf(cuda->variant + length, sizeof cuda->variant - length, found.agrees ? ", wgmma" : ", no wgmma: %s", found.reason.c_str());

@@ -9,8 +9,7 @@
  * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++ generates for memcpy
  *   and memset.
  * - PTX is written only in this file, with its emulation in cuda_on_cpu.h.
- * - A block must not wait for another block: on the CPU, blocks run one after the other. A thread that waits in a loop for other threads
- *   of its block calls __nanosleep in the loop.
+ * - A block must not wait for another block: on the CPU, blocks run one after the other.
  *
  * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
 #ifndef LAZY_KERNEL_H
@@ -109,7 +108,7 @@ template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile(
 
 /* Makes this thread's writes to shared memory, including its completed cp.async copies, visible to wgmma. Every writing thread needs its
  * own fence, followed by a barrier. */
-__device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* The 32-bit address in the shared state space, as matrix descriptors use it. */
 __device__ __forceinline__ uint32_t shared_address(const void *shared) { return (uint32_t)__cvta_generic_to_shared(shared); }

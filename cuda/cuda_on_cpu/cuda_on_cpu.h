@@ -6,7 +6,7 @@
  *
  * It detects, beyond wrong results:
  * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by what orders it on a
- *   GPU: __syncthreads, __syncwarp, and __threadfence together with atomics. Shuffles, votes and ldmatrix order nothing. Under TSan, two
+ *   GPU: __syncthreads and __syncwarp. Shuffles, votes, atomics and ldmatrix order nothing. Under TSan, two
  *   blocks are ordered with each other only if the sums of their coordinates are both even or both odd.
  * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of exactly their size.
  * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the destination of cp.async
@@ -133,11 +133,9 @@ struct cuda_thread {
     unsigned waits_mask;  /* lanes that it waits with; 0: the whole block */
     place waits_at;
 
-    bool fenced;             /* has called __threadfence: its atomics are releases from now on */
-    const char *last_atomic; /* address, which its next __threadfence acquires */
     std::vector<async_copy> copies;
     int open_group;
-    std::vector<const void *> landed; /* destinations of completed copies since its last fence_for_wgmma */
+    std::vector<const void *> landed; /* destinations of completed copies since its last fence_proxy_async */
     std::vector<product> products;
     int open_products; /* group number of the products issued next */
     bool registers_fenced;
@@ -184,7 +182,7 @@ struct executor {
     const call *kernel;
     unsigned char *dynamic_shared;
     size_t shared_bytes;
-    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without a fence for wgmma yet, or 0 */
+    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without fence.proxy.async yet, or 0 */
     int *unfenced;
     bool reversed;
 
@@ -449,17 +447,6 @@ UNSEEN inline unsigned vote(unsigned mask, bool value, const char *what, place a
     return yes;
 }
 
-template <class T, class Fold> UNSEEN T reduce(unsigned mask, T value, Fold fold, const char *what, place at)
-{
-    static_assert(std::is_integral_v<T> && sizeof(T) == 4, "no reduction takes this type");
-    exchange &e = exchange_values(mask, value, what, at);
-    T total = value;
-    for (int lane = 0; lane < WARP; lane++)
-        if (lane != current->lane() && (e.arrived >> lane & 1)) total = fold(total, value_of_lane<T>(e, lane));
-    leave(e);
-    return total;
-}
-
 /* ---- blocks and launches ---- */
 
 __attribute__((noinline)) inline void run_thread()
@@ -562,8 +549,7 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
         if (!e.threads[i]) e.threads[i] = make_thread(i);
         cuda_thread &t = *e.threads[i];
         t.index = { i % e.block.x, i / e.block.x % e.block.y, i / (e.block.x * e.block.y) };
-        t.exited = t.fenced = false;
-        t.last_atomic = NULL;
+        t.exited = false;
         t.open_group = t.open_products = 0;
         t.registers_fenced = false;
     }
@@ -671,18 +657,13 @@ template <class To, class From> To bits_as(From from)
     return to;
 }
 
-/* Atomic read-modify-write: relaxed, or a release if the thread has called __threadfence. */
+/* Atomic read-modify-write, which orders no other memory. */
 template <class T, class Next> T update(T *address, Next next)
 {
     T old, now;
     __atomic_load(address, &old, __ATOMIC_RELAXED);
-    bool done;
-    do {
-        now = next(old);
-        done = current->fenced ? __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)
-                               : __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    } while (!done);
-    current->last_atomic = reinterpret_cast<const char *>(address);
+    do now = next(old);
+    while (!__atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return old;
 }
 
@@ -757,7 +738,7 @@ UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, pla
     uint64_t byte = address - FIRST_SHARED_ADDRESS;
     if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
     if (e.unfenced[byte / 16])
-        fail("wgmma reads what thread %d's cp.async wrote without a fence for wgmma, at %s:%d", e.unfenced[byte / 16] - 1, at.file,
+        fail("wgmma reads what thread %d's cp.async wrote without fence.proxy.async, at %s:%d", e.unfenced[byte / 16] - 1, at.file,
              at.line);
     return (const value16 *)(e.dynamic_shared + byte);
 }
@@ -867,8 +848,6 @@ void multiply_beside(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, 
 namespace names
 {
 
-constexpr int warpSize = WARP;
-
 inline void __syncthreads(place at = here()) { wait_for_block(at); }
 
 UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
@@ -880,38 +859,6 @@ UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
     leave(e);
 }
 
-/* Orders this thread's earlier accesses before the later accesses of a thread that reads, in an atomic, the value written by this thread's
- * next atomic, and then calls __threadfence. */
-inline void __threadfence()
-{
-    if (current->last_atomic) (void)__atomic_load_n(current->last_atomic, __ATOMIC_ACQUIRE);
-    current->fenced = true;
-}
-
-/* Lets the other fibers run. */
-inline void __nanosleep(unsigned, place at = here())
-{
-    make_ready(*current);
-    wait_in("__nanosleep", 0, at);
-}
-
-template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = WARP, place at = here())
-{
-    return shuffle(mask, value, (current->lane() & ~(width - 1)) + (source & (width - 1)), "__shfl_sync", at);
-}
-
-template <class T> T __shfl_up_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
-{
-    int lane = current->lane();
-    return shuffle(mask, value, lane % width >= delta ? lane - delta : lane, "__shfl_up_sync", at);
-}
-
-template <class T> T __shfl_down_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
-{
-    int lane = current->lane();
-    return shuffle(mask, value, lane % width + delta < width ? lane + delta : lane, "__shfl_down_sync", at);
-}
-
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = WARP, place at = here())
 {
     int lane = current->lane(), other = lane ^ lane_mask;
@@ -919,24 +866,6 @@ template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int 
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__ballot_sync", at); }
-inline int __any_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__any_sync", at) != 0; }
-inline int __all_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate == 0, "__all_sync", at) == 0; }
-
-template <class T> T __reduce_add_sync(unsigned mask, T value, place at = here())
-{
-    return reduce(mask, value, [](T a, T b) { return a + b; }, "__reduce_add_sync", at);
-}
-
-template <class T> T __reduce_min_sync(unsigned mask, T value, place at = here())
-{
-    return reduce(mask, value, [](T a, T b) { return a < b ? a : b; }, "__reduce_min_sync", at);
-}
-
-template <class T> T __reduce_max_sync(unsigned mask, T value, place at = here())
-{
-    return reduce(mask, value, [](T a, T b) { return a > b ? a : b; }, "__reduce_max_sync", at);
-}
-
 template <class T> using same = std::common_type_t<T>; /* makes b convert to the address's type */
 template <class T> T atomicAdd(T *address, same<T> b)
 {
@@ -946,36 +875,10 @@ template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
-template <class T> T atomicMax(T *address, same<T> b)
-{
-    return update(address, [b](T a) { return a > b ? a : b; });
-}
-template <class T> T atomicOr(T *address, same<T> b)
-{
-    return update(address, [b](T a) { return a | b; });
-}
-template <class T> T atomicExch(T *address, same<T> b)
-{
-    return update(address, [b](T) { return b; });
-}
-template <class T> T atomicCAS(T *address, same<T> old, same<T> b)
-{
-    return update(address, [=](T a) { return a == old ? b : a; });
-}
-
-template <class T> T __ldg(const T *address) { return *address; }
-
-inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
-inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-
 inline float fast_exp2f(float x) { return exp2f(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1 / x; }
 
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
@@ -1036,7 +939,7 @@ inline uint32_t shared_address(const void *shared)
     return FIRST_SHARED_ADDRESS + (uint32_t)at;
 }
 
-inline void fence_for_wgmma()
+inline void fence_proxy_async()
 {
     for (const void *shared : current->landed) note_writer(shared, 0);
     current->landed.clear();
@@ -1068,9 +971,5 @@ template <class T, int N> void wgmma_by_rows(float (&d)[N][4], const uint32_t (&
 } // namespace cuda_on_cpu
 
 using namespace cuda_on_cpu::names;
-
-/* outside the namespace, because the C library may declare them */
-inline float rsqrtf(float x) noexcept { return 1 / sqrtf(x); }
-inline float __expf(float x) noexcept { return expf(x); }
 
 #endif

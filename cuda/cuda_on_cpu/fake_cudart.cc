@@ -240,12 +240,6 @@ cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int *device)
-{
-    *device = current_device;
-    return result(n_devices() ? cudaSuccess : cudaErrorNoDevice);
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 {
     if (!is_device(device)) return result(cudaErrorInvalidDevice);
@@ -256,20 +250,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     prop->totalGlobalMem = total_memory();
     prop->sharedMemPerMultiprocessor = cuda_on_cpu::MAX_SHARED_BYTES + 1024;
     prop->multiProcessorCount = 2;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
-{
-    cudaDeviceProp prop;
-    cudaError_t code = cudaGetDeviceProperties(&prop, device);
-    if (code != cudaSuccess) return code;
-    switch (attr) {
-    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrWarpSize: *value = cuda_on_cpu::WARP; break;
-    default: return result(cudaErrorInvalidValue);
-    }
     return cudaSuccess;
 }
 
@@ -298,8 +278,6 @@ cudaError_t cudaGetLastError()
     last_error = cudaSuccess;
     return code;
 }
-
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 static const struct {
     cudaError_t code;
