@@ -132,11 +132,11 @@ cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
                 : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
 }
 
-/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the column-major operand.
- * out: (blocks, 3, 64, 128) = a b with b column-major and a in shared memory | 2 a b with b row-major and a in registers | the left half of
- * that, with products 64 columns wide. Operands whose rows run along k start 16 (block % 4) values into their rows. */
+/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the K-major operand.
+ * out: (blocks, 3, 64, 128) = a b with b K-major and a in shared memory | 2 a b with b MN-major and a in registers | the left half of
+ * that, with products 64 columns wide. K-major operands start 16 (block % 4) values into their rows. */
 template <class T> struct wgmma_operands {
-    T a[64 * WGMMA_ROW], b_columns[128 * WGMMA_ROW], b_rows[2][16 * WGMMA_ROW];
+    T a[64 * WGMMA_ROW], b_k_major[128 * WGMMA_ROW], b_mn_major[2][16 * WGMMA_ROW];
 };
 enum { WGMMA_SLACK = 2 * WGMMA_ATOM - 16 };
 
@@ -147,12 +147,12 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     const uint32_t into_atom = shared_address(memory) % (2 * WGMMA_ATOM);
     auto *shared = reinterpret_cast<wgmma_operands<T> *>(memory + (into_atom ? 2 * WGMMA_ATOM - into_atom : 0));
     const int self = threadIdx.x, first = blockIdx.x % 4 * 16, row = self / 32 * 16 + self % 32 / 4, col = self % 4 * 2;
-    auto place = [](int r, int piece) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + piece * 8 : wgmma_place(r, piece); };
+    auto place = [](int r, int chunk) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + chunk * 8 : wgmma_swizzled(r, chunk); };
     a += blockIdx.x * 64 * 16;
     cp_async_16(shared->a + place(self / 2, first / 8 + self % 2), a + self * 8, true);
     for (int i = self; i < 128 * 2; i += 128) {
-        cp_async_16(shared->b_columns + place(i / 2, first / 8 + i % 2), b_transposed + i * 8, true);
-        cp_async_16(shared->b_rows[i / 8 % 2] + place(i / 16, i % 8), b + i * 8, true);
+        cp_async_16(shared->b_k_major + place(i / 2, first / 8 + i % 2), b_transposed + i * 8, true);
+        cp_async_16(shared->b_mn_major[i / 8 % 2] + place(i / 16, i % 8), b + i * 8, true);
     }
     cp_async_commit();
     cp_async_wait<0>();
@@ -166,11 +166,11 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     uint32_t own_a[1][4];
     for (int i = 0; i < 4; i++) own_a[0][i] = *reinterpret_cast<const uint32_t *>(a + (row + i % 2 * 8) * 16 + col + i / 2 * 8);
     if (planted != NO_WGMMA_FENCE) wgmma_fence(columns, rows, half_rows, own_a);
-    wgmma_by_columns(columns, wgmma_matrix(shared->a, first, 0), wgmma_matrix(shared->b_columns, first, 0), false, T());
+    wgmma_k_major(columns, wgmma_descriptor(shared->a, first, 0), wgmma_descriptor(shared->b_k_major, first, 0), false, T());
     wgmma_commit();
     for (int i = 0; i < 2; i++) {
-        wgmma_by_rows(rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 16 * WGMMA_ROW), T());
-        wgmma_by_rows(half_rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 0), T());
+        wgmma_mn_major(rows, own_a[0], wgmma_descriptor(shared->b_mn_major, 0, sizeof shared->b_mn_major[0]), T());
+        wgmma_mn_major(half_rows, own_a[0], wgmma_descriptor(shared->b_mn_major, 0, 0), T());
     }
     wgmma_commit();
     if (planted == WRITE_UNDER_WGMMA && self == 0) shared->a[place(0, first / 8)] = T(3.0f);
