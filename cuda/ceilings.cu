@@ -47,10 +47,11 @@ int lazy_cuda_multiply_adds(lazy_stream *stream, double *flops, lazy_error *err)
     if (!code) code = ops->alloc(stream->backend, &y, words * sizeof(uint32_t), "a product", err);
     if (!code)
         code = lazy_cuda_op(stream, "filling a product", err, [&](cudaStream_t queue) {
-            cudaError_t failed = lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue, (uint32_t *)x, words, mask, bits);
-            return failed == cudaSuccess
-                       ? lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue, (uint32_t *)w, words, mask, bits)
-                       : failed;
+            cudaError_t failed =
+                lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue, (uint32_t *)x, words, mask, bits);
+            return failed == cudaSuccess ? lazy_launch(fill, dim3(blocks(stream)), dim3(THREADS), 0, queue,
+                                                       (uint32_t *)w, words, mask, bits)
+                                         : failed;
         });
     lazy_matrix weights = { { { w, side, cuda->type } }, 1, side, side, nullptr };
     for (int i = 0; i < PRODUCTS && !code; i++) code = ops->matmul(stream, y, x, side, &weights, false, err);
@@ -66,8 +67,9 @@ int lazy_cuda_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_e
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "reading", err, [&](cudaStream_t queue) {
-        return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory, bytes / sizeof(uint4), s->count);
+        return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory,
+                           bytes / sizeof(uint4), s->count);
     });
-    int32_t waited;
-    return code ? code : stream->backend->ops->download(stream, &waited, s->count, sizeof waited, err);
+    int32_t ignored;
+    return code ? code : stream->backend->ops->download(stream, &ignored, s->count, sizeof ignored, err);
 }
