@@ -94,8 +94,6 @@ static const lazy_ops ops = {
     .mark = lazy_cpu_mark,
     .filter = lazy_cpu_filter,
     .regroup = lazy_cpu_regroup,
-    .multiply_adds = lazy_cpu_multiply_adds,
-    .read = lazy_cpu_read,
 };
 
 /* The value of LAZYLLM_CPU: an instruction set, "reference" for the plain loops, or NULL for the best instruction set. */
