@@ -61,7 +61,7 @@ def test_info_prints_as_a_table() -> None:
     assert info["cuda"].startswith("off")
     assert "numpy" in info["packages"]
     assert len(repr(info).splitlines()) == len(info)
-    assert "<table>" in info._repr_html_()
+    assert "<pre>" in info._repr_html_()
 
 
 def test_info_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
