@@ -116,7 +116,8 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
 define c_tests
 build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
-	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter-out %.h,$$^) -lm -o $$@
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter %.c,$$^) $$(filter %.a,$$^) -lm -o $$@
+build/test_ops$(1): tests/c/reference.c tests/c/reference.h
 endef
 
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.

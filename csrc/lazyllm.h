@@ -319,8 +319,8 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
 
 /* Instruction sets of this machine that there are kernels for, best first, NULL-terminated. */
 const char *const *lazy_cpu_variants(void);
-/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU ("reference": the
- * plain loops). NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
+/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU. NULL if
+ * this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
 int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */

@@ -27,6 +27,10 @@
 
 #include "../../cuda/cuda.h"
 
+extern "C" {
+#include "../c/reference.h"
+}
+
 typedef std::vector<unsigned char> bytes;
 typedef std::vector<float> floats;
 typedef std::vector<int32_t> ints;
@@ -225,7 +229,7 @@ struct rig {
         lazy_cuda_options options = {};
         options.type = type;
         must(lazy_cuda_open(&cuda, &options, &err), err);
-        must(lazy_cpu_open(&cpu, 1, LAZY_COMPUTE_F32, LAZY_F32, &err), err);
+        must(reference_open(&cpu, LAZY_F32, &err), err);
         gpu = stream_of(cuda, &config, rows, tokens);
         plain = stream_of(cpu, &config, rows, tokens);
     }
@@ -1394,7 +1398,6 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "wgmma_alone") == 0) portable = false;
         else seed = strtoull(argv[i], nullptr, 10);
     }
-    setenv("LAZYLLM_CPU", "reference", 1);
     printf("seed %llu\n", (unsigned long long)seed);
     for (lazy_dtype type : { LAZY_F32, LAZY_F16, LAZY_BF16 }) {
         if (quick && type == LAZY_F16) continue; /* the kernels of bf16, but for conversions */
