@@ -8,14 +8,16 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.method import Method
 from lazyllm.support import checked
 from lazyllm.support.json_text import parse_json
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
 
 Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
@@ -185,7 +187,7 @@ def _core_stages(stages: Stages) -> list[tuple[Any, ...]]:
 
 
 def _check_config(config: object) -> None:
-    if not isinstance(config, ModelConfig):
+    if not hasattr(config, "n_layers"):
         raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
 
 
@@ -397,7 +399,8 @@ class Pruning(Counted):
             return "the setting has no stages"
         if self._always_kept(n_prompt) >= n_prompt:
             return f"sink, window and protect keep all {n_prompt} tokens of the prompt"
-        if all(math.ceil(largest_keep(rule) * n_prompt) >= n_prompt for _, rule in stages):
+        keeps = [0.0 if isinstance(rule, Mass) else largest_keep(rule) for _, rule in stages]
+        if math.ceil(min(keeps) * n_prompt) >= n_prompt:
             return f"the stages keep all {n_prompt} tokens of the prompt"
         return "no stage found a token to drop"
 

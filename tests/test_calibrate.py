@@ -23,6 +23,7 @@ from lazyllm.calibration.curves import KEEPS, always_kept, lost_shares, seeing_l
 from lazyllm.calibration.prompts import encoded, split
 from lazyllm.calibration.schedule import Losses, Stages, Work, best_schedule, cheapest
 from lazyllm.calibration.trials import best, results
+from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS, Key
@@ -288,8 +289,8 @@ def test_lengths_are_those_of_the_generated_prompts(llm: LLM, tmp_path: Path) ->
     [
         ([900, 1101], "length 1101 is more than the model's context of 1100"),
         ([50], "length 50 is too short"),
-        (900, r"lengths must be a list of numbers of tokens, such as \[1024, 2048\], not 900"),
-        ([], "lengths must be a list"),
+        (900, r"lengths must be a list such as \[1024, 2048\], not 900"),
+        ([], "lengths must be at least one number of tokens"),
         ([0], "a length must be from 1 to"),
     ],
     ids=str,
@@ -461,6 +462,23 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path]) -
     assert swept[1].setting == str(preset.pruning)
     assert swept[1].pruning == preset
     assert swept[1].counted_speedup > 1
+
+
+def test_a_preset_shows_no_bar_where_none_is_wanted(
+    llm: LLM,
+    made: tuple[Preset, Path],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for open_it in (
+        lambda progress: llm.generate(["Hi"], made[0], max_new_tokens=1, progress=progress),
+        lambda progress: llm.stream("Hi", made[0], max_new_tokens=1, progress=progress).finished(),
+        lambda progress: llm.session(made[0], progress=progress),
+    ):
+        for progress in (False, True):
+            monkeypatch.setattr(digest, "_known", {})  # hashed anew
+            open_it(progress)
+            assert ("hashing the model" in capfd.readouterr().err) == progress
 
 
 def test_another_model_warns_by_name(

@@ -256,6 +256,17 @@ def test_ctrl_c_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -
     assert capsys.readouterr().err == "lazyllm: interrupted\n"
 
 
+@pytest.mark.parametrize(("debug", "shown"), [("1", True), ("0", False), ("", False)])
+def test_a_traceback_is_shown_where_it_is_asked_for(
+    debug: str, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("LAZYLLM_DEBUG", debug)
+    assert cli.main(["generate", "--prompt", "Hi", "--pruning", "x"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("lazyllm: pruning is 'x'")
+    assert (lines[0] == "Traceback (most recent call last):") == shown == (len(lines) > 1)
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"set -o pipefail; {sys.executable} -m lazyllm info | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)

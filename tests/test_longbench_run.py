@@ -391,6 +391,30 @@ def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> N
         run(llm, None, tmp_path, edit_sim="levenshtein")
     with pytest.raises(ValueError, match="hotpotqa is of LongBench and needs data"):
         run(llm, None, tmp_path, datasets=["hotpotqa"])
+    with pytest.raises(TypeError, match=r'datasets must be a list such as \["trec"\], not \'trec\''):
+        run(llm, None, tmp_path, datasets="trec")
+    with pytest.raises(TypeError, match=r"run has no option 'dataset'; did you mean datasets\?"):
+        longbench.run(llm, out=tmp_path, dataset=["trec"])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"run_niah has no option 'depth'; did you mean depths\?"):
+        longbench.run_niah(llm, out=tmp_path, lengths=[600], depth=[50])  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"lengths must be a list such as \[1024, 4096\], not 600"):
+        longbench.run_ruler(llm, out=tmp_path, lengths=600)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda out: longbench.run("path", out=out),  # type: ignore[arg-type]
+        lambda out: longbench.run_niah("path", out=out, lengths=[600]),  # type: ignore[arg-type]
+        lambda out: longbench.run_ruler("path", out=out, lengths=[600]),  # type: ignore[arg-type]
+        lambda out: lazyllm.reproduce.reproduce("path", "table1", out=out),  # type: ignore[arg-type]
+    ],
+)
+def test_a_path_in_place_of_a_model_is_refused(call: Callable[[Path], Any], tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"llm must be an open model such as lazyllm.load\(\"path\"\), not 'path'"
+    ):
+        call(tmp_path)
 
 
 def test_texts_longer_than_the_context_are_refused_before_work(llm: lazyllm.LLM, tmp_path: Path) -> None:
@@ -675,7 +699,7 @@ def test_a_run_prints_as_aligned_text(finished: Path) -> None:
 
 
 def test_options_are_keyword_arguments_with_help() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'limt'"):
+    with pytest.raises(TypeError, match=r"run has no option 'limt'; did you mean limit\?"):
         DataOptions.of({"limt": 1}, run)
     assert DataOptions.of({"max_length": None, "limit": 3}, run) == DataOptions(limit=3)
     for option in options_of(DataOptions):

@@ -537,7 +537,7 @@ def test_each_sentence_is_scored_by_itself_behind_bos(
     known = {"A b.": [1.0, 2.0], "C d e?": [9.0, 0.0, 0.0], "F": [4.0]}
     runs: list[list[int]] = []
 
-    def surprisal(ids: list[int]) -> np.ndarray:
+    def surprisal(ids: list[int], progress: bool) -> np.ndarray:
         runs.append(ids)
         begins = [] if first is None else [first]
         assert ids[: len(begins)] == begins

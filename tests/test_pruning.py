@@ -263,6 +263,11 @@ def test_json_of_stages_alone() -> None:
             ValueError,
             "no field 'sinks'; its fields are stages, decode, sink",
         ),
+        (
+            '{"10": 0.5, "min_tokens": 3000}',
+            ValueError,
+            """no field '10'; stages have a field of their own: "stages": {"10": 0.5}""",
+        ),
         ("0.5", TypeError, "must be a JSON object"),
     ],
 )
@@ -378,6 +383,11 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
         Pruning.for_speedup(20.0, SMOL, 2000)
     with pytest.raises(ValueError, match="target must be at least 1"):
         Pruning.for_speedup(0.5, SMOL, 2000)
+    for call in (Pruning.for_speedup, lambda target, model, n: Pruning().speedup(model, n)):
+        with pytest.raises(
+            TypeError, match=r"config must be that of a model, such as llm\.config, not <LLM>"
+        ):
+            call(2.0, type("LLM", (), {"__repr__": lambda self: "<LLM>"})(), 3000)
     with pytest.raises(ValueError, match="the model has one layer"):
         Pruning.for_speedup(2.0, SimpleNamespace(**{**vars(SMALL), "n_layers": 1}), 2000)  # type: ignore[arg-type]
 

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
         return BROKEN_PIPE
     except (ValueError, TypeError, OSError, MemoryError, ImportError, RuntimeError) as error:
-        if os.environ.get("LAZYLLM_DEBUG", "0") != "0":
+        if os.environ.get("LAZYLLM_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         print(f"lazyllm: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return USAGE_ERROR

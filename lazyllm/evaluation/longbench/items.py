@@ -98,7 +98,7 @@ def resolve_data(data: str | Path) -> Path:
         )
     path = Path(os.path.abspath(user_path(data)))
     if not path.exists():
-        raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}; {GET}")
+        raise FileNotFoundError(f"data: {path} does not exist; expected {EXPECTED}; {GET}")
     return path
 
 
