@@ -116,7 +116,8 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
 define c_tests
 build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
-	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter-out %.h,$$^) -lm -o $$@
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter %.c,$$^) $$(filter %.a,$$^) -lm -o $$@
+build/test_ops$(1): tests/c/reference.c tests/c/reference.h
 endef
 
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
@@ -240,7 +241,7 @@ $(eval $(call core_build,_mutants))
 
 MUTANTS ?= 100
 mutants: $(VENV)/test.stamp ## MUTANTS (100) random changes of the C core, one at a time: which do the tests notice? (hours)
-	$(BIN)/python tests/mutants.py $(MUTANTS) $(CORE_TESTS) tests/test_benchmarks.py
+	$(BIN)/python tests/mutants.py $(MUTANTS) $(CORE_TESTS)
 
 # ---- the CUDA core ----
 
@@ -264,12 +265,12 @@ lint: $(VENV)/lint.stamp $(VENV)/test.stamp ## ruff, mypy, import-linter and cla
 	$(BIN)/ruff format --check $(SOURCE)
 	$(BIN)/mypy --python-executable $(BIN)/python
 	$(BIN)/lint-imports --no-logo --no-cache
-	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
+	$(BIN)/clang-format --dry-run --Werror $(CORE) $(CUDA) benchmarks/csrc/*.[ch] tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
 
 format: $(VENV)/lint.stamp ## put all sources in form
 	$(BIN)/ruff check --fix $(SOURCE)
 	$(BIN)/ruff format $(SOURCE)
-	$(BIN)/clang-format -i $(CORE) $(CUDA) tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
+	$(BIN)/clang-format -i $(CORE) $(CUDA) benchmarks/csrc/*.[ch] tests/c/*.[ch] tests/fuzz/*.[ch] tests/cuda/*.c[cu]*
 
 clean: ## remove what was built (not .venv, nor the model in the user's cache)
 	rm -rf build *.egg-info lazyllm/_core*.so demo-output bench-output

@@ -57,7 +57,7 @@ class BuildCores(build_ext):
 
             pairs = zip(sources, objects, strict=True)
             changed = [source for source, made in pairs if not is_current(source, made)]
-            print(f"compiling {len(changed)} of {len(sources)} files of the C core", file=sys.stderr, flush=True)
+            print(f"compiling {len(changed)} of {len(sources)} C files", file=sys.stderr, flush=True)
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 list(pool.map(lambda source: compile_all([source], output_dir, **options), changed))
             return objects

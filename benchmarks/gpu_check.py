@@ -407,8 +407,7 @@ def sanitizers(check: Check) -> Iterator[Step]:
     missing = missing if sanitizer else "compute-sanitizer is not installed"
     for tool, options in (("memcheck", ["--report-api-errors", "no"]), ("racecheck", [])):
         command = [str(sanitizer), "--tool", tool, *options, "--error-exitcode", "9", program]
-        words = ["without_ceilings", "without_wgmma"]
-        words += [] if check.full and tool == "memcheck" else ["quick"]
+        words = ["without_wgmma", *([] if check.full and tool == "memcheck" else ["quick"])]
         yield Step(tool, [*command, *words], 230, cublas(), missing)
 
 

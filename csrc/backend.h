@@ -164,12 +164,6 @@ typedef struct lazy_ops {
      * subset of rows: dropped rows are lost. */
     int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux, int d,
                    int32_t *n_revived, lazy_error *);
-
-    /* ---- ceilings ---- */
-    /* Runs multiply-adds on registers at the highest rate; *flops = how many operations. Waits. */
-    int (*multiply_adds)(lazy_stream *, double *flops, lazy_error *);
-    /* Reads memory at the highest rate. Waits. */
-    int (*read)(lazy_stream *, const void *memory, size_t bytes, lazy_error *);
 } lazy_ops;
 
 struct lazy_backend {
@@ -185,8 +179,6 @@ struct lazy_backend {
 /* Bytes of one activation. */
 static inline size_t lazy_activation_bytes(const lazy_backend *backend) { return lazy_dtype_width(backend->activations); }
 
-enum { LAZY_COUNTED_JOBS = 8 }; /* no op has more */
-
 /* The first member of every backend's stream. */
 struct lazy_stream {
     lazy_backend *backend;
@@ -194,7 +186,6 @@ struct lazy_stream {
     const lazy_watch *watch; /* of the current pass, or NULL */
     bool scores_follow;      /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
     int layers_done;
-    int n_jobs, tasks[LAZY_COUNTED_JOBS]; /* on the CPU: of the first jobs since n_jobs was set to 0, for benchmarks */
 };
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err);

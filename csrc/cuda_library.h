@@ -28,6 +28,8 @@ typedef struct lazy_cuda_library {
     const char *architectures; /* compute capabilities that it has kernels for */
     int (*open)(lazy_backend **out, const lazy_cuda_options *, lazy_error *);
     int (*look)(lazy_cuda_facts *, const char *const *libraries, int n_libraries, lazy_error *); /* initialises no device */
+    /* For benchmarks: reads device memory once, at the highest rate. Waits. */
+    int (*read)(lazy_stream *, const void *memory, size_t bytes, lazy_error *);
 } lazy_cuda_library;
 
 /* The only exported symbol. */

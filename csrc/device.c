@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda_library.h"
 #include "error.h"
 
 enum { MAX_PATH = 4096, MAX_THREADS = 1024 };
@@ -34,7 +33,7 @@ static int library_path(char *path, lazy_error *err)
 }
 
 /* Never unloaded: its code may still be in use. */
-static int load_library(const lazy_cuda_library **out, lazy_error *err)
+int lazy_cuda_load(const lazy_cuda_library **out, lazy_error *err)
 {
     char path[MAX_PATH];
     int code = library_path(path, err);
@@ -89,7 +88,7 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
                          "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out", types[kv],
                          types[type]);
     const lazy_cuda_library *library;
-    int code = load_library(&library, err);
+    int code = lazy_cuda_load(&library, err);
     return code ? code : library->open(out, &options, err);
 }
 
@@ -97,7 +96,7 @@ int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_
 {
     const lazy_cuda_library *library;
     lazy_cuda_facts facts = { 0 };
-    int code = load_library(&library, err);
+    int code = lazy_cuda_load(&library, err);
     if (!code) code = library->look(&facts, libraries, n_libraries, err);
     if (code) return code;
     snprintf(text, size, "%s; %s; %s; kernels for %s", facts.devices, facts.versions, facts.cublas, library->architectures);

@@ -315,38 +315,12 @@ bool lazy_sampler_is_greedy(const lazy_sampler *sampler);
 int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err);
 int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, int32_t *token, lazy_error *err);
 
-/* ---- bench ------------------------------------------------------------------------------ */
-
-/* One op on random data, prepared once and run repeatedly. Weights of 192 KiB and more are never in the CPU's caches when a run begins. */
-typedef struct lazy_bench lazy_bench;
-
-typedef struct lazy_bench_shape {
-    int n;          /* rows computed */
-    int m;          /* tokens in play */
-    int rows, cols; /* of the weights: y[n, rows] = x[n, cols] W^T */
-    int window;     /* of attention and scores; 0: none */
-    lazy_dtype dtype;
-    int n_heads, n_kv_heads, head_dim;
-} lazy_bench_shape;
-
-/* op: "multiply_adds" and "read" (rows x cols of dtype): the machine's ceilings; "matmul"; "gated": rows / 2 outputs;
- * "attention" and "scores": the last n of m tokens; "select": half of m tokens; "regroup": m rows of cols values, half of which are
- * dropped; "rmsnorm": n rows of cols values; "embed": n rows from a table of rows x cols; "rotate": n rows of heads, q and k normed;
- * "argmax" of `rows` logits. */
-int lazy_bench_open(lazy_bench **out, const char *op, lazy_bench_shape shape, const lazy_device *device, lazy_error *err);
-void lazy_bench_close(lazy_bench *bench);
-int lazy_bench_run(lazy_bench *bench, double *seconds, lazy_error *err);
-/* Runs once and gives the number of jobs that the CPU's threads were given, *tasks the tasks of each, or a code; 0 jobs on other devices. */
-int lazy_bench_count(lazy_bench *bench, const int **tasks, lazy_error *err);
-double lazy_bench_flops(const lazy_bench *bench); /* of one run; a multiply-add counts as two */
-double lazy_bench_bytes(const lazy_bench *bench); /* read by one run */
-
 /* ---- machine ---------------------------------------------------------------------------- */
 
 /* Instruction sets of this machine that there are kernels for, best first, NULL-terminated. */
 const char *const *lazy_cpu_variants(void);
-/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU ("reference": the
- * plain loops). NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
+/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU. NULL if
+ * this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
 int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */

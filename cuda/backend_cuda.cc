@@ -261,8 +261,6 @@ lazy_ops table_of_ops()
     ops.mark = lazy_cuda_mark;
     ops.filter = lazy_cuda_filter;
     ops.regroup = lazy_cuda_regroup;
-    ops.multiply_adds = lazy_cuda_multiply_adds;
-    ops.read = lazy_cuda_read;
     return ops;
 }
 

@@ -127,7 +127,6 @@ int lazy_cuda_filter(lazy_stream *, int32_t *, int *, const int32_t *, int, cons
 int lazy_cuda_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int,
                       int32_t *, lazy_error *);
 /* ceilings.cu */
-int lazy_cuda_multiply_adds(lazy_stream *, double *, lazy_error *);
 int lazy_cuda_read(lazy_stream *, const void *, size_t, lazy_error *);
 
 #endif

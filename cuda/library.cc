@@ -42,7 +42,7 @@ int look(lazy_cuda_facts *facts, const char *const *libraries, int n_libraries, 
 }
 
 const lazy_cuda_library library = {
-    LAZY_CUDA_VERSION, sizeof(lazy_ops), LAZY_CUDA_ARCHITECTURES, lazy_cuda_open, look,
+    LAZY_CUDA_VERSION, sizeof(lazy_ops), LAZY_CUDA_ARCHITECTURES, lazy_cuda_open, look, lazy_cuda_read,
 };
 } // namespace
 

@@ -114,32 +114,5 @@ class Sampler:
     def __init__(self, temperature: float, top_p: float, top_k: int, seed: int) -> None: ...
     def sample(self, logits: NDArray[Any], /) -> int: ...
 
-class Bench:
-    """One op on random data, timed."""
-
-    def __init__(
-        self,
-        op: str,
-        *,
-        n: int = 1,
-        m: int = 1,
-        rows: int = 1,
-        cols: int = 1,
-        dtype: str = "bf16",
-        n_heads: int = 1,
-        n_kv_heads: int = 1,
-        head_dim: int = 64,
-        window: int = 0,
-        threads: int = 0,
-        device: str = "cpu",
-        libraries: list[str] = ...,
-    ) -> None: ...
-    def run(self) -> float: ...
-    def count(self) -> list[int]: ...
-    @property
-    def flops(self) -> float: ...
-    @property
-    def bytes(self) -> float: ...
-
 def features() -> dict[str, Any]: ...
 def cuda(libraries: list[str], /) -> str: ...

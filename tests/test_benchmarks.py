@@ -24,6 +24,7 @@ import lazyllm
 from benchmarks import kernels
 from benchmarks.__main__ import EXAMPLE, INTERRUPTED, main
 from benchmarks.measuring import ceilings, goals, plot, rounds
+from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.goals import Goal
 from benchmarks.measuring.models import ModelShape
 from benchmarks.measuring.place import Place
@@ -33,7 +34,6 @@ from benchmarks.measuring.rounds import Times
 from benchmarks.options import Options
 from benchmarks.peers import engines, gguf_file
 from benchmarks.suites import SUITES, Suite, decode, formats, ops, shapes
-from lazyllm._core import Bench
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf import GgufModel
 from lazyllm.pictures.figure import new_figure
@@ -51,10 +51,9 @@ def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory_sweep(place: Place) -> Bench:
-        return place.bench("read", rows=64, cols=64, dtype="bf16")
-
-    monkeypatch.setattr(Place, "memory_sweep", memory_sweep)
+    sizes = {"n": 64, "rows": 64, "cols": 64}
+    monkeypatch.setattr(Place, "memory_sweep", lambda place: place.bench("read", **sizes))
+    monkeypatch.setattr(Place, "product_at_peak", lambda place: place.bench("multiply_adds", **sizes))
 
 
 # ---- rounds, goals, report -------------------------------------------------------------------------
@@ -445,7 +444,7 @@ def test_ceilings_are_measured_once_per_table_on_a_gpu(on_cpu: bool, runs_of_tur
     """Two turns in one table, one in the next."""
     runs: list[None] = []
     bench = SimpleNamespace(run=lambda: runs.append(None) or 1.0)
-    place: Any = SimpleNamespace(on_cpu=on_cpu, bench=lambda op: bench)
+    place: Any = SimpleNamespace(on_cpu=on_cpu, product_at_peak=lambda: bench)
     made = ceilings.Ceilings(place)
     (turn,) = made.compute.values()
     seen = []

@@ -28,14 +28,7 @@ SHAPE = tiny.Shape(
     dtype="BF16",
 )
 STAGES = tiny.pruning([(1, 0.5)], queries=3, decode=[(0, 0.8)])
-INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI"}
 CLOSE = {"bf16": tolerances.HALF_LOGITS["BF16"], "int8": tolerances.INT8_LOGITS}
-KERNELS = [
-    (compute, isa)
-    for compute in INSTRUCTIONS
-    for isa in ("generic", "avx512")
-    if isa == "generic" or _core.features()[compute]
-]
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="the arithmetic of the CPU")
 
@@ -50,65 +43,54 @@ def logits(model: _core.Model, stages: dict[str, object] | None = None) -> list[
     ]
 
 
-@pytest.mark.parametrize(("compute", "isa"), KERNELS)
-def test_rounded_products_are_close_to_f32_and_not_the_same(
-    compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CPU", isa)
+@pytest.mark.parametrize("compute", tiny.ROUNDED)
+def test_rounded_products_are_close_to_f32_and_not_the_same(compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)
     rounded = made.load(compute=compute)
-    assert rounded.isa == f"{isa}_{compute}"
+    assert rounded.isa == f"avx512_{compute}"
     for got, want in zip(logits(rounded), logits(made.load()), strict=True):
         assert 1e-4 < tolerances.error(got, want) < CLOSE[compute]
 
 
-@pytest.mark.parametrize(("compute", "isa"), KERNELS)
-def test_threads_change_no_bit(
-    compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CPU", isa)
+@pytest.mark.parametrize("compute", tiny.ROUNDED)
+def test_threads_change_no_bit(compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)
     alone = logits(made.load(compute=compute), STAGES)
     for got, want in zip(logits(made.load(threads=3, compute=compute), STAGES), alone, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("compute", INSTRUCTIONS)
-@pytest.mark.parametrize("isa", ["avx2", "reference"])
+@pytest.mark.parametrize("compute", tiny.INSTRUCTIONS)
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_compute_is_refused_without_instructions(
     compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isa not in (*_core.features()["instruction_sets"], "reference"):
+    if isa not in _core.features()["instruction_sets"]:
         pytest.skip(f"this processor has no {isa}")
     monkeypatch.setenv("LAZYLLM_CPU", isa)
     assert _core.features()[compute] is None
-    message = rf"compute is {compute}, which needs .*{INSTRUCTIONS[compute]}.*{isa}: use f32"
+    message = rf"compute is {compute}, which needs .*{tiny.INSTRUCTIONS[compute]}.*{isa}: use f32"
     with pytest.raises(lazyllm.DeviceError, match=message):
         tiny.build(SHAPE, tmp_path).load(compute=compute)
 
 
-@pytest.mark.parametrize("compute", INSTRUCTIONS)
+@pytest.mark.parametrize("compute", tiny.ROUNDED)
 def test_load_takes_compute(
     compute: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("LAZYLLM_CPU", "generic")
     llm = lazyllm.load(demo_model, threads=1, compute=compute)
     assert llm.compute == compute
     assert llm.weights == ("q8" if compute == "int8" else "auto")
-    assert f"generic_{compute}" in repr(llm)
+    assert f"avx512_{compute}" in repr(llm)
     assert lazyllm.load(demo_model).compute == "f32"
-    monkeypatch.setenv(
-        "LAZYLLM_CPU", "avx2" if "avx2" in _core.features()["instruction_sets"] else "reference"
-    )
+    monkeypatch.setenv("LAZYLLM_CPU", "generic")
     with caplog.at_level("INFO", "lazyllm"):
         assert chosen_compute("fastest", "auto") == "f32"
     assert 'compute="fastest" took f32' in caplog.text
 
 
-def test_int8_rounds_weights_once_where_they_are_whole_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LAZYLLM_CPU", "generic")
+@pytest.mark.skipif(not _core.features()["int8"], reason="this processor has no AVX512-VNNI")
+def test_int8_rounds_weights_once_where_they_are_whole_blocks(tmp_path: Path) -> None:
     for hidden, weights in ((32, "q8"), (40, "auto")):
         (folder := tmp_path / weights).mkdir()
         model_folder(folder, replace(WHOLE, hidden=hidden, n_heads=4, head_dim=hidden // 4, ffn=64))

@@ -31,7 +31,7 @@ def session(model: _core.Model) -> _core.Session:
     return model.session(None)
 
 
-@pytest.mark.parametrize("kind", [_core.Model, _core.Session, _core.Sampler, _core.Bench])
+@pytest.mark.parametrize("kind", [_core.Model, _core.Session, _core.Sampler])
 def test_types_cannot_be_changed(kind: type) -> None:
     with pytest.raises(TypeError, match="immutable type"):
         kind.length = 1  # type: ignore[attr-defined]

@@ -258,8 +258,6 @@ for weights in ("q8", "q4"):
     it = built["biased"]
     refused(lambda: _core.Model(it.config, [str(it.path)], it.tensors, weights=weights), 10)
 refused(lambda: _core.Sampler(0.8, 0.9, 5, 1), 0)
-for op in "read matmul gated attention scores select regroup rmsnorm embed rotate argmax".split():
-    refused(lambda: _core.Bench(op, n=2, m=8, rows=8, cols=8, head_dim=8), 3)
 for name in kinds:
     model = built[name].load(threads=2)
     fresh = lambda: built[name].load(threads=2).session(stages)

@@ -175,7 +175,7 @@ def test_everything_runs_in_order(house: House) -> None:
     hopper = [line for line in calls.splitlines() if line.endswith("HOPPER")]
     assert len(hopper) == 4
     assert all("wgmma" in line for line in hopper)
-    memcheck = "--tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/test_ops without_ceilings"
+    memcheck = "--tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/test_ops without_wgmma"
     assert memcheck in calls
     assert "GPU_ARCH=sm_90a" in calls
     assert "build_ext --inplace for 90\n" in calls
@@ -321,7 +321,7 @@ def test_full_takes_seven_rounds_and_twice_the_time(house: House, capsys: pytest
     house.limits = {"every op": 1000}
     assert house.run("--full", "--phase", "ops", "--phase", "attention", "--phase", "sanitizers") == 0
     assert house.called("--rounds 7")
-    assert house.called("test_ops without_ceilings without_wgmma \n")
+    assert house.called("test_ops without_wgmma \n")
     assert "every op (at most 360 s)" in capsys.readouterr().out
 
 

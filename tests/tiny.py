@@ -7,17 +7,22 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 
-if TYPE_CHECKING:
-    from lazyllm import _core
+from lazyllm import _core
 
 # "cuda" runs the same tests on a CUDA device, with f32 weights only: in 16 bits it is less exact than the CPU
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
 SANITIZED = bool(os.environ.get("LAZYLLM_SANITIZED"))
 DTYPES = ["F32", "BF16", "F16"] if DEVICE == "cpu" else ["F32"]
+INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI"}  # that products need
+ROUNDED = [
+    pytest.param(compute, marks=pytest.mark.skipif(not _core.features()[compute], reason=f"no {needed} here"))
+    for compute, needed in INSTRUCTIONS.items()
+]
 
 
 def fewer_if_sanitized(tokens: int) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.rounds import Contestant, repeated
 from lazyllm import _core
-from lazyllm._core import Bench
 from lazyllm.errors import DeviceError
 from lazyllm.llm import LLM, load
 from lazyllm.machine.device import check_device, cuda_facts, libraries
@@ -60,6 +60,11 @@ class Place:
 
     def bench(self, op: str, **shape: Any) -> Bench:
         return Bench(op, threads=self.threads, device=self.device, libraries=libraries(), **shape)
+
+    def product_at_peak(self) -> Bench:
+        """Multiply-adds in registers on the CPU; on a GPU a product of matrices of 8192 rows and columns."""
+        side = 1 if self.on_cpu else 1 << 13
+        return self.bench("multiply_adds", n=side, rows=side, cols=side)
 
     def memory_sweep(self) -> Bench:
         """Reads 256 MiB on the CPU, more than its caches hold; 2 GiB on a GPU, to hide launch costs."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.ceilings import GIGA, Ceilings
 from benchmarks.measuring.goals import DRAWING, Goal, goals_of_ops
 from benchmarks.measuring.models import LARGE, MEDIUM, SMALL, ModelShape
@@ -17,7 +18,7 @@ from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import in_turn, repeated, timed
 from benchmarks.options import Options
 from benchmarks.peers.engines import TORCH, numpy_product, torch_attention, torch_product
-from lazyllm._core import Bench, Sampler
+from lazyllm._core import Sampler
 
 SUITE = "ops"
 MANY_ROWS, FEW_ROWS = (512, 1024), (1, 2, 4, 8, 17, 33, 65)

@@ -97,7 +97,6 @@ const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
         .pack = pack,
         .tile = tile,
         .dots = dots,
-        .multiply_adds = multiply_adds,
     },
     .rows = &JOIN(lazy_rows_, ISA),
     .lanes = LANES,

@@ -1,4 +1,4 @@
-/* avx512.h — what the kernels for AVX-512 have in common, for kernels_template.h. */
+/* avx512.h — what the kernels for AVX-512 have in common, for the templates. */
 #define ISA                avx512
 #define LANES              16
 #define TILE_VECTORS       2

@@ -94,63 +94,48 @@ static const lazy_ops ops = {
     .mark = lazy_cpu_mark,
     .filter = lazy_cpu_filter,
     .regroup = lazy_cpu_regroup,
-    .multiply_adds = lazy_cpu_multiply_adds,
-    .read = lazy_cpu_read,
 };
 
-/* The value of LAZYLLM_CPU: an instruction set, "reference" for the plain loops, or NULL for the best instruction set. */
-static const char *requested_variant(void)
+/* The value of LAZYLLM_CPU: an instruction set, or NULL for the best one. */
+static const char *requested_isa(void)
 {
     const char *requested = getenv("LAZYLLM_CPU");
     return requested && *requested ? requested : NULL;
 }
 
-static bool is_reference(const char *requested) { return requested && strcmp(requested, "reference") == 0; }
-
 const char *lazy_cpu_variant_used(lazy_compute compute)
 {
-    const char *requested = requested_variant();
-    if (is_reference(requested)) return compute == LAZY_COMPUTE_F32 ? requested : NULL;
-    const lazy_products *products = lazy_products_find(requested, compute);
+    const lazy_products *products = lazy_products_find(requested_isa(), compute);
     return products ? products->name : NULL;
 }
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err)
 {
     *out = NULL;
-    const char *requested = requested_variant();
-    bool reference = is_reference(requested);
-    const lazy_products *products = lazy_products_find(reference ? NULL : requested, LAZY_COMPUTE_F32);
-    if (products && compute != LAZY_COMPUTE_F32) {
-        const char *isa = reference ? requested : products->isa;
-        products = reference ? NULL : lazy_products_find(requested, compute);
-        if (!products)
-            return lazy_fail(err, LAZY_DEVICE, "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
-                             compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8", compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI",
-                             isa);
-    }
+    const char *isa = requested_isa();
+    const lazy_products *in_f32 = lazy_products_find(isa, LAZY_COMPUTE_F32), *products = lazy_products_find(isa, compute);
+    if (!in_f32)
+        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones", isa,
+                         lazy_cpu_variants()[0]);
     if (!products)
-        return lazy_fail(err, LAZY_DEVICE,
-                         "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones, and \"reference\"",
-                         requested, lazy_cpu_variants()[0]);
-    const lazy_kernels *kernels = lazy_kernels_find(reference ? NULL : requested, compute);
+        return lazy_fail(err, LAZY_DEVICE, "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
+                         compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8", compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI",
+                         in_f32->isa);
     if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
     int code = lazy_alloc_zeroed((void **)&cpu, 1, sizeof *cpu, "the CPU backend", err);
     if (code) return code;
-    cpu->ops = ops;
-    if (reference) lazy_use_reference_ops(&cpu->ops);
     cpu->base = (lazy_backend){
-        .ops = &cpu->ops,
+        .ops = &ops,
         .name = "cpu",
-        .variant = reference ? "reference" : products->name,
+        .variant = products->name,
         .threads = threads,
         .activations = LAZY_F32,
         .kv = kv,
         .row_chunk = ROW_CHUNK,
     };
-    cpu->kernels = kernels;
+    cpu->kernels = lazy_kernels_find(isa, compute);
     cpu->products = products;
     cpu->fixed = lazy_fixed_products_find(products->isa, compute);
     code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);

@@ -21,7 +21,6 @@ enum {
 
 typedef struct lazy_cpu {
     lazy_backend base;
-    lazy_ops ops;
     const lazy_kernels *kernels;
     const lazy_products *products; /* with weights: those of the kernels, or in int8 */
     const lazy_products *fixed;    /* with few rows of x, or NULL */
@@ -136,11 +135,5 @@ int lazy_cpu_select(lazy_stream *, int32_t *, const int32_t *, const float *, in
 int lazy_cpu_mark(lazy_stream *, int32_t *, const int32_t *, int, int, lazy_error *);
 int lazy_cpu_filter(lazy_stream *, int32_t *, int *, const int32_t *, int, const int32_t *, int, int, lazy_error *);
 int lazy_cpu_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int, int32_t *, lazy_error *);
-/* ceilings.c */
-int lazy_cpu_multiply_adds(lazy_stream *, double *, lazy_error *);
-int lazy_cpu_read(lazy_stream *, const void *, size_t, lazy_error *);
-
-/* reference.c: replaces ops by plain loops; those of memory, selection and lists of positions are plain already */
-void lazy_use_reference_ops(lazy_ops *ops);
 
 #endif

@@ -37,26 +37,21 @@ static bool runs(const lazy_products *products)
     return strcmp(products->isa, "generic") == 0;
 }
 
-/* Instruction sets of each arithmetic, the best first. */
+/* The best first. */
 static const lazy_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
-    &lazy_kernels_avx512_bf16, &lazy_kernels_avx512,       &lazy_kernels_avx2,
+    &lazy_kernels_avx512_bf16,
+    &lazy_kernels_avx512,
+    &lazy_kernels_avx2,
 #endif
-    &lazy_kernels_generic,     &lazy_kernels_generic_bf16,
-};
-static const lazy_products *const int8_products[] = {
-#if defined(__x86_64__)
-    &lazy_products_avx512_int8,
-#endif
-    &lazy_products_generic_int8,
+    &lazy_kernels_generic,
 };
 
 static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->products.group == 2 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32; }
 
-static bool is_wanted(const lazy_products *products, const char *isa, lazy_compute compute)
+static bool is_wanted(const lazy_products *products, const char *isa)
 {
-    bool named = isa ? strcmp(isa, products->isa) == 0 : compute == LAZY_COMPUTE_F32 || strcmp(products->isa, "generic") != 0;
-    return named && runs(products);
+    return (!isa || strcmp(isa, products->isa) == 0) && runs(products);
 }
 
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
@@ -68,7 +63,7 @@ const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
         return bf16 ? bf16 : lazy_kernels_find(isa, LAZY_COMPUTE_F32);
     }
     for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++)
-        if (compute_of(all_kernels[i]) == compute && is_wanted(&all_kernels[i]->products, isa, compute)) return all_kernels[i];
+        if (compute_of(all_kernels[i]) == compute && is_wanted(&all_kernels[i]->products, isa)) return all_kernels[i];
     return NULL;
 }
 
@@ -79,8 +74,9 @@ const lazy_products *lazy_products_find(const char *isa, lazy_compute compute)
         const lazy_kernels *kernels = lazy_kernels_find(isa, compute);
         return kernels ? &kernels->products : NULL;
     }
-    for (size_t i = 0; i < sizeof int8_products / sizeof *int8_products; i++)
-        if (is_wanted(int8_products[i], isa, compute)) return int8_products[i];
+#if defined(__x86_64__)
+    if (is_wanted(&lazy_products_avx512_int8, isa)) return &lazy_products_avx512_int8;
+#endif
     return NULL;
 }
 

@@ -32,9 +32,6 @@ enum { SCALES = WORDS, OFFSETS = WORDS + 1, PANEL_ROWS = WORDS + 2, GROUP_OPERAN
 
 typedef int32_t operand;
 
-#ifndef ROUND_F16
-#define ROUND_F16(v) splat(lazy_widen_f16(lazy_narrow_f16((v)[0])))
-#endif
 INLINE four four_at(const float *p) { return (four){ p[0], p[1], p[2], p[3] }; }
 static void convert(void *to, const float *from, int k)
 {
@@ -357,24 +354,6 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         }
 }
 
-/* ---- ceilings --------------------------------------------------------------------------- */
-
-static float multiply_adds(const float *random, int steps, double *flops)
-{
-    enum { CHAINS = 12 }; /* enough to hide the latency, and they fit the registers */
-    ints chain[CHAINS], a = (ints)load(random), b = (ints)load(random + 32);
-#pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) chain[i] = (ints)load(random + i);
-    for (int step = 0; step < steps; step++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) chain[i] = DOT_BYTES(chain[i], a, b);
-    *flops = 2.0 * CHAINS * 4 * LANES * steps;
-    ints total = { 0 };
-#pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) total += chain[i];
-    return (float)total[0];
-}
-
 const lazy_products JOIN(lazy_products_, VARIANT) = {
     .name = STRING(VARIANT),
     .isa = STRING(ISA),
@@ -389,5 +368,4 @@ const lazy_products JOIN(lazy_products_, VARIANT) = {
     .pack = pack,
     .tile = tile,
     .dots = dots,
-    .multiply_adds = multiply_adds,
 };

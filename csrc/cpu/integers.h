@@ -1,6 +1,6 @@
 /* integers.h — groups of 32 integers of 8 bits, for int8_template.h and fixed_template.h: those of quantized weights, and rounding to them.
  *
- * The including file defines, where the instruction set has them, DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of
+ * The including file defines DOT_BYTES and DOT_GROUP(sum, unsigned, signed): sum plus the products of
  * four bytes, in vectors of LANES words and of 8; LARGER_INTS(a, b) and LARGEST_LANE(ints); LOW_BYTES(the ints of a group);
  * TWICE(address), 16 bytes in both halves of 8 words; BYTES_OF_BITS(word), 32 bytes of 0 or 1. */
 #include <float.h>
@@ -14,55 +14,6 @@ typedef uint32_t unsigned_ints __attribute__((vector_size(4 * LANES)));
 typedef int32_t loose_words __attribute__((vector_size(32), aligned(1), may_alias));
 
 enum { WORDS = LAZY_GROUP / 4, ZERO_POINT = 128 };
-
-#ifndef DOT_BYTES
-#define BYTE(word, i)        ((word) << (24 - 8 * (i)) >> 24)
-#define PRODUCT(u, s, i)     (((u) >> 8 * (i) & 255) * BYTE(s, i))
-#define DOT_BYTES(sum, u, s) ((sum) + PRODUCT(u, s, 0) + PRODUCT(u, s, 1) + PRODUCT(u, s, 2) + PRODUCT(u, s, 3))
-#define DOT_GROUP            DOT_BYTES
-#endif
-#ifndef LARGER_INTS
-#define LARGER_INTS(a, b) choose_ints((a) > (b), a, b)
-#define LARGEST_LANE(v)   largest_lane(v)
-#define LOW_BYTES(v)      low_bytes(v)
-
-INLINE int32_t largest_lane(ints v)
-{
-    int32_t largest = v[0];
-    for (int lane = 1; lane < LANES; lane++) largest = v[lane] > largest ? v[lane] : largest;
-    return largest;
-}
-
-INLINE words low_bytes(const ints v[GROUP_VECTORS])
-{
-    uint8_t bytes[LAZY_GROUP];
-    words all;
-    for (int i = 0; i < LAZY_GROUP; i++) bytes[i] = (uint8_t)v[i / LANES][i % LANES];
-    memcpy(&all, bytes, sizeof all);
-    return all;
-}
-#endif
-#ifndef TWICE
-#define TWICE(p)            twice(p)
-#define BYTES_OF_BITS(word) bytes_of_bits(word)
-
-INLINE words twice(const void *p)
-{
-    words both;
-    memcpy(&both, p, 16);
-    memcpy((char *)&both + 16, p, 16);
-    return both;
-}
-
-INLINE words bytes_of_bits(uint32_t bits)
-{
-    uint8_t byte[LAZY_GROUP];
-    words all;
-    for (int i = 0; i < LAZY_GROUP; i++) byte[i] = bits >> i & 1;
-    memcpy(&all, byte, sizeof all);
-    return all;
-}
-#endif
 
 INLINE words words_at(const void *p) { return *(const loose_words *)p; }
 INLINE words splat_bytes(int byte) { return (int32_t)((uint32_t)byte * 0x01010101u) - (words){ 0 }; }

@@ -38,9 +38,6 @@ typedef struct lazy_products {
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
                  int k, bool accumulate, void *room);
     bool formats[LAZY_N_DTYPES]; /* that dots takes; of products of quantized weights alone, else unused */
-    /* Peak rate of one core, for benchmarks; random: (64,) in [-1, 1]. The result is of no use but to keep the compiler from removing the
-     * work. */
-    float (*multiply_adds)(const float *random, int steps, double *flops);
 } lazy_products;
 
 /* Kernels of single rows, in f32: one table per instruction set. */
@@ -65,7 +62,6 @@ typedef struct lazy_row_kernels {
     /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
     void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
                        int n, int d);
-    float (*read)(const void *memory, size_t bytes); /* peak rate of one core, like multiply_adds */
 } lazy_row_kernels;
 
 typedef struct lazy_kernels {
@@ -87,22 +83,17 @@ typedef struct lazy_kernels {
 } lazy_kernels;
 
 extern const lazy_row_kernels lazy_rows_generic;
-extern const lazy_kernels lazy_kernels_generic, lazy_kernels_generic_bf16;
+extern const lazy_kernels lazy_kernels_generic;
 #if defined(__x86_64__)
 extern const lazy_row_kernels lazy_rows_avx2, lazy_rows_avx512;
 extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16;
-#endif
-
-extern const lazy_products lazy_products_generic_int8;
-#if defined(__x86_64__)
 extern const lazy_products lazy_products_avx512_int8;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
 #endif
 
-/* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if this machine cannot run them,
- * or where none has the instructions: bf16 and int8 without them are slow, and chosen by name only. With int8 for products, attention is
- * in bf16 where there are kernels for it, else in f32. */
+/* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if there are none or this machine
+ * cannot run them. With int8 for products, attention is in bf16 where there are kernels for it, else in f32. */
 const lazy_products *lazy_products_find(const char *isa, lazy_compute compute);
 const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute);
 

@@ -1,4 +1,4 @@
-/* kernels_quantized.h — the part of kernels_template.h that reads quantized weights; format.h says what their blocks are. A value is one
+/* kernels_quantized.h — the part of the templates that reads quantized weights; format.h says what their blocks are. A value is one
  * integer times a scale, and an offset in some formats; it is rounded once, as by lazy_widen. */
 
 enum { GROUP_VECTORS = LAZY_GROUP / LANES, HALF_VECTORS = GROUP_VECTORS / 2 };

@@ -2,8 +2,9 @@
  *
  * The including file defines what vectors.h asks for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
  * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
- * MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may
- * be defined by instructions; else rows_template.h comes first. */
+ * MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and it defines
+ * PAIR_PRODUCTS(sum, a, b); NEIGHBOURS(first, second): (first[0], first[1]), (first[2], first[3]), …; and INTERLEAVED(low, high):
+ * (low[0], high[0]), (low[1], high[1]), …; else rows_template.h comes first. */
 #include "vectors.h"
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
@@ -14,31 +15,6 @@ enum { TILE_COLS = TILE_VECTORS * LANES };
 #ifdef OPERANDS_BF16
 typedef int32_t operand;
 enum { PER_OPERAND = 2 };
-
-#ifndef PAIR_PRODUCTS
-/* To the nearest, ties to even; NaN stays NaN. */
-INLINE ints rounded(vec v)
-{
-    ints bits = (ints)v, even = (bits >> 16) & 1;
-    return choose_ints(v == v, (bits + 0x7fff + even) >> 16, (bits >> 16) | 0x40) & 0xffff;
-}
-INLINE vec interleaved(vec low, vec high) { return (vec)(rounded(low) | rounded(high) << 16); }
-INLINE vec neighbours(vec first, vec second)
-{
-    float values[2 * LANES], low[LANES], high[LANES];
-    store(values, first);
-    store(values + LANES, second);
-    for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = values[2 * lane];
-        high[lane] = values[2 * lane + 1];
-    }
-    return interleaved(load(low), load(high));
-}
-#define PAIR_PRODUCTS(sum, a, b)                                                                                                           \
-    (sum + (vec)((ints)(a) << 16) * (vec)((ints)(b) << 16) + (vec)((ints)(a) & -0x10000) * (vec)((ints)(b) & -0x10000))
-#define NEIGHBOURS(first, second) neighbours(first, second) /* (first[0], first[1]), (first[2], first[3]), … */
-#define INTERLEAVED(low, high)    interleaved(low, high)    /* (low[0], high[0]), (low[1], high[1]), … */
-#endif
 
 INLINE vec multiply_add(vec sum, vec a, vec b) { return PAIR_PRODUCTS(sum, a, b); }
 INLINE vec splat_operand(operand x) { return (vec)(x - (ints){ 0 }); }
@@ -341,31 +317,4 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         else
             for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
     }
-}
-
-/* ---- ceilings --------------------------------------------------------------------------- */
-
-static float multiply_adds(const float *random, int steps, double *flops)
-{
-    enum { CHAINS = 12 }; /* enough to hide the latency, and they fit the registers */
-#ifdef OPERANDS_BF16
-    vec chain[CHAINS], a = operands(random, LAZY_F32, 0), b = operands(random + 64 - STEP, LAZY_F32, 0);
-#pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i);
-    for (int step = 0; step < steps; step++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) chain[i] = multiply_add(chain[i], a, b);
-#else
-    vec chain[CHAINS], mirror = splat(-0x1.fffffep-1f), addend = load(random + 16);
-#pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* alternates between this value and addend - value */
-    for (int step = 0; step < steps; step++)
-#pragma GCC unroll 12
-        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * mirror + addend;
-#endif
-    *flops = 2.0 * CHAINS * STEP * steps;
-    vec total = splat(0.0f);
-#pragma GCC unroll 12
-    for (int i = 0; i < CHAINS; i++) total += chain[i];
-    return sum_lanes(total);
 }

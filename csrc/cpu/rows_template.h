@@ -290,20 +290,6 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, 
 #undef WORK
 }
 
-/* Reads in four streams, which the hardware prefetches well. */
-static float read_all(const void *memory, size_t bytes)
-{
-    enum { STREAMS = 4 };
-    size_t n = bytes / sizeof(float) / STREAMS / LANES * LANES;
-    const float *from = memory;
-    vec sum[STREAMS];
-    for (int s = 0; s < STREAMS; s++) sum[s] = splat(0.0f);
-    for (size_t i = 0; i < n; i += LANES)
-#pragma GCC unroll 4
-        for (int s = 0; s < STREAMS; s++) sum[s] += load(from + (size_t)s * n + i);
-    return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
-}
-
 const lazy_row_kernels JOIN(lazy_rows_, ISA) = {
     .widen_row = widen_row,
     .scale_row = scale_row,
@@ -314,5 +300,4 @@ const lazy_row_kernels JOIN(lazy_rows_, ISA) = {
     .online_softmax_columns = online_softmax_columns,
     .key_dots = key_dots,
     .value_sums = value_sums,
-    .read = read_all,
 };

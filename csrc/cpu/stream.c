@@ -90,7 +90,6 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
 
 int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_error *err)
 {
-    if (stream->n_jobs < LAZY_COUNTED_JOBS) stream->tasks[stream->n_jobs++] = n;
     lazy_poll poll = { stream->watch, stream->layers_done, stream->config->n_layers };
     int code = lazy_pool_run(((lazy_cpu_stream *)stream)->client, task, job, n, poll);
     if (code == LAZY_UNUSABLE) return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");

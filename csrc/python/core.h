@@ -9,7 +9,7 @@
 #include "../lazyllm.h"
 
 typedef struct core_state {
-    PyTypeObject *model_type, *session_type, *sampler_type, *bench_type;
+    PyTypeObject *model_type, *session_type, *sampler_type;
     PyObject *checkpoint_error, *device_error;
 } core_state;
 
@@ -40,11 +40,6 @@ typedef struct {
     lazy_sampler *sampler;
 } SamplerObject;
 
-typedef struct {
-    PyObject_HEAD
-    lazy_bench *bench;
-} BenchObject;
-
 /* Of the module that made the object's type. */
 core_state *core_state_of(void *object);
 
@@ -54,8 +49,8 @@ lazy_session *session_at_rest(const SessionObject *self);
 /* Sets the Python exception for err; returns NULL. For LAZY_CANCELLED the callback has set one already. */
 PyObject *core_raise(const core_state *state, const lazy_error *err);
 
-/* model_type.c, session_type.c, sampler_type.c, bench_type.c */
-extern PyType_Spec model_spec, session_spec, sampler_spec, bench_spec;
+/* model_type.c, session_type.c, sampler_type.c */
+extern PyType_Spec model_spec, session_spec, sampler_spec;
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
 
 /* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable (a new reference)

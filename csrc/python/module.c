@@ -103,7 +103,6 @@ static int core_exec(PyObject *module)
     if (!(state->model_type = add_type(module, &model_spec))) return -1;
     if (!(state->session_type = add_type(module, &session_spec))) return -1;
     if (!(state->sampler_type = add_type(module, &sampler_spec))) return -1;
-    if (!(state->bench_type = add_type(module, &bench_spec))) return -1;
     return 0;
 }
 
@@ -113,7 +112,6 @@ static int core_traverse(PyObject *module, visitproc visit, void *arg)
     Py_VISIT(state->model_type);
     Py_VISIT(state->session_type);
     Py_VISIT(state->sampler_type);
-    Py_VISIT(state->bench_type);
     Py_VISIT(state->checkpoint_error);
     Py_VISIT(state->device_error);
     return 0;
@@ -125,7 +123,6 @@ static int core_clear(PyObject *module)
     Py_CLEAR(state->model_type);
     Py_CLEAR(state->session_type);
     Py_CLEAR(state->sampler_type);
-    Py_CLEAR(state->bench_type);
     Py_CLEAR(state->checkpoint_error);
     Py_CLEAR(state->device_error);
     return 0;

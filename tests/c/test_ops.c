@@ -14,6 +14,7 @@
 #include "../../csrc/error.h"
 #include "../../csrc/format.h"
 #include "check.h"
+#include "reference.h"
 
 /* ---- random data and guarded memory ----------------------------------------------------- */
 
@@ -98,9 +99,14 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     *s.config = *config;
     s.config->hidden = MAX_COLS; /* products of any number of columns up to it; a multiple of 1024, as some of them */
     if (computing != LAZY_COMPUTE_F32) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
-    setenv("LAZYLLM_CPU", variant, 1);
-    lazy_compute compute = strcmp(variant, "reference") == 0 ? LAZY_COMPUTE_F32 : computing;
-    if (lazy_cpu_open(&s.backend, threads, compute, keeping, &err) || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
+    int code;
+    if (strcmp(variant, "reference") == 0) {
+        code = reference_open(&s.backend, keeping, &err);
+    } else {
+        setenv("LAZYLLM_CPU", variant, 1);
+        code = lazy_cpu_open(&s.backend, threads, computing, keeping, &err);
+    }
+    if (code || s.backend->ops->stream_open(s.backend, s.config, &s.stream, &err) ||
         s.backend->ops->reserve(s.stream, MAX_ROWS, MAX_TOKENS, &err)) {
         printf("%s: %s\n", variant, err.message);
         exit(1);
@@ -1264,6 +1270,8 @@ int main(int argc, char **argv)
         }
         if (fastest) break;
     }
+    if (!lazy_products_find(NULL, LAZY_COMPUTE_BF16)) printf("SKIPPED bf16: this processor has no AVX512-BF16\n");
+    if (!lazy_products_find(NULL, LAZY_COMPUTE_INT8)) printf("SKIPPED int8: this processor has no AVX512-VNNI\n");
     computing = LAZY_COMPUTE_F32;
     side any = open_side("generic", &shapes[0], 1), plain = open_side("reference", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {

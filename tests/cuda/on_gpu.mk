@@ -23,6 +23,12 @@ build/gpu/%.o: %.cc $(CUDA_HEADERS)
 	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -arch=$(GPU_ARCH) -c $< -o $@
 
+build/gpu/reference.o: tests/c/reference.c $(CUDA_HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_TEST) -c $< -o $@
+
+build/gpu/test_ops: build/gpu/reference.o
+
 build/gpu/test_harness: build/gpu/test_harness.o build/gpu/harness_kernels.o
 	$(NVCC) -arch=$(GPU_ARCH) $^ -lpthread -o $@
 

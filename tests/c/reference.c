@@ -1,11 +1,12 @@
-/* reference.c — the compute ops as plain loops on one thread with sums in double. The fast ops are tested against them;
- * LAZYLLM_CPU=reference runs the whole engine on them. */
+/* reference.c — the compute ops as plain loops. */
+#include "reference.h"
+
 #include <math.h>
 #include <string.h>
 
-#include "../error.h"
-#include "../format.h"
-#include "cpu.h"
+#include "../../csrc/cpu/cpu.h"
+#include "../../csrc/error.h"
+#include "../../csrc/format.h"
 
 enum { ROWS_AT_ONCE = 32 }; /* of x: a weight is widened once for them */
 
@@ -230,16 +231,22 @@ static int reference_smooth(lazy_stream *stream, float *out, const float *scores
     return LAZY_OK;
 }
 
-void lazy_use_reference_ops(lazy_ops *ops)
+int reference_open(lazy_backend **out, lazy_dtype kv, lazy_error *err)
 {
-    ops->rmsnorm = reference_rmsnorm;
-    ops->checked_rmsnorm = reference_checked_rmsnorm;
-    ops->matmul = reference_matmul;
-    ops->gated = reference_gated;
-    ops->rotate = reference_rotate;
-    ops->attention = reference_attention;
-    ops->logits = reference_logits;
-    ops->surprisal = reference_surprisal;
-    ops->scores = reference_scores;
-    ops->smooth = reference_smooth;
+    static lazy_ops ops;
+    int code = lazy_cpu_open(out, 1, LAZY_COMPUTE_F32, kv, err);
+    if (code) return code;
+    ops = *(*out)->ops;
+    ops.rmsnorm = reference_rmsnorm;
+    ops.checked_rmsnorm = reference_checked_rmsnorm;
+    ops.matmul = reference_matmul;
+    ops.gated = reference_gated;
+    ops.rotate = reference_rotate;
+    ops.attention = reference_attention;
+    ops.logits = reference_logits;
+    ops.surprisal = reference_surprisal;
+    ops.scores = reference_scores;
+    ops.smooth = reference_smooth;
+    (*out)->ops = &ops;
+    return LAZY_OK;
 }
