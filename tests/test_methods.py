@@ -537,7 +537,7 @@ def test_each_sentence_is_scored_by_itself_behind_bos(
     known = {"A b.": [1.0, 2.0], "C d e?": [9.0, 0.0, 0.0], "F": [4.0]}
     runs: list[list[int]] = []
 
-    def surprisal(ids: list[int]) -> np.ndarray:
+    def surprisal(ids: list[int], progress: bool) -> np.ndarray:
         runs.append(ids)
         begins = [] if first is None else [first]
         assert ids[: len(begins)] == begins
@@ -819,7 +819,7 @@ def test_parse_method(text: str, method: Any) -> None:
         ("random:0.5", ValueError, "has '0.5', where name=value is wanted"),
         ("random:keep=", TypeError, "keep must be a number, not ''"),
         ("random:keep=half", TypeError, "keep must be a number, not 'half'"),
-        ("random:keep=nan", ValueError, "keep must be finite"),
+        ("random:keep=nan", TypeError, "keep must be a number, not 'nan'"),
         ("random:keep=0.5,keep=0.6", ValueError, "gives keep twice"),
         ("random:keep=0.5,layers=3", ValueError, "random has no field 'layers'; its fields are keep, seed"),
         ("random:keep=0.5,seed=1.5", TypeError, "seed must be a whole number"),

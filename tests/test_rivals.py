@@ -17,8 +17,7 @@ from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
 from lazyllm import CLAA, LLM, FastKV, GemFilter, Pruning
-from lazyllm.methods import gemfilter
-from lazyllm.methods.claa import Aggregation
+from lazyllm.methods.one_stage import Aggregation, FirstPass
 
 IDS = list(range(40, 90))
 SHAPES = [
@@ -157,13 +156,13 @@ def test_the_first_pass_ends_at_its_layer(tiny_of: Build) -> None:
 def test_the_first_pass_counts_in_the_time_of_the_first_token(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = gemfilter.FirstPass.score
+    score = FirstPass.score
 
     def slow(self: Any, view: Any) -> None:
         time.sleep(0.25)
         score(self, view)
 
-    monkeypatch.setattr(gemfilter.FirstPass, "score", slow)
+    monkeypatch.setattr(FirstPass, "score", slow)
     assert llm.generate(IDS, GemFilter(2, 0.3), max_new_tokens=1).ttft >= 0.25
 
 
@@ -202,7 +201,7 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
         layer=2, n_keep=2, keys=lambda: np.full((1, 4, 2), np.inf), queries=lambda: np.ones((2, 1, 2))
     )
     with pytest.raises(ValueError, match="a score of layer 2 is no finite number"):
-        gemfilter.FirstPass({2: 0.5}).score(view)
+        FirstPass({2: 0.5}).score(view)
 
 
 # ---- all three -------------------------------------------------------------------------------------------

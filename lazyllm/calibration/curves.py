@@ -15,18 +15,16 @@ from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, seeing_layers
 
 KEEPS = tuple(np.geomspace(1.0, 0.02, 25)[1:].round(4).tolist())
 DIGITS = 4
 Lost = list[list[list[float]]]
 
 
-def seeing_layers(config: ModelConfig) -> list[int]:
-    """The layers that a stage may follow: those that see the whole context, or all if none does. Each has a
-    layer above it whose attention a trace shows."""
-    layers = range(config.n_layers - 2)
-    return [layer for layer in layers if not config.windows[layer]] or list(layers)
+def stage_layers(config: ModelConfig) -> list[int]:
+    """The layers that a stage may follow. Each has a layer above it whose attention a trace shows."""
+    return seeing_layers(config, config.n_layers - 3)
 
 
 def lost_shares(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
@@ -36,10 +34,10 @@ def lost_shares(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
 
 
 def lost_by_stage(llm: LLM, ids: Sequence[int]) -> Lost:
-    """For each layer of `seeing_layers` and each of KEEPS, the share lost of the attention of each layer
+    """For each layer of `stage_layers` and each of KEEPS, the share lost of the attention of each layer
     above, except the last one, whose attention no trace has."""
     options = Pruning().recommended()
-    stages = seeing_layers(llm.config)
+    stages = stage_layers(llm.config)
     attention = attention_of_answer(llm, ids)
     scores = stage_scores(llm, ids, stages, options)
     always = always_kept(options, len(ids))
