@@ -246,6 +246,7 @@ mutants: $(VENV)/test.stamp ## MUTANTS (100) random changes of the C core, one a
 
 cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZYLLM_CUDA=1 does the same)
 	NVCC_APPEND_FLAGS='-Werror all-warnings -Xptxas -warn-spills' LAZYLLM_CUDA=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	! grep -H 'C75[0-9][0-9]' build/cuda/*.log # ptxas notes, without a warning, that it runs wgmma one at a time
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
 ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py tests/test_session_state.py

@@ -10,7 +10,7 @@ The folder for the results (--out, default benchmarks/results/DATE-GPU) holds ch
 step, to which phases that are run later are added; the reports of the benchmarks; and logs.tar.gz, with what
 every step printed. A step fails if its command fails, is killed or does not end in time; the others run all
 the same. A step that cannot run is skipped, with the reason. The exit code is 1 if a step failed, and 2 if
-there is no GPU or no nvcc. Nothing is downloaded if .venv or python3 has the package's dependencies.
+there is no GPU, no nvcc or no make. Nothing is downloaded if .venv or python3 has the package's dependencies.
 """
 
 from __future__ import annotations
@@ -328,7 +328,8 @@ def package(check: Check) -> Iterator[Step]:
     python = check.python
     missing = "" if python else f"no Python of 3.11 with all of {', '.join(NEEDED)}"
     command = [str(python), "setup.py", "--quiet", "build_ext", "--inplace"]
-    yield Step(PACKAGE, command, 400, {"LAZYLLM_CUDA": "1"}, missing)
+    only_this = {"LAZYLLM_CUDA": "1", "LAZYLLM_CUDA_ARCHS": check.machine.capability.replace(".", "")}
+    yield Step(PACKAGE, command, 400, only_this, missing)
     yield Step("CUDA facts", [str(python), "-c", FACTS], 60, cannot=check.without_package)
     missing = "" if python and check.has("torch") else "torch is not installed"
     yield Step(TORCH, [str(python), "-c", SEES_GPU], 120, cannot=missing, excuse=NO_GPU)
@@ -441,6 +442,8 @@ def find_machine() -> Machine:
     nvcc = build_cuda.find_nvcc()
     if not nvcc:
         raise LookupError("there is no nvcc on PATH, in CUDA_HOME or in /usr/local/cuda")
+    if not shutil.which("make"):
+        raise LookupError("make is not installed; it builds the C++ tests")
     return Machine(gpu, capability, nvcc)
 
 

@@ -14,16 +14,17 @@
 #include "rules.h"
 
 /* A buffer whose size is proportional to the capacity. */
-typedef struct lazy_growing {
+typedef struct lazy_buffer {
     void **slot;      /* the pointer in lazy_cache */
     int pieces;       /* consecutive arrays of `capacity` tokens each: the kv heads of K and V, else 1 */
     size_t per_token; /* bytes of a token in one piece */
-    bool remembered;  /* kept from pass to pass, thus copied when the capacity grows */
+    bool kept;        /* from pass to pass, thus copied when it grows */
+    bool has_rows;    /* one of K, V and Aux: has a row for a token of each depth from `least` to `most` */
     bool sparse;      /* only some tokens have rows */
-    int least, most;  /* tokens of these depths have rows */
+    int least, most;
     const char *what;
     int capacity; /* tokens; at least the cache's */
-} lazy_growing;
+} lazy_buffer;
 
 /* Scores of one stage that decode steps remember. */
 typedef struct lazy_remembered {
@@ -36,9 +37,9 @@ typedef struct lazy_remembered {
 typedef struct lazy_cache {
     lazy_model *model;
     lazy_stream *stream;
-    int capacity;          /* tokens */
-    lazy_growing *growing; /* (n_growing,) all buffers below with a capacity in their shape */
-    int n_growing;
+    int capacity;         /* tokens */
+    lazy_buffer *buffers; /* (n_buffers,) all buffers below with a capacity in their shape */
+    int n_buffers;
 
     lazy_shared *shared;    /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
     int written;            /* positions below it may have rows, of passes that did not end too */
@@ -79,30 +80,9 @@ static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_la
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
-/* Makes room for `capacity` tokens; what is known of the first `length` is kept. depths: (length,) (host). On failure nothing has
- * changed. */
+/* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails, `capacity` is as before,
+ * and buffers that have grown keep their room. */
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
-
-/* Gives a cache that has just been opened with the same rules the same room, and what is kept of the first `length` tokens. depths:
- * (length,) (host). Waits. */
-int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
-
-/* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */
-int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err);
-
-/* Rows of some tokens, one after the other: (pieces, n, per_token) bytes on the host. */
-typedef struct lazy_rows {
-    char *data;
-    const uint8_t *has; /* (length,) by position: true for the n tokens */
-    int length, n;
-} lazy_rows;
-
-/* Reads or writes the rows of one buffer. */
-int lazy_cache_read(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err);
-int lazy_cache_write(lazy_cache *cache, const lazy_growing *g, lazy_rows rows, lazy_error *err);
-
-/* The buffer whose pointer is *slot, or NULL if the cache has none. */
-const lazy_growing *lazy_cache_find(const lazy_cache *cache, const void *slot);
 
 /* Forgets what was remembered of positions from `length` on, and the logits. */
 void lazy_cache_truncate(lazy_cache *cache, int length);
@@ -113,6 +93,39 @@ void lazy_cache_commit(lazy_cache *cache);
 
 /* Bytes of all buffers at this capacity, and of a RoPE table that is still to be made. */
 uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity);
+
+/* ---- buffers.c -------------------------------------------------------------------------- */
+
+/* The memory of a buffer, and the tokens that it has room for. */
+typedef struct lazy_room {
+    void *data;
+    int capacity;
+} lazy_room;
+
+static inline lazy_room lazy_room_of(const lazy_buffer *b) { return (lazy_room){ *b->slot, b->capacity }; }
+
+/* Lists the buffers, which are NULL; the cache's tables exist. */
+int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *err);
+
+/* Each buffer is freed before the next one grows, so that one at a time is there twice. */
+int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
+
+/* Gives a buffer this memory; the former memory is the caller's to free. */
+void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room);
+
+/* Copies a buffer's rows of the first `length` tokens, without those that the cache shares. Where memory may be sparse, only rows that exist,
+ * so that the others go on taking none. depths: (length,) (host) */
+int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths, int length,
+                     lazy_error *err);
+
+/* ---- forks.c ---------------------------------------------------------------------------- */
+
+/* Gives a cache that has just been opened with the same rules the same room, and the rows of the first `length` tokens. depths: (length,)
+ * (host). Waits. */
+int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
+
+/* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */
+int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err);
 
 /* Bytes of the rows of `length` tokens, which a fork shares; 0 before the first fork. */
 uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length);

@@ -7,27 +7,26 @@
 #include "session.h"
 
 /* The buffer of a part, or NULL if the session has none. */
-static const lazy_growing *find_buffer(const lazy_session *s, lazy_state_part part, int layer)
+static const lazy_buffer *find_buffer(const lazy_session *s, lazy_state_part part, int layer)
 {
     const lazy_cache *cache = &s->cache;
-    if (layer < 0 || layer >= s->model->config.n_layers) return NULL;
-    switch (part) {
-    case LAZY_STATE_KEYS: return lazy_cache_find(cache, &cache->kv[layer].k);
-    case LAZY_STATE_VALUES: return lazy_cache_find(cache, &cache->kv[layer].v);
-    case LAZY_STATE_AUX: return lazy_cache_find(cache, &cache->aux[layer]);
-    case LAZY_STATE_REMEMBERED: return lazy_cache_find(cache, &cache->remembered[layer].scores);
-    case LAZY_STATE_LOGITS: break;
-    }
+    if (part == LAZY_STATE_LOGITS || layer < 0 || layer >= s->model->config.n_layers) return NULL;
+    const void *slot = part == LAZY_STATE_KEYS     ? (void *)&cache->kv[layer].k
+                       : part == LAZY_STATE_VALUES ? (void *)&cache->kv[layer].v
+                       : part == LAZY_STATE_AUX    ? (void *)&cache->aux[layer]
+                                                   : (void *)&cache->remembered[layer].scores;
+    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
+        if (b->slot == slot) return b;
     return NULL;
 }
 
 /* has: (length,) or NULL. Returns how many of the first `length` tokens have a row. */
-static int mark_rows(const lazy_session *s, const lazy_growing *g, lazy_state_part part, int length, uint8_t *has)
+static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_part part, int length, uint8_t *has)
 {
     const lazy_tokens *tokens = &s->tokens;
     int n = 0;
     for (int i = 0; i < length; i++) {
-        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->evicted[i] && g->least <= tokens->depths[i] && tokens->depths[i] <= g->most);
+        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->evicted[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
         if (has) has[i] = row;
         n += row;
     }
@@ -37,25 +36,44 @@ static int mark_rows(const lazy_session *s, const lazy_growing *g, lazy_state_pa
 int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
 {
     if (part == LAZY_STATE_LOGITS) return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
-    const lazy_growing *g = find_buffer(s, part, layer);
-    if (!g) return -1;
-    return mark_rows(s, g, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
+    const lazy_buffer *b = find_buffer(s, part, layer);
+    if (!b) return -1;
+    return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
+}
+
+/* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 … length-1] marks. */
+static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data, bool writes,
+                     lazy_error *err)
+{
+    const lazy_ops *ops = cache->model->backend->ops;
+    int code = LAZY_OK, done = 0;
+    for (int first = 0, end; first < length && !code; first = end) {
+        for (end = first + 1; end < length && has[end] == has[first];) end++;
+        if (!has[first]) continue;
+        size_t bytes = (size_t)(end - first) * b->per_token;
+        for (size_t i = 0; i < (size_t)b->pieces && !code; i++) {
+            char *host = data + (i * (size_t)n + (size_t)done) * b->per_token;
+            char *row = (char *)*b->slot + (i * (size_t)b->capacity + (size_t)first) * b->per_token;
+            code = writes ? ops->upload(cache->stream, row, host, bytes, err) : ops->download(cache->stream, host, row, bytes, err);
+        }
+        done += end - first;
+    }
+    return code;
 }
 
 static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, void *data, bool writes, lazy_error *err)
 {
-    const lazy_growing *g = find_buffer(s, part, layer);
+    const lazy_buffer *b = find_buffer(s, part, layer);
     int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length;
-    if (!g) return lazy_fail(err, LAZY_INVALID, "the session has no part %d of layer %d", (int)part, layer);
-    if (n < 0 || length > s->tokens.length || mark_rows(s, g, part, length, NULL) != n)
+    if (!b) return lazy_fail(err, LAZY_INVALID, "the session has no part %d of layer %d", (int)part, layer);
+    if (n < 0 || length > s->tokens.length || mark_rows(s, b, part, length, NULL) != n)
         return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
-                         mark_rows(s, g, part, s->tokens.length, NULL));
+                         mark_rows(s, b, part, s->tokens.length, NULL));
     uint8_t *has;
     int code = lazy_alloc((void **)&has, (size_t)length + 1, sizeof *has, "marks of tokens", err);
     if (code) return code;
-    mark_rows(s, g, part, length, has);
-    const lazy_rows rows = { data, has, length, n };
-    code = writes ? lazy_cache_write(&s->cache, g, rows, err) : lazy_cache_read(&s->cache, g, rows, err);
+    mark_rows(s, b, part, length, has);
+    code = move_rows(&s->cache, b, has, length, n, data, writes, err);
     lazy_free(has);
     return code;
 }
@@ -182,10 +200,10 @@ static int check_remembered(const lazy_session *s, lazy_error *err)
     for (int l = 0; l < s->model->config.n_layers && possible; l++) {
         const lazy_remembered *r = &s->cache.remembered[l];
         if (!r->scores) continue;
-        int *known = &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
-        possible = (*known < 0 || *known == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
+        int *others = &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
+        possible = (*others < 0 || *others == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
         for (int i = r->n; r->n && i < tokens->length; i++) possible = possible && tokens->kinds[i] == LAZY_GENERATED;
-        *known = r->n;
+        *others = r->n;
         layer = l;
     }
     int prompts = n[1], steps = n[2], both = n[3];

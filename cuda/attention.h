@@ -42,10 +42,11 @@ template <class T> __device__ __forceinline__ lazy_key_range keys_of_chunk(const
     return { begin, min(begin + length, end) };
 }
 
-/* The first key from `key` on that one of the rows *row … last attends to; keys between the windows of scattered rows are skipped. Advances
- * *row past the rows that attend to none. */
+/* The first key from `key` on that one of the rows *row … last attends to: key itself if all their ranges have begun there, as they have
+ * without a window; else keys between the windows of scattered rows are skipped. Advances *row past rows whose ranges have ended. */
 template <class T> __device__ __forceinline__ int next_key(const attention_task<T> &t, int key, int *row, int last)
 {
+    if (t.ranges[last].begin <= key) return key;
     while (*row < last && t.ranges[*row].end <= key) ++*row;
     return max(key, t.ranges[*row].begin);
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ FIRST_DRIVERS = {13: 580, 12: 525}  # the first driver of each major version of 
 FOLDER = Path("cuda")
 SOURCES = sorted([*FOLDER.glob("*.cu"), *FOLDER.glob("*.cc"), Path("csrc/error.c"), Path("csrc/memory.c")])
 HEADERS = sorted([*FOLDER.glob("*.h"), *Path("csrc").glob("*.h")])
-FLAGS = ["-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+FLAGS = ["-std=c++17", "-O3", "--threads", "0", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
 # for the files named _sm90a, which run on devices of capability 9.0 only
 HOPPER = ["-gencode", "arch=compute_90a,code=sm_90a"]
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -93,28 +94,53 @@ def wanted(wish: str) -> tuple[str | None, str]:
     return nvcc, f"LAZYLLM_CUDA={wish}, with {nvcc}" + (f"; {trouble}" if trouble else "")
 
 
-def build(nvcc: str, library: Path, objects: Path) -> None:
-    """Compiles the sources that have changed and links all, for every architecture, with the CUDA runtime."""
-    objects.mkdir(parents=True, exist_ok=True)
+def architectures(nvcc: str) -> list[str]:
+    """sm_90 for LAZYLLM_CUDA_ARCHS=90; without that variable, all of CAPABILITIES that nvcc knows."""
     known = output_of(nvcc, "--list-gpu-code").split()
-    architectures = [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in known]
+    asked = os.environ.get("LAZYLLM_CUDA_ARCHS")
+    if not asked:
+        return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in known]
+    names = [f"sm_{c.strip()}" for c in asked.split(",")]
+    if not set(names) <= set(known):
+        raise SystemExit(
+            f"LAZYLLM_CUDA_ARCHS is {asked!r}; {nvcc} knows {', '.join(known)}: write 90, or 80,90"
+        )
+    return names
+
+
+def build(nvcc: str, library: Path, objects: Path) -> None:
+    """Compiles the sources that have changed and links all, for every architecture, with the CUDA runtime.
+
+    Beside each object lies a log: the command, and what nvcc printed.
+    """
+    objects.mkdir(parents=True, exist_ok=True)
+    names = architectures(nvcc)
+    ptx = [] if os.environ.get("LAZYLLM_CUDA_ARCHS") else [f"compute_{PTX}"]
     portable = [
         flag
-        for code in [*architectures, f"compute_{PTX}"]
+        for code in [*names, *ptx]
         for flag in ("-gencode", f"arch={code.replace('sm', 'compute')},code={code}")
     ]
-    named = f'-DLAZY_CUDA_ARCHITECTURES="{", ".join(architectures)} and PTX for later devices"'
-    newest_header = max(path.stat().st_mtime for path in [*HEADERS, Path(__file__)])
+    named = f'-DLAZY_CUDA_ARCHITECTURES="{", ".join(names)}{" and PTX for later devices" if ptx else ""}"'
+    newest_header = max(path.stat().st_mtime for path in HEADERS)
 
     def compiled(source: Path) -> Path:
         target = objects / f"{source.stem}.o"
-        if not target.exists() or target.stat().st_mtime < max(source.stat().st_mtime, newest_header):
-            as_c = source.suffix == ".c"  # C goes to the host compiler; FLAGS are for C++
-            of_device = HOPPER if source.stem.endswith("_sm90a") else portable
-            of_c = ["-Xcompiler", "-std=gnu11,-fPIC,-fvisibility=hidden"]
-            flags = of_c if as_c else [*FLAGS, named, *of_device]
-            partial = target.with_suffix(".partial")
-            subprocess.run([nvcc, *flags, "-c", str(source), "-o", str(partial)], check=True)
+        of_device = HOPPER if source.stem.endswith("_sm90a") else portable
+        of_c = [
+            "-Xcompiler",
+            "-std=gnu11,-fPIC,-fvisibility=hidden",
+        ]  # for the host's compiler; FLAGS are for C++
+        flags = of_c if source.suffix == ".c" else [*FLAGS, named, *of_device]
+        partial, log = target.with_suffix(".partial"), target.with_suffix(".log")
+        command = [nvcc, *flags, "-c", str(source), "-o", str(partial)]
+        newest = max(source.stat().st_mtime, newest_header)
+        is_old = not (target.exists() and log.exists()) or target.stat().st_mtime < newest
+        if is_old or log.read_text().partition("\n")[0] != shlex.join(command):
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            print(done.stdout, end="")
+            done.check_returncode()
+            log.write_text(f"{shlex.join(command)}\n{done.stdout}")
             partial.replace(target)
         return target
 

@@ -181,13 +181,14 @@ class LLM(Model):
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
         A prompt is text, token ids, or with `chat=True` a list of messages such as
-        `[{"role": "system", "content": …}, {"role": "user", "content": …}]`; `chat=True` makes plain text
-        the user's turn of the chat template. An answer ends at the checkpoint's end token, before the first
-        of the `stop` strings, or after `max_new_tokens`. The default `sampling` is greedy; with a seed the
-        prompts of a list draw with that seed, the next one, and so on. `trace` records tokens in play and
-        their scores. `progress` shows bars for lists and long prompts. `prefix` is a session that has read
-        what precedes all prompts; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in
-        which whole prompts find what earlier ones have read of a beginning like theirs.
+        `[{"role": "system", "content": …}, {"role": "user", "content": …}]`, with contents of text or parts
+        such as `{"type": "text", "text": …}`; `chat=True` makes plain text the user's turn of the chat
+        template. An answer ends at the checkpoint's end token, before the first of the `stop` strings, or
+        after `max_new_tokens`. The default `sampling` is greedy; with a seed the prompts of a list draw with
+        that seed, the next one, and so on. `trace` records tokens in play and their scores. `progress` shows
+        bars for lists and long prompts. `prefix` is a session that has read what precedes all prompts; each
+        continues a fork of it, with its setting. Or it is a `PrefixCache`, in which whole prompts find what
+        earlier ones have read of a beginning like theirs.
 
         `tools`, with `chat=True`, are JSON schemas of functions for chat templates that know tools.
 

@@ -7,14 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method
 from lazyllm.stages import (
+    Mass,
     Stages,
     StagesInput,
     checked_pairs,
@@ -24,6 +24,9 @@ from lazyllm.stages import (
     plain_stages,
 )
 from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
 
 Candidate = TypeVar("Candidate")
 Shapes = Sequence[tuple[Mapping[float, float], float]]
@@ -56,7 +59,7 @@ def _decode(value: Any) -> str | Stages:
 
 
 def _check_config(config: object) -> None:
-    if not isinstance(config, ModelConfig):
+    if not hasattr(config, "n_layers"):
         raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
 
 
@@ -272,7 +275,8 @@ class Pruning(Scheduled):
             return "the setting has no stages"
         if self._always_kept(n_prompt) >= n_prompt:
             return f"sink, window and protect keep all {n_prompt} tokens of the prompt"
-        if all(math.ceil(largest_keep(rule) * n_prompt) >= n_prompt for _, rule in stages):
+        keeps = [0.0 if isinstance(rule, Mass) else largest_keep(rule) for _, rule in stages]
+        if math.ceil(min(keeps) * n_prompt) >= n_prompt:
             return f"the stages keep all {n_prompt} tokens of the prompt"
         return "no stage found a token to drop"
 

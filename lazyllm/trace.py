@@ -10,7 +10,7 @@ import numpy as np
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
 from lazyllm.pictures.heat_map import Heatmap
-from lazyllm.support import frames
+from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     import pandas
@@ -86,7 +86,7 @@ class Trace:
             return np.concatenate([np.empty(0, kind), *parts])
 
         positions = column([stage.in_play for stage in stages], int)
-        made: pandas.DataFrame = frames.pandas().DataFrame(
+        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(
             {
                 "pass_": np.repeat(np.array([stage.pass_ for stage in stages], int), sizes),
                 "layer": np.repeat(np.array([stage.layer for stage in stages], int), sizes),

@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +83,14 @@ def png_only(monkeypatch: pytest.MonkeyPatch) -> None:
             savefig(figure, file, **options)
 
     monkeypatch.setattr(Figure, "savefig", without_pdf)
+
+
+@pytest.fixture
+def no_pictures() -> Iterator[Callable[[], None]]:
+    """Reports are quick without matplotlib; what the fixture gives brings it back."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(sys.modules, "matplotlib", None)
+        yield patched.undo
 
 
 class Alarm(Protocol):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,28 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import LLM, Pruning, SamplingParams, _core
+from lazyllm.checkpoints.gguf import convert
+from lazyllm.checkpoints.pypi_models import default_cache
+from lazyllm.commands.generate import read_prompt
+from lazyllm.commands.options import out_file, out_folder
+from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.machine import memory
 from lazyllm.support import progress
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
+ONE_ITEM: Any = {
+    **{"datasets": ["niah_single_1"], "limit": 1, "max_length": 600, "max_new_tokens": 2},
+    **{"warm_ups": 0, "progress": False},
+}
 IDS = list(range(40, 90))
+
+
+@dataclass(frozen=True)
+class Shorter(lazyllm.Method):
+    compresses = True
+
+    def compress(self, llm: Any, text: str) -> str:
+        return text[1:]
 
 
 # ---- the module ------------------------------------------------------------------------------------
@@ -61,7 +80,7 @@ def test_info_prints_as_a_table() -> None:
     assert info["cuda"].startswith("off")
     assert "numpy" in info["packages"]
     assert len(repr(info).splitlines()) == len(info)
-    assert "<table>" in info._repr_html_()
+    assert "<pre>" in info._repr_html_()
 
 
 def test_info_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -299,6 +318,16 @@ def test_a_chat_of_messages(llm: LLM) -> None:
     assert several[1].prompt_ids == llm.generate("Hello", chat=True, max_new_tokens=2).prompt_ids
 
 
+@pytest.mark.parametrize("pruning", [None, Shorter()])
+def test_a_content_of_parts_is_their_text(llm: LLM, pruning: Any) -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there"}]
+    whole, split = (
+        llm.generate([{"role": "user", "content": content}], pruning, chat=True, max_new_tokens=1)
+        for content in ("Hello there", parts)
+    )
+    assert split.prompt_ids == whole.prompt_ids
+
+
 def test_a_folder_without_tokenizer_takes_ids(tmp_path: Path) -> None:
     bare = lazyllm.load(model_folder(tmp_path, tokenizer=False), threads=1)
     made = bare.generate(IDS, pruning=STAGES, max_new_tokens=3, trace=True)
@@ -333,7 +362,9 @@ def test_html_is_escaped(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "kind", "words"),
     [
-        ([], {}, ValueError, "the prompt is empty"),
+        ([], {}, None, ""),
+        ([[]], {}, ValueError, "prompt 0: the prompt is empty"),
+        (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
         ([0.5, 1.5], {}, TypeError, "whole numbers, not float64"),
@@ -342,7 +373,7 @@ def test_html_is_escaped(llm: LLM) -> None:
             b"bytes",
             {},
             TypeError,
-            "a list of messages or a list of those, not bytes",
+            "a list of messages, or a list of those, not bytes",
         ),
         (None, {}, TypeError, "not NoneType"),
         (7, {}, TypeError, "not int"),
@@ -366,7 +397,19 @@ def test_html_is_escaped(llm: LLM) -> None:
             TypeError,
             "of message 0 must be text, not 5",
         ),
-        ([], {"chat": True}, ValueError, "the prompt is empty"),
+        (np.array([], int), {"chat": True}, ValueError, "the prompt is empty"),
+        (
+            [{"role": "user", "content": "Hi"}, {"role": "usr", "content": "Hi"}],
+            {"chat": True},
+            ValueError,
+            "the role of message 1 must be one of system, user, assistant, tool, not 'usr'",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image", "url": "x"}]}],
+            {"chat": True},
+            ValueError,
+            "content of message 0 must be text or parts such as .*; it has the part {'type': 'image'",
+        ),
         ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
         ([{"role": "user"}], {"chat": True}, ValueError, "message 0 has no 'content'; it has 'role'"),
         ([{"role": "user", "content": "Hi"}, 5], {"chat": True}, TypeError, "message 1 must be a dict with"),
@@ -432,3 +475,64 @@ def test_numbers_beyond_all_bounds_are_values_refused(folder: Path) -> None:
         SamplingParams(temperature=10**400)
     with pytest.raises(ValueError, match="threads must be 1 to 1024"):
         lazyllm.load(folder, threads=2**40)
+
+
+# ---- paths -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda llm: lazyllm.load("~/none.gguf"),
+        lambda llm: llm.restore("~/none"),
+        lambda llm: llm.generate("Hi", "~/none.json"),
+        lambda llm: llm.generate("Hi", Path("~/none.json")),
+        lambda llm: lazyllm.Sweep.read("~/none"),
+        lambda llm: lazyllm.Search.read("~/none"),
+        lambda llm: lazyllm.calibrate(llm, out="~/none/preset.json"),
+        lambda llm: lazyllm.longbench.Run("~/none"),
+        lambda llm: lazyllm.longbench.merge(["~/none"], "~/out"),
+        lambda llm: lazyllm.longbench.run(llm, data="~/none", out="~/out"),
+        lambda llm: find_templates(prompts="~/none"),
+        lambda llm: lazyllm.longbench.run_niah(llm, lengths=[600], prose="~/none", out="~/out"),
+        lambda llm: convert("~/none", "~/out"),
+        lambda llm: read_prompt("~/none"),
+    ],
+)
+def test_a_path_that_is_read_may_begin_with_the_home_folder(
+    llm: LLM, home: Path, read: Callable[[LLM], Any]
+) -> None:
+    with pytest.raises((OSError, ValueError), match=rf"{home}/none"):
+        read(llm)
+
+
+def test_a_path_that_is_written_may_begin_with_the_home_folder(
+    llm: LLM, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = llm.session(STAGES)
+    made = session.ask("Hi", max_new_tokens=2, trace=True)
+    session.save("~/session")
+    assert llm.restore("~/session").length == session.length
+    preset = lazyllm.Preset(STAGES, 2.0, "tiny", "0", {}, {"candidates": [{"pruning": "{}", "speedup": 2}]})
+    written = [
+        made.trace.heatmap().save("~/page.html"),
+        preset.save("~/preset.json"),
+        out_file("~/file"),
+        out_folder("~/folder"),
+        lazyllm.longbench.run(llm, out="~/run", **ONE_ITEM).plot("~/scores.png"),
+        lazyllm.sweep(llm, {"stages": [STAGES.stages]}, out="~/sweep", **ONE_ITEM).plot("~/pareto.png"),
+    ]
+    assert {path.parent for path in written} == {home}
+    monkeypatch.setenv("LAZYLLM_CACHE", "~/cache")
+    assert default_cache() == home / "cache"
+    assert (home / "run" / "report.md").exists()
+    assert (home / "sweep" / "report.md").exists()
+    assert not (home.parent / "~").exists()

@@ -21,13 +21,15 @@ from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
 from lazyllm.calibration.curves import KEEPS, always_kept, lost_shares, stage_layers, surviving
 from lazyllm.calibration.prompts import encoded, split
-from lazyllm.calibration.schedule import Costs, Losses, Stages, best_schedule, cheapest
+from lazyllm.calibration.schedule import Losses, Stages, Work, best_schedule, cheapest
 from lazyllm.calibration.trials import best, results
+from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS, Key
-from lazyllm.evaluation.runner import Trial, label_of
-from lazyllm.evaluation.tasks import Prompt, Task
+from lazyllm.evaluation.runner import label_of
+from lazyllm.evaluation.tasks import ItemPrompt, Task
+from lazyllm.evaluation.trial import Trial
 from lazyllm.pruning import SPEEDUP_SHAPES
 
 LONG = replace(SHAPE, context=1100)
@@ -80,8 +82,8 @@ class OnePrompt:
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
 
-    def prompt(self, *_: object) -> Prompt:
-        return Prompt(self.ids, len(self.ids), False, "none")
+    def prompt(self, *_: object) -> ItemPrompt:
+        return ItemPrompt(self.ids, len(self.ids), False, "none")
 
 
 def trial(dataset: str = "x") -> Trial:
@@ -158,30 +160,30 @@ def random_losses(seed: int) -> Losses:
     return Losses(layers, keeps, lost)
 
 
-def random_costs(seed: int, losses: Losses) -> Costs:
+def random_work(seed: int, losses: Losses) -> Work:
     draws = np.random.default_rng(seed + 100)
     dense = draws.random(losses.lost.shape[2])
     pruned = np.array([[keep * one for one in dense] for keep in losses.keeps])
-    return Costs(dense, pruned, draws.random(len(losses.layers)) / 10)
+    return Work(dense, pruned, draws.random(len(losses.layers)) / 10)
 
 
-def by_hand(losses: Losses, costs: Costs, price: float, stages: Stages, lasting: bool) -> float:
+def by_hand(losses: Losses, work: Work, price: float, stages: Stages, lasting: bool) -> float:
     total = 0.0
     for layer in range(losses.lost.shape[2]):
         below = [(losses.layers.index(p), losses.keeps.index(k)) for p, k in stages if p < layer]
-        total += price * (costs.pruned[below[-1][1], layer] if below else costs.dense[layer])
+        total += price * (work.pruned[below[-1][1], layer] if below else work.dense[layer])
         for place, keep in below if lasting else below[-1:]:
             total += losses.lost[place, keep, layer] / losses.lost.shape[2]
-    return total + price * sum(costs.scores[losses.layers.index(p)] for p, _ in stages)
+    return total + price * sum(work.scores[losses.layers.index(p)] for p, _ in stages)
 
 
 @pytest.mark.parametrize("lasting", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_cheapest_schedules_are_those_of_brute_force(seed: int, lasting: bool) -> None:
     losses = random_losses(seed)
-    costs = random_costs(seed, losses)
+    work = random_work(seed, losses)
     for price in (0.03, 0.3, 1.0):
-        solved = list(cheapest(losses, costs, price, lasting, max_stages=3))
+        solved = list(cheapest(losses, work, price, lasting, max_stages=3))
         assert len(solved) == 3
         for count, (value, stages) in enumerate(solved, 1):
             every = [
@@ -189,10 +191,10 @@ def test_the_cheapest_schedules_are_those_of_brute_force(seed: int, lasting: boo
                 for layers in combinations(losses.layers, count)
                 for keeps in combinations(losses.keeps, count)
             ]
-            least = min(by_hand(losses, costs, price, one, lasting) for one in every)
+            least = min(by_hand(losses, work, price, one, lasting) for one in every)
             assert stages in every
             assert value == pytest.approx(least, rel=1e-12)
-            assert by_hand(losses, costs, price, stages, lasting) == pytest.approx(least, rel=1e-12)
+            assert by_hand(losses, work, price, stages, lasting) == pytest.approx(least, rel=1e-12)
 
 
 def test_the_loss_of_a_schedule_is_that_of_its_worst_stage_in_each_layer() -> None:
@@ -208,16 +210,16 @@ def test_the_loss_of_a_schedule_is_that_of_its_worst_stage_in_each_layer() -> No
     assert losses.from_layer(3).of([(5, 0.3)]) == losses.of([(5, 0.3)])
 
 
-def test_counted_costs_add_up_to_those_of_pruning(llm: LLM) -> None:
+def test_counted_work_adds_up_to_those_of_pruning(llm: LLM) -> None:
     options, n = Pruning(queries=16, layers=2), 1000
     losses = Losses((1, 3), (0.5, 0.2), np.zeros((2, 2, 6)))
-    costs = Costs.counted(losses, llm.config, n, options)
+    work = Work.counted(losses, llm.config, n, options)
     dense = Pruning().flops(llm.config, n)
-    head = 1 - costs.dense.sum()
+    head = 1 - work.dense.sum()
     assert head * dense == pytest.approx(2 * llm.config.hidden * llm.config.vocab)
-    whole = costs.dense[:2].sum() + costs.pruned[0, 2:4].sum() + costs.pruned[1, 4:].sum() + head
+    whole = work.dense[:2].sum() + work.pruned[0, 2:4].sum() + work.pruned[1, 4:].sum() + head
     scored = replace(options, stages=((1, 0.5), (3, 0.2)))
-    assert (whole + costs.scores.sum()) * dense == pytest.approx(scored.flops(llm.config, n), rel=0.01)
+    assert (whole + work.scores.sum()) * dense == pytest.approx(scored.flops(llm.config, n), rel=0.01)
 
 
 @pytest.mark.parametrize("speedup", [1.2, 1.5, 2.0])
@@ -460,6 +462,23 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path]) -
     assert swept[1].setting == str(preset.pruning)
     assert swept[1].pruning == preset
     assert swept[1].counted_speedup > 1
+
+
+def test_a_preset_shows_no_bar_where_none_is_wanted(
+    llm: LLM,
+    made: tuple[Preset, Path],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for open_it in (
+        lambda progress: llm.generate(["Hi"], made[0], max_new_tokens=1, progress=progress),
+        lambda progress: llm.stream("Hi", made[0], max_new_tokens=1, progress=progress).finished(),
+        lambda progress: llm.session(made[0], progress=progress),
+    ):
+        for progress in (False, True):
+            monkeypatch.setattr(digest, "_known", {})  # hashed anew
+            open_it(progress)
+            assert ("hashing the model" in capfd.readouterr().err) == progress
 
 
 def test_another_model_warns_by_name(

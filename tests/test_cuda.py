@@ -237,6 +237,44 @@ def test_the_nvcc_that_fits_the_driver(
     assert says in reason
 
 
+NVCC = """#!/bin/sh
+case $1 in --list-gpu-code) echo sm_80 sm_90 sm_100; exit ;; esac
+echo "$@" >>"${0%/*}/calls"
+echo "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+while [ "$1" != -o ]; do shift; done
+: >"$2"
+"""
+
+
+def test_what_nvcc_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all architectures or those that are asked for; again if they change; its notes are kept."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cuda"))
+    build_cuda = importlib.import_module("build_cuda")
+    monkeypatch.setattr(build_cuda, "SOURCES", [Path("cuda/limits.cu")])
+    nvcc, calls = tmp_path / "nvcc", tmp_path / "calls"
+    nvcc.write_text(NVCC)
+    nvcc.chmod(0o755)
+
+    def compiled() -> list[str]:
+        calls.write_text("")
+        build_cuda.build(str(nvcc), tmp_path / "library.so", tmp_path / "objects")
+        return [line for line in calls.read_text().splitlines() if " -c " in line]
+
+    monkeypatch.delenv("LAZYLLM_CUDA_ARCHS", raising=False)
+    (line,) = compiled()
+    codes = [word.partition("code=")[2] for word in line.split() if "code=" in word]
+    assert codes == ["sm_80", "sm_90", "sm_100", "compute_90"]
+    assert "(C7510)" in (tmp_path / "objects" / "limits.log").read_text()
+    assert compiled() == []
+    monkeypatch.setenv("LAZYLLM_CUDA_ARCHS", "90")
+    (line,) = compiled()
+    assert line.count("code=") == 1
+    assert "arch=compute_90,code=sm_90" in line
+    monkeypatch.setenv("LAZYLLM_CUDA_ARCHS", "90,70")
+    with pytest.raises(SystemExit, match=r"'90,70'; .* knows sm_80, sm_90, sm_100"):
+        compiled()
+
+
 @fakes_only
 def test_what_cannot_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyllm
-from lazyllm import LLM, Drop, Pruning, SamplingParams, _core
+from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, _core
 from lazyllm.generation import Request
 from lazyllm.stop_finder import StopFinder
 
@@ -297,3 +297,96 @@ def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
     assert sorted(set(made.passes["pass_"].tolist())) == [0, 1, 2]
     assert made.passes["in_play"][made.passes["pass_"] == 1][0] == 50 + 4 + 10
     assert made.computed == session.computed
+
+
+# ---- what pruning saved of a prompt ------------------------------------------------------------------------
+
+
+def test_the_speedup_of_a_prompt_is_that_of_the_setting(llm: LLM) -> None:
+    made = llm.generate(IDS, STAGES, max_new_tokens=3)
+    assert made.speedup == pytest.approx(STAGES.speedup(llm.config, len(IDS)))
+    assert made.speedup > 1.2
+    assert (made.unpruned, "nothing was dropped" in made.summary) == ("", False)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "random:keep=0.5",
+        "random:keep=0.5,original_positions=true",
+        "static:layers=2,keep=0.5",
+        "fastkv:layer=2,keep=0.5",
+        "gemfilter:layer=2,keep=0.5",
+    ],
+)
+def test_the_speedup_of_other_methods_is_their_own_count(llm: LLM, method: str) -> None:
+    made = llm.generate(IDS, method, max_new_tokens=3)
+    setting: Any = lazyllm.parse_method(method)
+    assert made.speedup == pytest.approx(setting.speedup(llm.config, len(IDS)))
+    assert made.unpruned == ""
+
+
+def test_a_beginning_read_before_counts_like_the_rest_of_its_prompt(llm: LLM) -> None:
+    whole = llm.generate(IDS, STAGES, max_new_tokens=2)
+    session = llm.session(STAGES)
+    session.read(IDS[:30])
+    assert session.ask(IDS[30:], max_new_tokens=2).speedup == whole.speedup
+    ids = [*range(250), *range(250)]
+    cache = lazyllm.PrefixCache()
+    made = [llm.generate(ids, STAGES, max_new_tokens=2, prefix=prefix) for prefix in (None, cache, cache)]
+    assert made[2].passes["computed"][0] < made[0].passes["computed"][0]  # the rest was read before
+    assert len({answer.speedup for answer in made}) == 1
+
+
+def test_a_follow_up_counts_by_itself(llm: LLM) -> None:
+    """It computes few tokens, so that little can be saved; a dense one saves nothing."""
+    session = llm.session(STAGES)
+    first = session.ask(IDS, max_new_tokens=2)
+    second = session.ask(IDS[:5], max_new_tokens=2)
+    counts = second.passes[second.passes["pass_"] == 1]  # the first one runs the answer's last token
+    pruned = STAGES.pass_flops(llm.config, np.stack([counts["in_play"], counts["computed"]], axis=1))
+    dense = Pruning().pass_flops(llm.config, np.tile([len(IDS) + 2 + 5, 5], (llm.config.n_layers, 1)))
+    assert second.speedup == dense / pruned
+    assert first.speedup > second.speedup
+
+
+@pytest.mark.parametrize(
+    ("pruning", "n", "reason"),
+    [
+        (Pruning({1: 0.5}, min_tokens=3000), 50, "min_tokens=3000 is more than the context's 51 tokens"),
+        (Pruning({1: 0.5}, sink=10), 5, "sink, window and protect keep all 5 tokens of the prompt"),
+        (Pruning({1: 1.0}), 50, "the stages keep all 50 tokens of the prompt"),
+        (Pruning({1: 0.95}), 5, "the stages keep all 5 tokens of the prompt"),
+        (Pruning({}, window=3), 50, "the setting has no stages"),
+        (Pruning({1: Mass(1.0)}), 50, "no stage found a token to drop"),
+        ("random:keep=1", 50, "random found no token to drop"),
+    ],
+    ids=str,
+)
+def test_an_answer_says_why_nothing_was_dropped(llm: LLM, pruning: Any, n: int, reason: str) -> None:
+    made = llm.generate(IDS[:n], pruning, max_new_tokens=2)
+    assert (made.speedup, made.unpruned) == (1.0, reason)
+    assert f"nothing was dropped: {reason}" in made.summary
+    assert f"{reason}</td>" in made._repr_html_().replace("&#x27;", "'")
+
+
+def test_a_dense_answer_has_nothing_to_explain(llm: LLM) -> None:
+    made = llm.generate(IDS, max_new_tokens=2)
+    assert (made.speedup, made.unpruned) == (1.0, "")
+    assert "nothing was dropped" not in made.summary
+
+
+def test_decode_steps_that_drop_are_not_nothing(llm: LLM) -> None:
+    made = llm.generate(IDS, Pruning({}, decode={1: 0.5}), max_new_tokens=3)
+    assert (made.speedup, made.unpruned) == (1.0, "")
+
+
+def test_work_that_cannot_be_counted_has_no_speedup(llm: LLM) -> None:
+    class LastHalf(lazyllm.Method):
+        def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
+            return prompt_ids[len(prompt_ids) // 2 :]
+
+        def check(self, config: Any) -> None:
+            pass
+
+    assert llm.generate(IDS, LastHalf(), max_new_tokens=2).speedup is None

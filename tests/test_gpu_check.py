@@ -18,10 +18,12 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu_check.py"
 TOOLS = ("nvidia-smi", "nvcc", "make", "git", "compute-sanitizer", "ncu", "nsys", "python")
 
-# Appends its command line to `calls`. Misbehaves where `trouble` has a folder with that line.
+# Appends its command line and what variables ask for to `calls`. Misbehaves where `trouble` has a folder
+# with that line.
 FAKE = """#!/bin/sh
 line=$(printf '%s ' "${0##*/}" "$@")
-printf '%s\\n' "$line${LAZYLLM_CUDA_HOPPER:+HOPPER}" >>"$FAKES/calls"
+asked=${LAZYLLM_CUDA_ARCHS:+for $LAZYLLM_CUDA_ARCHS}${LAZYLLM_CUDA_HOPPER:+HOPPER}
+printf '%s\\n' "$line$asked" >>"$FAKES/calls"
 for trouble in "$FAKES"/trouble/*; do
     [ "$line" = "$(cat "$trouble/line" 2>/dev/null)" ] || continue
     case $(cat "$trouble/kind") in
@@ -176,6 +178,7 @@ def test_everything_runs_in_order(house: House) -> None:
     memcheck = "--tool memcheck --report-api-errors no --error-exitcode 9 build/gpu/test_ops without_ceilings"
     assert memcheck in calls
     assert "GPU_ARCH=sm_90a" in calls
+    assert "build_ext --inplace for 90\n" in calls
     assert "--rounds 3" in calls
 
 
@@ -344,6 +347,17 @@ def test_the_script_by_itself(house: House) -> None:
     done = subprocess.run(call, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "gpu_check: nvidia-smi is not installed, does not answer or knows no GPU\n"
+
+
+@pytest.mark.parametrize("tool", ["nvcc", "make"])
+def test_a_tool_that_is_missing_ends_the_check_at_once(
+    house: House, tool: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **place: None if name == tool else found(name, **place))
+    assert house.run() == 2
+    assert tool in capsys.readouterr().err
+    assert not house.results.exists()
 
 
 def test_the_phases_are_listed(house: House, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 
 import lazyllm
 from lazyllm.commands import main as cli
+from lazyllm.support import progress
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the harness' own model needs torch")
@@ -260,6 +261,20 @@ def test_settings_and_what_results_say_of_them(ours: HarnessModel, given: Any, s
     assert model.pruning == setting
     assert lazyllm.parse_method(model.get_model_info()["pruning"]) == setting
     assert len(likelihoods(model, [(TEXT, " so")])) == 1
+
+
+def test_no_bar_where_none_is_wanted(
+    ours: HarnessModel,
+    pruned: HarnessModel,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "LONG_PROMPT", 100)
+    monkeypatch.setattr(progress, "DELAY_SECONDS", 0.0)
+    answers(pruned, [TEXT * 4], max_gen_toks=2)
+    likelihoods(pruned, [(TEXT * 4, TEXT)])
+    ours.loglikelihood_rolling(asked("loglikelihood_rolling", [(TEXT * 4,)]), disable_tqdm=True)
+    assert capfd.readouterr() == ("", "")
 
 
 # ---- through the harness ---------------------------------------------------------------------------

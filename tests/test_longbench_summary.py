@@ -48,6 +48,7 @@ def row(setting: str, name: str, number: int | str, score: float, ttft: float) -
         "computed": 1.0,
         "reached_top": 1.0,
         "changed_nothing": False,
+        "environment": "here",
         "timing": {"ttft": ttft, "seconds": 2 * ttft},
     }
 
@@ -82,7 +83,7 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("items", [2, 3, 5, 20])
+@pytest.mark.parametrize("items", [2, 3, 20])
 @pytest.mark.parametrize("name", SPREADS)
 def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
     """The standard deviation of each data set of each category is given; the mean is 0."""
@@ -95,7 +96,7 @@ def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
     assert n_hits / n_trials == pytest.approx(0.95, abs=0.02)
 
 
-@pytest.mark.parametrize("items", [2, 3, 5, 20])
+@pytest.mark.parametrize("items", [2, 3, 20])
 def test_intervals_of_a_summary_hold_the_mean_95_times_in_100(items: int) -> None:
     """Scores, and paired differences to dense, of two categories with two data sets each."""
     random, n_trials, hits = np.random.default_rng(1), 800, np.zeros(4)

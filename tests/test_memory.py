@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ class Groups:
         monkeypatch.setattr(memory, "GROUP", self.own)
         monkeypatch.setattr(memory, "GROUPS", self.groups)
 
-    def limit(self, group: str, most: str, used: int, cached: int = 0) -> None:
+    def limit(self, group: str, most: int | str, used: int, cached: int = 0) -> None:
         place = self.groups / group
         place.mkdir(parents=True)
         (place / "memory.max").write_text(f"{most}\n")
@@ -74,35 +75,27 @@ def test_without_groups_the_machine_counts(groups: Groups) -> None:
     assert memory.available_bytes() == 8 * GIB
 
 
-def test_a_container_has_its_limit_at_the_root(groups: Groups) -> None:
-    groups.own.write_text("0::/\n")
-    groups.limit("", str(2 * GIB), GIB // 2)
-    assert memory.available_bytes() == 3 * GIB // 2
-
-
-def test_the_group_that_leaves_least_counts(groups: Groups) -> None:
-    groups.own.write_text("1:cpu:/else\n0::/service/unit\n")
-    groups.limit("service", str(3 * GIB), 2 * GIB)
-    groups.limit("service/unit", "max", GIB)
-    assert memory.available_bytes() == GIB
-
-
-def test_a_limit_above_the_machine_does_not_count(groups: Groups) -> None:
-    groups.own.write_text("0::/unit\n")
-    groups.limit("unit", str(64 * GIB), GIB)
-    assert memory.available_bytes() == 8 * GIB
-
-
-def test_cached_files_can_be_dropped(groups: Groups) -> None:
-    groups.own.write_text("0::/unit\n")
-    groups.limit("unit", str(4 * GIB), 4 * GIB, cached=3 * GIB)
-    assert memory.available_bytes() == 3 * GIB
-
-
-def test_a_group_that_a_container_does_not_see(groups: Groups) -> None:
-    groups.own.write_text("0::/../other\n")
-    groups.limit("", str(GIB), 0)
-    assert memory.available_bytes() == GIB
+@pytest.mark.parametrize(
+    ("own", "limits", "left"),
+    [
+        ("0::/\n", {"": (2 * GIB, GIB // 2)}, 3 * GIB // 2),  # a container has its limit at the root
+        (
+            "1:cpu:/else\n0::/service/unit\n",
+            {"service": (3 * GIB, 2 * GIB), "service/unit": ("max", GIB)},
+            GIB,
+        ),
+        ("0::/unit\n", {"unit": (64 * GIB, GIB)}, 8 * GIB),  # a limit above the machine
+        ("0::/unit\n", {"unit": (4 * GIB, 4 * GIB, 3 * GIB)}, 3 * GIB),  # cached files can be dropped
+        ("0::/../other\n", {"": (GIB, 0)}, GIB),  # a group that a container does not see
+    ],
+)
+def test_the_group_that_leaves_least_counts(
+    groups: Groups, own: str, limits: dict[str, tuple[Any, ...]], left: int
+) -> None:
+    groups.own.write_text(own)
+    for group, numbers in limits.items():
+        groups.limit(group, *numbers)
+    assert memory.available_bytes() == left
 
 
 def test_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

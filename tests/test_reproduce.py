@@ -187,7 +187,13 @@ def test_a_look_at_attention_is_of_the_dense_model(llm: lazyllm.LLM) -> None:
 def test_the_first_tokens_time_by_hand() -> None:
     def row(ttft: float, seconds: float, n_new: int) -> dict[str, Any]:
         timing = {"ttft": ttft, "seconds": seconds}
-        about = {"setting": "dense", "dataset": "lcc", "item": str(n_new), "score": 0.0}
+        about = {
+            "setting": "dense",
+            "dataset": "lcc",
+            "item": str(n_new),
+            "score": 0.0,
+            "environment": "here",
+        }
         return {**about, "timing": timing, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
 
     summary = Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper)

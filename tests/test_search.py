@@ -470,6 +470,8 @@ def test_a_search_opens_again(finished: Search) -> None:
     assert (outcome(again), again.facts) == (outcome(finished), finished.facts)
     assert repr(again) == finished.text()
     assert "<table>" in again._repr_html_()
+    assert (again[np.int64(0)], list(again[:2])) == (again[0], [again[0], again[1]])
+    assert isinstance(again[:2], Search)
     with pytest.raises(FileNotFoundError, match="holds no search"):
         Search.read(finished.folder / "elsewhere")
 

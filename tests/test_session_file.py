@@ -445,7 +445,7 @@ def test_turns_of_two_chats(llm: LLM, tmp_path: Path) -> None:
     whole = file.read_bytes()
     for first in ({"tools": [{"a": 1}]}, {"cut": True}):
         file.write_bytes(whole)
-        faults.described(lambda told, first=first: told["turns"][0].update(first))(file)
+        faults.described(lambda description, first=first: description["turns"][0].update(first))(file)
         with pytest.raises(ValueError, match="the turns are not those of one chat"):
             llm.restore(file)
 

@@ -502,6 +502,9 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     assert "<td>Pruning({2: 0.9})</td>" in swept._repr_html_()
     assert names(swept.pareto()) == names(front(swept))
     assert swept["Pruning({2: 0.9})"] is swept[3]
+    assert swept[np.int64(1)] == swept[1]
+    assert list(swept[:2]) == [swept[0], swept[1]]
+    assert swept[1:].table.rows == swept.table.rows[1:]
     with pytest.raises(KeyError, match="not among the settings dense, "):
         swept["nonsense"]
 

@@ -24,37 +24,16 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.recipe import Recipe, model_there, parts, run_part
 from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import (
-    Recipe,
-    checked_settings,
-    model_there,
-    parts,
-    planned,
-    run_part,
-    scored_answer,
-)
+from lazyllm.evaluation.runner import checked_settings
 from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.trial import planned, scored_answer
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
 TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}
 SETTINGS = [None, {1: 0.5}]
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports are quick without matplotlib."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> lazyllm.LLM:
-    return lazyllm.load(model, device="cpu", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +99,10 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: An
 
 
 def test_the_command_runs_on_workers_of_its_own_and_grows(
-    llm: lazyllm.LLM, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llm: lazyllm.LLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["ruler", "--model", str(model), "--device", "cpu", "--chat", "none", "--warm-ups", "1"]
+    call = ["ruler", "--model", str(folder), "--device", "cpu", "--chat", "none", "--warm-ups", "1"]
     call += ["--tasks", "niah_single_1", "--lengths", "560", "--pruning", "dense", "--pruning", '{"1": 0.5}']
     out = tmp_path / "run"
     assert main([*call, "--count", "1", "--threads", "1", "--out", str(out)]) == 0
@@ -140,14 +119,14 @@ def test_the_command_runs_on_workers_of_its_own_and_grows(
     )
     assert "workers there" not in here
     assert there["workers there"] == 2
-    assert there["threads"] == max(1, lazyllm.load(model, device="cpu").threads // 2)
+    assert there["threads"] == max(1, lazyllm.load(folder, device="cpu").threads // 2)
 
 
 def test_the_command_runs_on_a_cluster(
-    model: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["niah", "--model", str(model), "--chat", "none", "--warm-ups", "0", "--lengths", "560"]
+    call = ["niah", "--model", str(folder), "--chat", "none", "--warm-ups", "0", "--lengths", "560"]
     call += ["--depths", "0,50", "--device", "cpu", "--threads", "1", "--out", str(tmp_path)]
     assert main([*call, "--scheduler", cluster.scheduler_address]) == 0
     assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]

@@ -207,9 +207,9 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
         float *products = products_of(t, w, top + c);
         for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
     }
-    kernels->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
+    kernels->rows->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
     for (int c = 0; c < cols; c++)
-        if (w->factor[c] != 1.0f) kernels->scale_row(w->o + (top + c) * d, d, w->factor[c]);
+        if (w->factor[c] != 1.0f) kernels->rows->scale_row(w->o + (top + c) * d, d, w->factor[c]);
     kernels->value_columns(w->o + top * d, w->s, width, cols, values, value_stride(t), n, d);
 }
 
@@ -219,7 +219,7 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim;
     const char *keys = kv_row(t->stream, t->kv, t->kv.k, w->g, 0), *values = kv_row(t->stream, t->kv, t->kv.v, w->g, 0);
-    kernels->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
+    kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
         float *s = w->s + i * t->key_block, *products = products_of(t, w, i);
         if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
@@ -228,10 +228,10 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
         memset(s, 0, (size_t)begin * sizeof *s);
         memset(s + end, 0, (size_t)(n_keys - end) * sizeof *s);
         if (begin == end) continue;
-        float factor = kernels->online_softmax(s + begin, end - begin, &w->max[i], &w->sum[i]);
-        if (factor != 1.0f) kernels->scale_row(w->o + i * d, d, factor);
+        float factor = kernels->rows->online_softmax(s + begin, end - begin, &w->max[i], &w->sum[i]);
+        if (factor != 1.0f) kernels->rows->scale_row(w->o + i * d, d, factor);
     }
-    kernels->value_sums(w->o, w->s, t->key_block, w->n, values, t->kv_type, t->in_play + key, n_keys, d);
+    kernels->rows->value_sums(w->o, w->s, t->key_block, w->n, values, t->kv_type, t->in_play + key, n_keys, d);
 }
 
 static void attend(void *job, int task, int worker)

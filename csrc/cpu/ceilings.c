@@ -42,7 +42,7 @@ static void read_part(void *job, int task, int worker)
     (void)worker;
     ceiling *t = job;
     size_t part = t->bytes / (size_t)t->tasks / sizeof(float) * sizeof(float);
-    t->sink = kernels_of(t->stream)->read(t->memory + (size_t)task * part, part);
+    t->sink = kernels_of(t->stream)->rows->read(t->memory + (size_t)task * part, part);
 }
 
 int lazy_cpu_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_error *err)

@@ -128,8 +128,15 @@ INLINE float block_offset(const char *block) { return -lazy_f16[((const uint16_t
 #else
 #define OF_8_BITS(work)
 #endif
-#define EACH_FORMAT(work) OF_8_BITS(work) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
-#define TAKEN(format)     [LAZY_##format] = true,
+#define AS_STORED(work) OF_8_BITS(work) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
+#define ONE_ROW_AS_STORED(work)
+#define TAKEN(format) [LAZY_##format] = true,
+
+/* No others come here. */
+INLINE lazy_dtype form_of(lazy_dtype dtype) { return dtype; }
+INLINE size_t form_bytes(lazy_dtype form, int k) { return lazy_row_bytes(form, k); }
+INLINE void form_row(void *to, const char *row, lazy_dtype dtype, int k) { (void)to, (void)row, (void)dtype, (void)k; }
+
 #include "dots.h"
 
 typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */
@@ -228,5 +235,5 @@ const lazy_products JOIN(lazy_products_, VARIANT) = {
     .max_unpacked_others = MAX_ROWS,
     .convert = convert,
     .dots = dots,
-    .formats = { EACH_FORMAT(TAKEN) },
+    .formats = { AS_STORED(TAKEN) },
 };

@@ -54,73 +54,89 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- groups of weights ------------------------------------------------------------------ */
 
-INLINE int group_values(lazy_dtype dtype) { return lazy_is_quantized(dtype) ? lazy_formats[dtype].values : LAZY_GROUP; }
+/* What products read of a group of weights in any format. */
+typedef struct weight_group {
+    words values;       /* unsigned bytes */
+    int32_t zero_shift; /* ZERO_POINT >> zero_shift is what they are less */
+    float scale, other; /* other: the offset, or the scale of the second half; unused where there is neither */
+} __attribute__((packed, aligned(4))) weight_group;
 
-/* Rounds the next n values, fewer than 32 at the end of a row, and notes their scale. */
-INLINE words group_integers(const void *block, lazy_dtype dtype, scales *s, int g, int n)
+/* Rounds 32 values, of which fewer than n are given at the end of a row, and notes their scale. */
+INLINE words round_weights(const void *from, lazy_dtype dtype, float *factor, int n)
 {
-    if (lazy_is_quantized(dtype)) return integers_of(block, dtype, g);
     vec value[GROUP_VECTORS];
     float part[LAZY_GROUP];
     if (n < LAZY_GROUP) {
-        for (int i = 0; i < LAZY_GROUP; i++) part[i] = i < n ? widen_one(block, dtype, i) : 0.0f;
-        block = part;
+        for (int i = 0; i < LAZY_GROUP; i++) part[i] = i < n ? widen_one(from, dtype, i) : 0.0f;
+        from = part;
         dtype = LAZY_F32;
     }
 #pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen(block, dtype, v * LANES);
+    for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen(from, dtype, v * LANES);
     float scale;
     words rounded = round_group(&scale, value);
-    s->factor = ROUND_F16(splat(scale));
+    *factor = ROUND_F16(splat(scale))[0];
     return rounded ^ splat_bytes(ZERO_POINT);
 }
 
-INLINE void read_block_scales(scales *s, const void *block, lazy_dtype dtype)
+INLINE void read_weights(weight_group *to, const char *row, lazy_dtype dtype, int k)
 {
-    if (lazy_is_quantized(dtype)) read_scales(s, block, dtype);
+    const int in_block = lazy_is_quantized(dtype) ? lazy_formats[dtype].values : LAZY_GROUP, bytes = (int)lazy_row_bytes(dtype, in_block);
+    const bool long_block = in_block > LAZY_GROUP;
+    for (int left = k; left > 0; left -= in_block, row += bytes) {
+        scales s;
+        if (lazy_is_quantized(dtype)) read_scales(&s, row, dtype);
+        for (int g = 0; g < in_block / LAZY_GROUP; g++, to++) {
+            __builtin_prefetch(row + g * bytes / (in_block / LAZY_GROUP) + FETCH_AHEAD);
+            to->zero_shift = zero_point(dtype) ? __builtin_ctz(ZERO_POINT / zero_point(dtype)) : 8;
+            if (!lazy_is_quantized(dtype)) {
+                to->values = round_weights(row, dtype, &to->scale, left);
+                continue;
+            }
+            to->values = integers_of(row, dtype, g);
+            to->scale = !long_block ? s.factor[0] : s.factors[dtype == LAZY_Q6_K ? 2 * g : g];
+            if (dtype == LAZY_Q6_K) to->other = s.factors[2 * g + 1];
+            if (has_offset(dtype)) to->other = long_block ? s.factors[8 + g] : s.offset[0];
+        }
+    }
 }
 
-INLINE float offset_of(const scales *s, lazy_dtype dtype, int g)
+/* to[:] = the groups of k values of a row of weights */
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 {
-    return dtype == LAZY_Q4_1 || dtype == LAZY_Q5_1 ? s->offset[0] : s->factors[8 + g];
-}
-
-/* The scale of each half of group g. */
-INLINE float scale_of_half(const scales *s, lazy_dtype dtype, int g, int half)
-{
-    if (dtype == LAZY_Q6_K) return s->factors[2 * g + half];
-    return dtype == LAZY_Q4_K || dtype == LAZY_Q5_K ? s->factors[g] : s->factor[0];
+    switch (dtype) {
+    case LAZY_F32: read_weights(to, row, LAZY_F32, k); break;
+    case LAZY_F16: read_weights(to, row, LAZY_F16, k); break;
+    case LAZY_BF16: read_weights(to, row, LAZY_BF16, k); break;
+    case LAZY_Q8_0: read_weights(to, row, LAZY_Q8_0, k); break;
+    case LAZY_Q4_0: read_weights(to, row, LAZY_Q4_0, k); break;
+    case LAZY_Q4_1: read_weights(to, row, LAZY_Q4_1, k); break;
+    case LAZY_Q5_0: read_weights(to, row, LAZY_Q5_0, k); break;
+    case LAZY_Q5_1: read_weights(to, row, LAZY_Q5_1, k); break;
+    case LAZY_Q4_K: read_weights(to, row, LAZY_Q4_K, k); break;
+    case LAZY_Q5_K: read_weights(to, row, LAZY_Q5_K, k); break;
+    case LAZY_Q6_K: read_weights(to, row, LAZY_Q6_K, k); break;
+    }
 }
 
 /* ---- the register tile ------------------------------------------------------------------ */
 
-/* Packs up to LAZY_LONGEST_BLOCK values of LANES rows: their integers row by row, then transposed. */
-INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dtype dtype, int k)
+/* Packs up to LAZY_LONGEST_BLOCK values of LANES rows, transposed. */
+static void pack_stretch(float *panel, const void *const *row, int n, lazy_dtype dtype, int first, int k)
 {
-    const int in_block = group_values(dtype), groups = in_block / LAZY_GROUP, bytes = (int)lazy_row_bytes(dtype, in_block);
     int n_groups = ceil_div(k, LAZY_GROUP);
+    weight_group groups[LANES][LAZY_LONGEST_BLOCK / LAZY_GROUP];
     uint8_t integers[LANES][LAZY_LONGEST_BLOCK];
     for (int j = 0; j < LANES; j++) {
-        if (j >= n) {
-            for (int g = 0; g < n_groups; g++)
-                panel[(g * PANEL_ROWS + SCALES) * TILE_COLS + j] = panel[(g * PANEL_ROWS + OFFSETS) * TILE_COLS + j] = 0.0f;
-            memset(integers[j], 0, sizeof integers[j]);
-            continue;
-        }
-        for (int first = 0; first < k; first += in_block) {
-            const char *from = block[j] + lazy_row_bytes(dtype, first);
-            scales s;
-            read_block_scales(&s, from, dtype);
-            for (int g = 0; g < groups; g++) {
-                __builtin_prefetch(from + g * bytes / groups + FETCH_AHEAD);
-                unsigned_words q = (unsigned_words)group_integers(from, dtype, &s, g, k - first) +
-                                   (unsigned_words)splat_bytes(ZERO_POINT - zero_point(dtype));
-                memcpy(integers[j] + first + g * LAZY_GROUP, &q, sizeof q);
-                float *scale = panel + (first / LAZY_GROUP + g) * PANEL_ROWS * TILE_COLS + SCALES * TILE_COLS + j;
-                scale[0] = scale_of_half(&s, dtype, g, 0);
-                if (dtype == LAZY_Q6_K) scale[TILE_COLS] = scale_of_half(&s, dtype, g, 1);
-                if (has_offset(dtype)) scale[TILE_COLS] = offset_of(&s, dtype, g) * (-1.0f / ZERO_POINT);
-            }
+        if (j < n) form_row(groups[j], (const char *)row[j] + lazy_row_bytes(dtype, first), dtype, k);
+        else memset(groups[j], 0, sizeof groups[j]);
+        for (int g = 0; g < n_groups; g++) {
+            const weight_group *from = &groups[j][g];
+            float *scale = panel + (g * PANEL_ROWS + SCALES) * TILE_COLS + j;
+            unsigned_words q = (unsigned_words)from->values + (unsigned_words)splat_bytes(ZERO_POINT - (ZERO_POINT >> from->zero_shift));
+            memcpy(integers[j] + g * LAZY_GROUP, &q, sizeof q);
+            scale[0] = from->scale;
+            scale[TILE_COLS] = has_offset(dtype) ? from->other * (-1.0f / ZERO_POINT) : from->other;
         }
     }
     for (int word = 0; word < n_groups * WORDS; word += LANES) {
@@ -134,36 +150,12 @@ INLINE void pack_stretch(float *panel, const char *const *block, int n, lazy_dty
     }
 }
 
-INLINE void pack_any(float *panel, const void *const *row, int n, lazy_dtype dtype, int k)
-{
-    for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK)
-        for (int j = 0; j < TILE_COLS; j += LANES) {
-            const char *block[LANES];
-            for (int i = 0; i < LANES && i + j < n; i++) block[i] = (const char *)row[i + j] + lazy_row_bytes(dtype, kk);
-            pack_stretch(panel + kk / LAZY_GROUP * PANEL_ROWS * TILE_COLS + j, block, n - j, dtype, min_int(LAZY_LONGEST_BLOCK, k - kk));
-        }
-}
-
-#define BY_DTYPE(dtype, work)                                                                                                              \
-    switch (dtype) {                                                                                                                       \
-    case LAZY_F32: work(LAZY_F32); break;                                                                                                  \
-    case LAZY_F16: work(LAZY_F16); break;                                                                                                  \
-    case LAZY_BF16: work(LAZY_BF16); break;                                                                                                \
-    case LAZY_Q8_0: work(LAZY_Q8_0); break;                                                                                                \
-    case LAZY_Q4_0: work(LAZY_Q4_0); break;                                                                                                \
-    case LAZY_Q4_1: work(LAZY_Q4_1); break;                                                                                                \
-    case LAZY_Q5_0: work(LAZY_Q5_0); break;                                                                                                \
-    case LAZY_Q5_1: work(LAZY_Q5_1); break;                                                                                                \
-    case LAZY_Q4_K: work(LAZY_Q4_K); break;                                                                                                \
-    case LAZY_Q5_K: work(LAZY_Q5_K); break;                                                                                                \
-    case LAZY_Q6_K: work(LAZY_Q6_K); break;                                                                                                \
-    }
-
 static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
-#define WORK(type) pack_any(panel, row, n, type, k)
-    BY_DTYPE(dtype, WORK)
-#undef WORK
+    for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK)
+        for (int j = 0; j < TILE_COLS; j += LANES)
+            pack_stretch((float *)panel + kk / LAZY_GROUP * PANEL_ROWS * TILE_COLS + j, row + j, n - j, dtype, kk,
+                         min_int(LAZY_LONGEST_BLOCK, k - kk));
 }
 
 typedef struct tile_product {
@@ -278,19 +270,38 @@ static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, co
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
+/* Forms of weights: one scale for each group, one for each half of it, or a scale and an offset. Q8_0 has the first kind of groups, and
+ * reading it twice costs more than it saves. */
+enum { LAZY_PLAIN = LAZY_N_DTYPES, LAZY_HALVES, LAZY_OFFSETS };
+#define AS_STORED(work) work(Q8_0) work(PLAIN) work(HALVES) work(OFFSETS)
+#define ONE_ROW_AS_STORED(work)
+
+INLINE lazy_dtype form_of(lazy_dtype dtype)
+{
+    return (lazy_dtype)(dtype == LAZY_Q6_K ? LAZY_HALVES : has_offset(dtype) ? LAZY_OFFSETS : LAZY_PLAIN);
+}
+
+INLINE size_t form_bytes(lazy_dtype form, int k)
+{
+    (void)form;
+    return (size_t)ceil_div(k, LAZY_GROUP) * sizeof(weight_group);
+}
+
 #include "dots.h"
 
 /* The start of the sums of a group's products: minus the zero point times the sum of x's integers, of each half in its first lane. */
-INLINE words sums_at_zero_point(const group *x, lazy_dtype dtype)
+INLINE words sums_at_zero_point(const group *x, int form, int zero_shift)
 {
-    if (dtype == LAZY_Q6_K) return (words){ x->half_sum[0], 0, 0, 0, x->half_sum[1] } / (ZERO_POINT / zero_point(dtype));
-    return (words){ zero_point(dtype) ? x->sum / (ZERO_POINT / zero_point(dtype)) : 0 };
+    if (form == LAZY_OFFSETS) return (words){ 0 };
+    if (form == LAZY_HALVES) return (words){ x->half_sum[0], 0, 0, 0, x->half_sum[1] } / (ZERO_POINT / zero_point(LAZY_Q6_K));
+    return (words){ x->sum >> zero_shift };
 }
 
 INLINE eight halves(float low, float high) { return SHUFFLE(eight, splat_eight(low), splat_eight(high), 0, 1, 2, 3, 8, 9, 10, 11); }
 
 INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
+    const int form = (int)t.dtype;
     eight sum[DOT_ROWS][4];
     four offsets[DOT_ROWS]; /* the sums of the columns' offsets */
 #pragma GCC unroll 8
@@ -299,38 +310,41 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) sum[r][c] = (eight){ 0 };
     }
-    const int in_block = group_values(t.dtype), groups = in_block / LAZY_GROUP, bytes = (int)lazy_row_bytes(t.dtype, in_block);
     const group *x = (const group *)t.x;
-    const char *block = t.w;
-    for (int left = t.k; left > 0; left -= in_block, block += bytes) {
-        scales s[4];
+    const int bytes = form == LAZY_Q8_0 ? (int)sizeof(lazy_q8_0) : (int)sizeof(weight_group);
+    for (int left = ceil_div(t.k, LAZY_GROUP); left > 0; left--, x++, t.w += bytes) {
+        words integers[4];
+        float scale[4] = { 0 }, other[4] = { 0 };
+        eight scale_of_halves[4];
+        int zero_shift = 0;
 #pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) read_block_scales(&s[c], block + c * t.spacing, t.dtype);
-        for (int g = 0; g < groups; g++, x++) {
-            words integers[4];
-            float scale[4] = { 0 }, offset[4] = { 0 };
-            eight scale_of_halves[4];
+        for (int c = 0; c < cols; c++) {
+            const char *from = t.w + c * t.spacing;
+            if (form == LAZY_Q8_0) {
+                __builtin_prefetch(from + FETCH_AHEAD);
+                integers[c] = integers_of(from, LAZY_Q8_0, 0);
+                scale[c] = lazy_f16[((const lazy_q8_0 *)from)->scale];
+                continue;
+            }
+            const weight_group *w = (const weight_group *)from;
+            integers[c] = words_at(&w->values);
+            scale[c] = w->scale;
+            other[c] = w->other;
+            zero_shift = w->zero_shift;
+            if (form == LAZY_HALVES) scale_of_halves[c] = halves(scale[c], other[c]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const group *row = (const group *)((const operand *)x + r * t.x_stride);
+            words value = words_at(row->values), start = sums_at_zero_point(row, form, zero_shift);
+            four factor = four_at(scale) * row->scale;
+            __asm__("" : "+m"(factor)); /* broadcasts from memory cost less than from a register */
 #pragma GCC unroll 4
             for (int c = 0; c < cols; c++) {
-                __builtin_prefetch(block + c * t.spacing + g * bytes / groups + FETCH_AHEAD);
-                integers[c] = group_integers(block + c * t.spacing, t.dtype, &s[c], g, left);
-                scale[c] = scale_of_half(&s[c], t.dtype, g, 0);
-                if (t.dtype == LAZY_Q6_K) scale_of_halves[c] = halves(scale[c], scale_of_half(&s[c], t.dtype, g, 1));
-                if (has_offset(t.dtype)) offset[c] = offset_of(&s[c], t.dtype, g);
+                eight product = __builtin_convertvector(DOT_GROUP(start, integers[c], value), eight);
+                sum[r][c] += product * (form == LAZY_HALVES ? scale_of_halves[c] * row->scale : splat_eight(factor[c]));
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                const group *row = (const group *)((const operand *)x + r * t.x_stride);
-                words value = words_at(row->values), start = sums_at_zero_point(row, t.dtype);
-                four factor = four_at(scale) * row->scale;
-                __asm__("" : "+m"(factor)); /* broadcasts from memory cost less than from a register */
-#pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) {
-                    eight product = __builtin_convertvector(DOT_GROUP(start, integers[c], value), eight);
-                    sum[r][c] += product * (t.dtype == LAZY_Q6_K ? scale_of_halves[c] * row->scale : splat_eight(factor[c]));
-                }
-                if (has_offset(t.dtype)) offsets[r] += four_at(offset) * ((float)row->sum * row->scale * (-1.0f / ZERO_POINT));
-            }
+            if (form == LAZY_OFFSETS) offsets[r] += four_at(other) * ((float)row->sum * row->scale * (-1.0f / ZERO_POINT));
         }
     }
 #pragma GCC unroll 8
@@ -338,7 +352,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
             float *out = t.y + r * t.y_stride + c * t.y_spacing, total = sum_eight(&sum[r][c]);
-            if (has_offset(t.dtype)) total += offsets[r][c];
+            if (form == LAZY_OFFSETS) total += offsets[r][c];
             *out = t.accumulate ? *out + total : total;
         }
 }

@@ -1,8 +1,7 @@
 /* kernels.h — the inner loops of the CPU backend, one table per instruction set and arithmetic.
  *
- * kernels_template.h is compiled once for each, and the best set that the machine runs is chosen when a backend
- * opens. All sums are f32. The order of a sum depends on its length alone, so that results do not depend on how work is
- * divided.
+ * The files *_template.h are compiled once for each, and the best set that the machine runs is chosen when a backend opens. All sums are
+ * f32. The order of a sum depends on its length alone, so that results do not depend on how work is divided.
  *
  * Operands of products are 4 bytes: an f32, a pair of bf16, or four integers of 8 bits. Rows are converted by `group` values that are
  * neighbours along the sum, the last group filled up with zeros; a group takes row_operands operands in a row of x and panel_operands
@@ -34,16 +33,43 @@ typedef struct lazy_products {
      * operands. */
     void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype, int k, int rows,
                  int cols, bool accumulate);
-    /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x */
+    /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x. room: 4 rows of w as operands
+     * of 4 bytes, or 256 KiB if that is more */
     void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
-                 int k, bool accumulate);
+                 int k, bool accumulate, void *room);
     bool formats[LAZY_N_DTYPES]; /* that dots takes; of products of quantized weights alone, else unused */
     /* Peak rate of one core, for benchmarks; random: (64,) in [-1, 1]. The result is of no use but to keep the compiler from removing the
      * work. */
     float (*multiply_adds)(const float *random, int steps, double *flops);
 } lazy_products;
 
+/* Kernels of single rows, in f32: one table per instruction set. */
+typedef struct lazy_row_kernels {
+    void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
+    void (*scale_row)(float *y, int n, float factor);                        /* y *= factor */
+    void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
+    void (*geglu_row)(float *y, const float *gate, const float *up, int n);  /* y = gelu(gate) * up, GELU in its tanh form */
+    /* RMS norm. False if a value of x is NaN or Inf. */
+    bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
+    /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),
+     * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may be -INFINITY. */
+    float (*online_softmax)(float *s, int n, float *max, float *sum);
+    /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries become 0. */
+    void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
+                                   float *factor);
+
+    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache, of a type up to LAZY_BF16.
+     * s[h, j] = q[h, :d] . key[slot[j], :d] */
+    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
+                     int d);
+    /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
+    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
+                       int n, int d);
+    float (*read)(const void *memory, size_t bytes); /* peak rate of one core, like multiply_adds */
+} lazy_row_kernels;
+
 typedef struct lazy_kernels {
+    const lazy_row_kernels *rows;
     lazy_products products; /* in f32 or bf16, with weights and in attention */
     int lanes;              /* floats in a vector; tile_cols is a multiple */
 
@@ -56,33 +82,14 @@ typedef struct lazy_kernels {
     void (*pair_values)(void *to, const void *first, const void *second, lazy_dtype dtype, int d);
     /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
     void (*key_columns)(float *s, int width, const void *key, const void *q, const void *value, int n, int d);
-    /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries become 0. */
-    void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
-                                   float *factor);
     /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May overwrite p. */
     void (*value_columns)(float *o, float *p, int width, int cols, const void *value, int64_t stride, int n, int d);
-
-    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache, of a type up to LAZY_BF16.
-     * s[h, j] = q[h, :d] . key[slot[j], :d] */
-    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
-                     int d);
-    /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
-    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
-                       int n, int d);
-    /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),
-     * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may be -INFINITY. */
-    float (*online_softmax)(float *s, int n, float *max, float *sum);
-    void (*scale_row)(float *y, int n, float factor);                        /* y *= factor */
-    void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
-    void (*geglu_row)(float *y, const float *gate, const float *up, int n);  /* y = gelu(gate) * up, GELU in its tanh form */
-    /* RMS norm. False if a value of x is NaN or Inf. */
-    bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
-    void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
-    float (*read)(const void *memory, size_t bytes); /* peak rate of one core, like multiply_adds */
 } lazy_kernels;
 
+extern const lazy_row_kernels lazy_rows_generic;
 extern const lazy_kernels lazy_kernels_generic, lazy_kernels_generic_bf16;
 #if defined(__x86_64__)
+extern const lazy_row_kernels lazy_rows_avx2, lazy_rows_avx512;
 extern const lazy_kernels lazy_kernels_avx2;
 extern const lazy_kernels lazy_kernels_avx512, lazy_kernels_avx512_bf16;
 #endif

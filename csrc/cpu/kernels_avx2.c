@@ -22,7 +22,9 @@
 
 #define BYTES_AT(p)        ((ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
 #define SIGNED_BYTES_AT(p) ((ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p))))
-#include "kernels_template.h"
+#include "rows_template.h"
+#include "linear_template.h"
+#include "attention_template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

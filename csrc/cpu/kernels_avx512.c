@@ -13,7 +13,9 @@
 #define MAX_UNPACKED_HALVES 160
 #define MAX_UNPACKED_OTHERS 64
 #include "avx512.h"
-#include "kernels_template.h"
+#include "rows_template.h"
+#include "linear_template.h"
+#include "attention_template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

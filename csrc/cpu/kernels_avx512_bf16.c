@@ -18,7 +18,8 @@
 #define HALVES_OF(v)              _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)(v)))
 #define INTERLEAVED(low, high)    ((vec)_mm512_or_si512(HALVES_OF(low), _mm512_slli_epi32(HALVES_OF(high), 16)))
 #include "avx512.h"
-#include "kernels_template.h"
+#include "linear_template.h"
+#include "attention_template.h"
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,4 +1,6 @@
 /* kernels_generic.c — the kernels for the baseline instruction set of the architecture. */
 #define VARIANT generic
 #include "generic.h"
-#include "kernels_template.h"
+#include "rows_template.h"
+#include "linear_template.h"
+#include "attention_template.h"

@@ -2,4 +2,5 @@
 #define VARIANT generic_bf16
 #define OPERANDS_BF16
 #include "generic.h"
-#include "kernels_template.h"
+#include "linear_template.h"
+#include "attention_template.h"

@@ -60,7 +60,7 @@ static int block_start(int i, int blocks, int size, int unit)
 
 static void gate_row(const product *p, float *y, const float *gate, const float *up, int n)
 {
-    const lazy_kernels *kernels = kernels_of(p->stream);
+    const lazy_row_kernels *kernels = kernels_of(p->stream)->rows;
     (p->stream->config->gelu ? kernels->geglu_row : kernels->swiglu_row)(y, gate, up, n);
 }
 
@@ -90,31 +90,31 @@ static int convert(product *p, bool unpacked, lazy_error *err)
 /* ---- unpacked --------------------------------------------------------------------------- */
 
 /* Columns begin … end-1 of the product, for all rows; y points to column 0. */
-static void multiply_columns(const product *p, float *y, int begin, int end)
+static void multiply_columns(const product *p, float *y, int begin, int end, float *room)
 {
     const lazy_matrix *w = p->w;
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
         p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here, w->cols,
-                         p->accumulate);
+                         p->accumulate, room);
         col += here;
     }
 }
 
 static void multiply_unpacked(void *job, int task, int worker)
 {
-    (void)worker;
     const product *p = job;
+    float *room = scratch_of(p->stream, worker);
     int begin = block_start(task, p->col_blocks, p->columns, STREAMS), end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
     if (!p->gated) {
-        multiply_columns(p, p->y, begin, end);
+        multiply_columns(p, p->y, begin, end, room);
         add_bias(p, 0, p->n, begin, end - begin);
         return;
     }
     float *both = ((lazy_cpu_stream *)p->stream)->gate_up; /* (n, 2 columns) */
-    multiply_columns(p, both, begin, end);
-    multiply_columns(p, both, p->columns + begin, p->columns + end);
+    multiply_columns(p, both, begin, end, room);
+    multiply_columns(p, both, p->columns + begin, p->columns + end, room);
     for (int r = 0; r < p->n; r++) {
         const float *gate = both + (int64_t)r * 2 * p->columns + begin;
         gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
@@ -256,6 +256,7 @@ static void divide_packed(product *p)
 static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
+    if (p->w->cols > WORKER_SCRATCH / 4 && p->kernels->pack) return 0; /* four rows must fit into the room of dots */
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
@@ -316,8 +317,8 @@ int lazy_cpu_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, cons
     const lazy_part *part = table->part;
     for (int r = 0; r < n; r++) {
         float *row = (float *)x + (int64_t)r * table->cols, scale = stream->config->embedding_scale;
-        kernels_of(stream)->widen_row(row, weight_row(part, ids[r], table->cols), part->dtype, table->cols);
-        if (scale != 1.0f) kernels_of(stream)->scale_row(row, table->cols, scale);
+        kernels_of(stream)->rows->widen_row(row, weight_row(part, ids[r], table->cols), part->dtype, table->cols);
+        if (scale != 1.0f) kernels_of(stream)->rows->scale_row(row, table->cols, scale);
     }
     return LAZY_OK;
 }
@@ -343,7 +344,7 @@ static void quantize_rows(void *job, int task, int worker)
             int n = min_int(WORKER_SCRATCH, r->cols - col);
             char *to = r->to + (size_t)row * lazy_row_bytes(r->dtype, r->cols) + lazy_row_bytes(r->dtype, col);
             const char *from = weight_row(r->from, row, r->cols) + lazy_row_bytes(r->from->dtype, col);
-            kernels_of(r->stream)->widen_row(wide, from, r->from->dtype, n);
+            kernels_of(r->stream)->rows->widen_row(wide, from, r->from->dtype, n);
             lazy_quantize(to, wide, r->dtype, n);
         }
     }

@@ -23,7 +23,8 @@ static void norm_rows(void *job, int task, int worker)
     (void)worker;
     norming *t = job;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++)
-        if (!kernels_of(t->stream)->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps, t->accumulate))
+        if (!kernels_of(t->stream)->rows->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps,
+                                                   t->accumulate))
             atomic_store_explicit(&t->bad, true, memory_order_relaxed);
 }
 
@@ -78,11 +79,11 @@ static void rotate_rows(void *job, int task, int worker)
         float *q = t->qkv + (int64_t)r * qkv_width(c), *k = q + q_width, *v = k + kv_width;
         const float *rope = t->rope + (int64_t)t->rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) {
-            if (t->q_norm) kernels->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);
+            if (t->q_norm) kernels->rows->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);
             rotate_head(q + h * d, rope, d);
         }
         for (int g = 0; g < c->n_kv_heads; g++) {
-            if (t->k_norm) kernels->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps, false);
+            if (t->k_norm) kernels->rows->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps, false);
             rotate_head(k + g * d, rope, d);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.k, g, t->rows[r]), k + g * d, type, d);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.v, g, t->rows[r]), v + g * d, type, d);
@@ -119,9 +120,9 @@ static void surprise_row(void *job, int r, int worker)
     (void)worker;
     const surprising *t = job;
     float *row = t->logits + (int64_t)r * t->vocab, max = -INFINITY, sum = 0.0f;
-    kernels_of(t->stream)->scale_row(row, t->vocab, (float)M_LOG2E);
+    kernels_of(t->stream)->rows->scale_row(row, t->vocab, (float)M_LOG2E);
     float own = row[t->ids[r]];
-    kernels_of(t->stream)->online_softmax(row, t->vocab, &max, &sum);
+    kernels_of(t->stream)->rows->online_softmax(row, t->vocab, &max, &sum);
     t->surprisal[r] = (float)(M_LN2 * (log2(sum) + max - own));
 }
 

@@ -32,8 +32,8 @@ static void multiply_keys(void *job, int task, int worker)
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
     for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group, kv_row(t->stream, t->kv, t->kv.k, g, 0),
-                         t->stream->backend->kv, t->in_play + first, n, d);
+    t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group, kv_row(t->stream, t->kv, t->kv.k, g, 0),
+                               t->stream->backend->kv, t->in_play + first, n, d);
 }
 
 static void normalise_head(void *job, int head, int worker)
@@ -42,8 +42,8 @@ static void normalise_head(void *job, int head, int worker)
     const scoring *t = job;
     float *shares = t->shares + (int64_t)head * t->m + t->seen.begin, max = -INFINITY, sum = 0.0f;
     int visible = t->seen.end - t->seen.begin;
-    t->kernels->online_softmax(shares, visible, &max, &sum);
-    t->kernels->scale_row(shares, visible, 1.0f / sum);
+    t->kernels->rows->online_softmax(shares, visible, &max, &sum);
+    t->kernels->rows->scale_row(shares, visible, 1.0f / sum);
 }
 
 static void pool_heads(void *job, int task, int worker)

@@ -1,7 +1,10 @@
-/* vectors.h — vectors of LANES floats and what all kernels do with them, for kernels_template.h and int8_template.h.
+/* vectors.h — vectors of LANES floats and what all kernels do with them, for rows_template.h, linear_template.h and int8_template.h.
  *
  * The including file defines LANES and, where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and
  * WIDEN_BF16. */
+#ifndef LAZY_VECTORS_H
+#define LAZY_VECTORS_H
+
 #include <string.h>
 
 #include "../format.h"
@@ -178,3 +181,13 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
     for (; i + LANES <= n; i += LANES) store(y + i, widen(x, dtype, i));
     for (; i < n; i++) y[i] = widen_one(x, dtype, i);
 }
+
+/* Calls work(type of K and V), a constant. */
+#define BY_KV_TYPE(work)                                                                                                                   \
+    switch (dtype) {                                                                                                                       \
+    case LAZY_F32: work(LAZY_F32); break;                                                                                                  \
+    case LAZY_F16: work(LAZY_F16); break;                                                                                                  \
+    default: work(LAZY_BF16);                                                                                                              \
+    }
+
+#endif

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,13 +23,14 @@ from lazyllm.calibration.prompts import (
     split,
 )
 from lazyllm.calibration.schedule import Losses, schedules
-from lazyllm.calibration.trials import Tried, best, results
+from lazyllm.calibration.trials import TrialMeasure, best, results
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, read_rows
-from lazyllm.evaluation.runner import Measure, checked_settings, planned, run_items
+from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import Row
+from lazyllm.evaluation.trial import Measure, planned
 from lazyllm.llm import LLM, load
 from lazyllm.machine.info import version
 from lazyllm.methods import Preset
@@ -64,26 +65,27 @@ def calibrate(
     picture beside it; measurements go to the folder preset.calibration, from which a calibration that was
     interrupted continues.
     """
-    wished = checked.number(speedup, "speedup")
-    if wished < 1:
-        raise ValueError(f"speedup must be at least 1, not {wished:g}")
+    speedup = checked.number(speedup, "speedup")
+    if speedup < 1:
+        raise ValueError(f"speedup must be at least 1, not {speedup:g}")
     file = None if out is None else checked_file(user_path(out))
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of prompts, not one text")
     model = llm if isinstance(llm, LLM) else load(llm)
     own = encoded(model, prompts or (), TOKENS)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
-    if file is None:
-        with TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
-            return preset_of(model, own, wished, Path(folder), options, lengths)
-    made = preset_of(model, own, wished, file.with_suffix(FOLDER_SUFFIX), options, lengths)
-    made.save(file)
-    with suppress(ImportError):  # without matplotlib there is no picture
-        made.plot(file.with_suffix(".png"))
-    return made
+    temporary = TemporaryDirectory(prefix="lazyllm-calibrate-")
+    with temporary if file is None else nullcontext(file.with_suffix(FOLDER_SUFFIX)) as folder:
+        preset = preset_of(model, own, speedup, Path(folder), options, lengths)
+    if file is not None:
+        preset.save(file)
+        with suppress(ImportError):  # without matplotlib there is no picture
+            preset.plot(file.with_suffix(".png"))
+    return preset
 
 
 def checked_file(file: Path) -> Path:
+    """The file itself, if a preset can be written there."""
     if file.suffix != ".json":
         raise ValueError(f"out must be a file whose name ends with .json, not {file}")
     if not file.parent.is_dir():
@@ -99,6 +101,7 @@ def preset_of(
     options: RunOptions,
     lengths: Sequence[int] | None = None,
 ) -> Preset:
+    """The preset, by what was measured in `folder` and is measured now."""
     for_curves, kept_back = split(own)
     tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
     n_prompt = tasks.median_tokens(llm)
@@ -112,35 +115,41 @@ def preset_of(
         "keeps": KEEPS,
         "answer tokens": TOKENS,
     }
-    rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
-    losses = Losses.of_prompts([row["lost"] for row in rows], llm.config)
-    several = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
+    curve_rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
+    losses = Losses.of_prompts([row["lost"] for row in curve_rows], llm.config)
+    prunings = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
 
     tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options, lengths)
-    conditions = {"measure": "trial", "forced tokens": TOKENS}
-    tried = measured(llm, [Pruning(), *several], tasks, folder / "trials", options, Tried(TOKENS), conditions)
-    trials = results(tried, several)
-    chosen = best(trials)
+    conditions, settings = {"measure": "trial", "forced tokens": TOKENS}, [Pruning(), *prunings]
+    rows = measured(llm, settings, tasks, folder / "trials", options, TrialMeasure(TOKENS), conditions)
+    trials = results(rows, prunings)
+    pruning = best(trials)
+    versions = {"lazyllm": lazyllm.__version__, **{name: version(name) for name in PACKAGES}}
+    kept = [
+        1 - losses.lost[place, :, layer + 1 : -1].mean(axis=1) for place, layer in enumerate(losses.layers)
+    ]
     return Preset(
-        pruning=chosen,
-        speedup=round(chosen.speedup(llm.config, n_prompt), DIGITS),
+        pruning=pruning,
+        speedup=round(pruning.speedup(llm.config, n_prompt), DIGITS),
         model=llm.config.name or llm.checkpoint.path.name,
         sha256=weights_digest(llm.checkpoint, options.progress),
-        versions={
-            "lazyllm": lazyllm.__version__,
-            **{name: known for name in PACKAGES if (known := version(name))},
-        },
+        versions={name: text for name, text in versions.items() if text},
         evidence={
-            "prompts": {"curves": len(rows), "trials": len(tried) // len(trials), "tokens": n_prompt},
-            "curves": curves(losses),
+            "prompts": {"curves": len(curve_rows), "trials": len(rows) // len(trials), "tokens": n_prompt},
+            # by stages' layers and keeps: the share kept on the worst prompts, mean over the layers above
+            "curves": {
+                "layers": losses.layers,
+                "keeps": losses.keeps,
+                "kept": np.array(kept).round(DIGITS).tolist(),
+            },
             "candidates": [
                 {
-                    "pruning": json.loads(one.to_json()),
-                    "speedup": round(one.speedup(llm.config, n_prompt), DIGITS),
-                    "loss": round(losses.of(one.stages), DIGITS),
+                    "pruning": json.loads(candidate.to_json()),
+                    "speedup": round(candidate.speedup(llm.config, n_prompt), DIGITS),
+                    "loss": round(losses.of(candidate.stages), DIGITS),
                     **trial,
                 }
-                for one, trial in trials.items()
+                for candidate, trial in trials.items()
             ],
         },
     )
@@ -156,18 +165,11 @@ def measured(
     conditions: Mapping[str, Any],
 ) -> Sequence[Row]:
     """The rows of these settings and tasks; a failed item is an error here, and runs again next time."""
-    wanted = checked_settings(settings)
-    run_items(llm, wanted, tasks, folder, options, measure, conditions)
-    asked = {one.key for one in planned(wanted, tasks)}
-    rows = [row for row in read_rows(folder) if Key.of(row) in asked]
+    methods = checked_settings(settings)
+    run_items(llm, methods, tasks, folder, options, measure, conditions)
+    keys = {trial.key for trial in planned(methods, tasks)}
+    rows = [row for row in read_rows(folder) if Key.of(row) in keys]
     for row in rows:
         if "error" in row:
             raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
     return rows
-
-
-def curves(losses: Losses) -> dict[str, Any]:
-    """The share kept on the worst prompts by stages' layers and keeps, mean over the layers above."""
-    above = [losses.lost[place, :, layer + 1 : -1].mean(axis=1) for place, layer in enumerate(losses.layers)]
-    kept = (1 - np.array(above)).round(DIGITS).tolist()
-    return {"layers": losses.layers, "keeps": losses.keeps, "kept": kept}

@@ -11,8 +11,8 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS
-from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Trial
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning, seeing_layers
@@ -27,45 +27,35 @@ def stage_layers(config: ModelConfig) -> list[int]:
     return seeing_layers(config, config.n_layers - 3)
 
 
-def lost_shares(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
+def lost_shares(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     """A measure of the runner: `lost_by_stage` of the item's prompt."""
-    ids = tasks.prompt(llm, one.task, one.item).ids
+    ids = tasks.prompt(llm, trial.task, trial.item).ids
     return {"prompt_tokens": len(ids), "lost": lost_by_stage(llm, ids)}
 
 
 def lost_by_stage(llm: LLM, ids: Sequence[int]) -> Lost:
-    """For each layer of `stage_layers` and each of KEEPS, the share lost of the attention of each layer
-    above, except the last one, whose attention no trace has."""
-    options = Pruning().recommended()
-    stages = stage_layers(llm.config)
-    attention = attention_of_answer(llm, ids)
-    scores = stage_scores(llm, ids, stages, options)
-    always = always_kept(options, len(ids))
-    return [
-        np.round(1 - surviving(mine, attention[layer + 1 :], always, KEEPS), DIGITS).tolist()
-        for layer, mine in zip(stages, scores, strict=True)
-    ]
+    """By layer of `stage_layers`, by keep of KEEPS and by layer above it: the share of attention lost.
 
-
-def stage_scores(llm: LLM, ids: Sequence[int], layers: Sequence[int], options: Pruning) -> np.ndarray:
-    """The scores (layers, prompt tokens) of stages after these layers, in a prefill that drops nothing."""
-    stages = traced(llm, ids, layers, options, max_new_tokens=1).trace.stages
-    return np.array([stage.scores for stage in stages], np.float64)
-
-
-def attention_of_answer(llm: LLM, ids: Sequence[int]) -> np.ndarray:
-    """Attention (layers but the last, prompt tokens) of the queries that give dense's greedy answer: mean
-    over heads and over up to TOKENS tokens."""
-    layers = range(llm.config.n_layers - 1)
-    passes = traced(llm, ids, layers, Pruning(), TOKENS).trace.passes
-    rows = [[stage.scores[: len(ids)] for stage in one.stages] for one in passes]
-    mean: np.ndarray = np.mean(np.array(rows, np.float64), axis=0)
-    return mean
+    The attention is that of the tokens that give dense's greedy answer, mean over heads and over up to TOKENS
+    tokens. The last layer is left out, as no trace has its attention.
+    """
+    options, stages, n = Pruning().recommended(), stage_layers(llm.config), len(ids)
+    (prefill,) = traced(llm, ids, stages, options, max_new_tokens=1).trace.passes
+    passes = traced(llm, ids, range(llm.config.n_layers - 1), Pruning(), TOKENS).trace.passes
+    rows = [[layer.scores[:n] for layer in one_pass.stages] for one_pass in passes]
+    attention = np.mean(np.array(rows, np.float64), axis=0)
+    always = always_kept(options, n)
+    lost = []
+    for layer, stage in zip(stages, prefill.stages, strict=True):
+        kept = surviving(stage.scores.astype(np.float64), attention[layer + 1 :], always, KEEPS)
+        lost.append(np.round(1 - kept, DIGITS).tolist())
+    return lost
 
 
 def traced(
     llm: LLM, ids: Sequence[int], layers: Sequence[int], options: Pruning, max_new_tokens: int
 ) -> Generation:
+    """An answer with the scores of stages after these layers, which drop nothing."""
     stages = replace(options, stages=tuple((layer, 1.0) for layer in layers))
     return llm.generate(list(ids), pruning=stages, max_new_tokens=max_new_tokens, trace=True, progress=False)
 
@@ -85,11 +75,10 @@ def surviving(
     `attention` is (layers, tokens). What is on the tokens that are `always` kept does not count; a layer
     without any other attention loses nothing.
     """
-    n = len(scores)
     best_first = np.lexsort((-scores, ~always))  # stable: of equal scores the smaller position wins
     held = np.where(always, 0, attention)[:, best_first].cumsum(axis=1)
-    n_kept = [max(math.ceil(keep * n), int(always.sum())) for keep in keeps]
-    whole = held[:, -1]
-    shares = np.ones((len(keeps), len(whole)))
-    np.divide(held[:, np.array(n_kept) - 1].T, whole, out=shares, where=whole > 0)
+    n_kept = [max(math.ceil(keep * len(scores)), int(always.sum())) for keep in keeps]
+    total = held[:, -1]
+    shares = np.ones((len(keeps), len(total)))
+    np.divide(held[:, np.array(n_kept) - 1].T, total, out=shares, where=total > 0)
     return shares

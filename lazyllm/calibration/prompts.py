@@ -10,10 +10,10 @@ import numpy as np
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.tasks import Prompt, Shorten, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task
 from lazyllm.llm import LLM
 from lazyllm.prompt import Conversation, is_messages
-from lazyllm.prompt import Prompt as Given
+from lazyllm.prompt import Prompt as UserPrompt
 from lazyllm.support import checked
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
@@ -46,22 +46,21 @@ class CalibrationTasks(GeneratedTasks):
         super().__init__(items, RULER, selection, options, MAX_NEW_TOKENS)
 
     def check(self, llm: LLM) -> None:
-        """The user's prompts are checked by `encoded`, generated ones fit."""
+        """Checks nothing: the user's prompts are checked by `encoded`, and generated ones fit."""
 
     def median_tokens(self, llm: LLM) -> int:
-        tokens = [
-            len(self.prompt(llm, self.task(name), item).ids)
-            for name, items in self.items.items()
-            for item in items
-        ]
-        return int(np.median(tokens))
+        """The median length of the prompts."""
+        trials = ((self.task(name), item) for name, items in self.items.items() for item in items)
+        return int(np.median([len(self.prompt(llm, task, item).ids) for task, item in trials]))
 
     def task(self, name: str) -> Task:
         return Task(OWN, OWN, MAX_NEW_TOKENS) if name == OWN else super().task(name)
 
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         if task.name == OWN:
-            return Prompt(item["ids"], len(item["ids"]), False, "none")
+            return ItemPrompt(item["ids"], len(item["ids"]), False, "none")
         return super().prompt(llm, task, item, shorten)
 
 
@@ -72,18 +71,18 @@ def checked_lengths(lengths: Sequence[int] | None, context: int) -> list[int]:
     checked.a_list(lengths, "lengths", "[1024, 2048]")
     if not len(lengths):
         raise ValueError("lengths must be at least one number of tokens")
-    made = sorted({checked.whole(length, "a length", 1) for length in lengths})
-    if made[-1] > context:
-        raise ValueError(f"length {made[-1]} is more than the model's context of {context}")
-    return made
+    ascending = sorted({checked.whole(length, "a length", 1) for length in lengths})
+    if ascending[-1] > context:
+        raise ValueError(f"length {ascending[-1]} is more than the model's context of {context}")
+    return ascending
 
 
-def encoded(llm: LLM, prompts: Sequence[Given], new_tokens: int) -> dict[str, list[int]]:
+def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[str, list[int]]:
     """The token ids of the user's prompts by name, each with room for an answer.
 
     Text goes through the model's chat template, where it has one, as chat messages do; ids stay as they are.
     """
-    made: dict[str, list[int]] = {}
+    ids_by_name: dict[str, list[int]] = {}
     for number, prompt in enumerate(prompts, 1):
         name = f"prompt {number}"
         try:
@@ -98,14 +97,14 @@ def encoded(llm: LLM, prompts: Sequence[Given], new_tokens: int) -> dict[str, li
                 f"{name} has {len(ids)} tokens; with {new_tokens} of an answer it must fit into the model's "
                 f"context of {llm.config.context}"
             )
-        made[name] = ids
-    return made
+        ids_by_name[name] = ids
+    return ids_by_name
 
 
 def split(own: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The user's prompts for curves, and those kept back: every third."""
-    kept_back = set(list(own)[KEPT_BACK - 1 :: KEPT_BACK])
-    return (
-        {name: ids for name, ids in own.items() if name not in kept_back},
-        {name: ids for name, ids in own.items() if name in kept_back},
-    )
+    names = list(own)
+    kept_back = names[KEPT_BACK - 1 :: KEPT_BACK]
+    return {name: own[name] for name in names if name not in kept_back}, {
+        name: own[name] for name in kept_back
+    }

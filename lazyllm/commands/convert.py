@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lazyllm.commands import options
+SUMMARY = "write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout"
+EXAMPLE = "model.gguf model-folder"
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "convert",
-        run,
-        "write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout",
-        example="convert model.gguf model-folder",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gguf", help="the GGUF file")
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from lazyllm.commands import options
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM
 
+SUMMARY = "answer a question about a long document, dense and pruned, side by side"
+EXAMPLE = "--out demo-output"
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
 QUESTION = "What is the smallest bell called?"
 KNOWN_ANSWER = "Sparrow"
@@ -30,60 +32,60 @@ class Side:
     """One of the two settings: its answer, and the time to first token of each of its runs in seconds."""
 
     name: str
-    made: Generation
-    ttfts: list[float]
+    answer: Generation
+    ttfts: list[float] = field(default_factory=list)
 
-    @cached_property
+    @property
     def ttft(self) -> float:
-        from statistics import median
-
         return median(self.ttfts)
 
     @property
     def right(self) -> bool:
-        return KNOWN_ANSWER.casefold() in self.made.text.casefold()
+        return KNOWN_ANSWER.casefold() in self.answer.text.casefold()
+
+    @property
+    def in_play(self) -> list[int]:
+        """The number of prompt tokens in play at each layer of prefill."""
+        passes = self.answer.passes
+        return [int(count) for count in passes["in_play"][passes["pass_"] == 0]]
+
+    @property
+    def computed(self) -> str:
+        answer = self.answer
+        return f"{answer.computed_series[0]:.0%} at the first token, {answer.computed:.0%} by the end"
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "demo",
-        run,
-        "answer a question about a long document, dense and pruned, side by side",
-        example="demo --out demo-output",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument(
-        "--out",
-        default="demo-output",
-        type=options.out_folder,
-        metavar="DIR",
-        help="for demo.html and demo.png; default demo-output",
+    options.add(
+        parser, "--out", "for demo.html and demo.png; default demo-output", "DIR", type=options.out_folder
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the comparison and writes demo.html and demo.png; 0 if both answers are right, else 1."""
-    from lazyllm.checkpoints.demo_model import demo_model
-    from lazyllm.llm import load
     from lazyllm.pictures.demo import Bar, plot
 
-    llm = load(args.model or demo_model())
-    args.out.mkdir(parents=True, exist_ok=True)
+    llm, out = options.loaded(args), vars(args).get("out", Path("demo-output"))
+    out.mkdir(parents=True, exist_ok=True)
     dense, pruned = measure(llm)
     print(report(dense, pruned))
-    page = replace(pruned.made.trace.heatmap(), subtitle=f"{summary(dense, pruned)} {pruned.made.pruning}")
-    print(f"\nwrote {page.save(args.out / 'demo.html', 'Layers computed for each token of the prompt')}")
-    bars = [Bar(one.name, one.ttft, in_play(one.made)) for one in (dense, pruned)]
+    subtitle = (
+        f"{QUESTION} {pruned.answer.text.strip()} First token {dense.ttft / pruned.ttft:.2f} times as fast "
+        f"as dense; computed of the prompt: {pruned.computed}. {pruned.answer.pruning}"
+    )
+    page = replace(pruned.answer.trace.heatmap(), subtitle=subtitle)
+    print(f"\nwrote {page.save(out / 'demo.html', 'Layers computed for each token of the prompt')}")
+    bars = [Bar(side.name, side.ttft, side.in_play) for side in (dense, pruned)]
     try:
-        print(f"wrote {plot(bars, args.out / 'demo.png')}")
+        print(f"wrote {plot(bars, out / 'demo.png')}")
     except ImportError as error:
         print(f"skipped demo.png: {error}")
     return 0 if dense.right and pruned.right else 1
 
 
-def measure(llm: LLM) -> tuple[Side, Side]:
-    """Runs dense and pruned in turn: whole answers in the first round, first tokens in the others."""
+def measure(llm: LLM) -> list[Side]:
+    """Dense and pruned, run in turn: whole answers in the first round, first tokens in the others."""
     from lazyllm.pruning import Pruning
     from lazyllm.support.progress import bar
 
@@ -97,61 +99,35 @@ def measure(llm: LLM) -> tuple[Side, Side]:
         "dense": Pruning(),
         "pruned": Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended(len(ids)),
     }
-    answers: dict[str, Generation] = {}
-    ttfts: dict[str, list[float]] = {name: [] for name in prunings}
+    sides: dict[str, Side] = {}
     llm.generate(ids[:WARM_UP_TOKENS], max_new_tokens=1, progress=False)
     with bar(len(prunings) * TIMED_RUNS, "dense and pruned in turn", "run", progress=True) as line:
-        for round_ in range(TIMED_RUNS):
+        for first in [True] + [False] * (TIMED_RUNS - 1):
             for name, pruning in prunings.items():
-                first = round_ == 0
                 new = MAX_NEW_TOKENS if first else 1
-                made = llm.generate(ids, pruning, max_new_tokens=new, trace=first, progress=False)
-                answers.setdefault(name, made)
-                ttfts[name].append(made.ttft)
+                answer = llm.generate(ids, pruning, max_new_tokens=new, trace=first, progress=False)
+                sides.setdefault(name, Side(name, answer)).ttfts.append(answer.ttft)
                 line.update()
-    dense, pruned = (Side(name, answers[name], ttfts[name]) for name in prunings)
-    return dense, pruned
-
-
-def in_play(made: Generation) -> list[int]:
-    """The number of prompt tokens in play at each layer of prefill."""
-    passes = made.passes
-    return [int(count) for count in passes["in_play"][passes["pass_"] == 0]]
-
-
-def summary(dense: Side, pruned: Side) -> str:
-    made = pruned.made
-    return (
-        f"{QUESTION} {made.text.strip()} First token {dense.ttft / pruned.ttft:.2f} times as fast as dense; "
-        f"{made.computed_series[0]:.0%} of the prompt computed by then, {made.computed:.0%} by the end."
-    )
+    return list(sides.values())
 
 
 def report(dense: Side, pruned: Side) -> str:
     """The comparison as two columns of text."""
     sides = (dense, pruned)
-    rows = [
-        ("", [side.name for side in sides]),
-        ("answer", [side.made.text.strip() for side in sides]),
-        ("right", ["yes" if side.right else f"NO (it is {KNOWN_ANSWER})" for side in sides]),
-        ("first token", [f"{side.ttft:.2f} s (median of {len(side.ttfts)} runs)" for side in sides]),
-        ("speedup", [f"{dense.ttft / side.ttft:.2f} x" for side in sides]),
-        (
-            "computed",
-            [
-                f"{side.made.computed_series[0]:.0%} at the first token, {side.made.computed:.0%} by the end"
-                for side in sides
-            ],
-        ),
-        ("pruning", [str(side.made.pruning) for side in sides]),
-    ]
-    n_prompt = len(dense.made.prompt_ids)
-    lines = [f"A document of {n_prompt} tokens and a question: {QUESTION}", ""]
-    for label, cells in rows:
+    rows = {
+        "": [side.name for side in sides],
+        "answer": [side.answer.text.strip() for side in sides],
+        "right": ["yes" if side.right else f"NO (it is {KNOWN_ANSWER})" for side in sides],
+        "first token": [f"{side.ttft:.2f} s (median of {len(side.ttfts)} runs)" for side in sides],
+        "speedup": [f"{dense.ttft / side.ttft:.2f} x" for side in sides],
+        "computed": [side.computed for side in sides],
+        "pruning": [str(side.answer.pruning) for side in sides],
+    }
+    lines = [f"A document of {len(dense.answer.prompt_ids)} tokens and a question: {QUESTION}", ""]
+    for label, cells in rows.items():
         columns = [textwrap.wrap(cell, COLUMN_WIDTH - 2) or [""] for cell in cells]
         for i in range(max(map(len, columns))):
             parts = [column[i] if i < len(column) else "" for column in columns]
-            lines.append(
-                f"{'' if i else label:<{LABEL_WIDTH}}" + "".join(f"{part:<{COLUMN_WIDTH}}" for part in parts)
-            )
+            left = "" if i else label
+            lines.append(f"{left:<{LABEL_WIDTH}}" + "".join(f"{part:<{COLUMN_WIDTH}}" for part in parts))
     return "\n".join(line.rstrip() for line in lines)

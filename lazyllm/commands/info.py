@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from lazyllm.commands import options
+SUMMARY = "show version, instruction sets, threads, CUDA and packages"
+EXAMPLE = ""
 
 
-def add(commands: options.Commands) -> None:
-    options.new_command(
-        commands, "info", run, "show version, instruction sets, threads, CUDA and packages", example="info"
-    )
+def add(parser: argparse.ArgumentParser) -> None: ...
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from lazyllm.commands import options
+SUMMARY = "run the lm-evaluation-harness, which then knows the model type lazyllm"
+EXAMPLE = (
+    "--model lazyllm --tasks arc_easy "
+    """--model_args '{"pretrained": "DIR", "pruning": {"10": 0.7, "20": 0.5}}'"""
+)
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "lm-eval",
-        run,
-        "run the lm-evaluation-harness, which then knows the model type lazyllm",
-        example="lm-eval --model lazyllm --tasks arc_easy "
-        """--model_args '{"pretrained": "DIR", "pruning": {"10": 0.7, "20": 0.5}}'""",
-        prefix_chars="+",  # every option is passed on to the harness
-        add_help=False,
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.prefix_chars = "+"  # every option is passed on to the harness
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them")
     parser.set_defaults(show_help=parser.print_help)
 

@@ -6,28 +6,22 @@ import argparse
 import sys
 
 from lazyllm.commands import options
+from lazyllm.evaluation.options import DataOptions
+
+SUMMARY = "run LongBench under one setting or several, time it, score it; run again, it resumes"
+EXAMPLE = """--model DIR --data LONGBENCH --pruning dense --pruning '{"10": 0.7}' --out run"""
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "longbench",
-        run,
-        "run LongBench under one setting or several, time it, score it; run again, it resumes",
-        example="longbench --model DIR --data LONGBENCH --pruning dense "
-        """--pruning '{"10": 0.7}' --out run""",
-    )
-    options.add_run(parser)
-    options.add_data(parser)
-    options.add_max_length(parser)
-    parser.add_argument("--edit-sim", default="difflib", help="of code: difflib (default) or levenshtein")
+def add(parser: argparse.ArgumentParser) -> None:
+    options.add_pruning(parser)
+    options.add_run(parser, DataOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     from lazyllm.evaluation.longbench.items import GET
     from lazyllm.longbench import run
 
-    if args.data is None:
+    if "data" not in args:
         print(f"without --data the tasks are generated; {GET}", file=sys.stderr)
-    given = options.chosen(args, *options.DATA, "edit_sim")
-    return options.told(run(options.loaded(args), args.pruning, **given))
+    result = run(options.loaded(args), **options.of_run(args, DataOptions))
+    return options.print_result(result)

@@ -25,23 +25,24 @@ from lazyllm.commands import (
     sweep,
 )
 
-COMMANDS = (
-    info,
-    generate,
-    convert,
-    model,
-    demo,
-    longbench,
-    ruler,
-    niah,
-    reproduce,
-    sweep,
-    report,
-    calibrate,
-    search,
-    lm_eval,
-)
-"""In the order that --help lists them."""
+COMMANDS = {
+    "info": info,
+    "generate": generate,
+    "convert": convert,
+    "model": model,
+    "demo": demo,
+    "longbench": longbench,
+    "ruler": ruler,
+    "niah": niah,
+    "reproduce": reproduce,
+    "sweep": sweep,
+    "report": report,
+    "calibrate": calibrate,
+    "search": search,
+    "lm-eval": lm_eval,
+}
+"""In the order that --help lists them. A module has SUMMARY, EXAMPLE, `add`, which adds its arguments to a
+parser, and `run`, which takes their values and returns an exit code."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the flush at exit must not fail too
         return BROKEN_PIPE
     except (ValueError, TypeError, OSError, MemoryError, ImportError, RuntimeError) as error:
-        if os.environ.get("LAZYLLM_DEBUG", "0") != "0":
+        if os.environ.get("LAZYLLM_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         print(f"lazyllm: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
         return USAGE_ERROR
@@ -77,6 +78,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
+            epilog=f"example:\n  lazyllm {name} {module.EXAMPLE}".rstrip(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=module.run)
+        module.add(command)
     return top

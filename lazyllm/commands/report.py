@@ -6,22 +6,14 @@ import argparse
 
 from lazyllm.commands import options
 
+SUMMARY = "make the report of a run or sweep anew, or one report of the folders of several machines"
+EXAMPLE = "here/run there/run --out both"
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "report",
-        run,
-        "make the report of a run or sweep anew, or one report of the folders of several machines",
-        example="report here/run there/run --out both",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", help="of runs or sweeps under equal conditions")
-    parser.add_argument(
-        "--out",
-        type=options.out_folder,
-        metavar="DIR",
-        help="for the results of all folders and the report; needed for more than one folder",
-    )
+    out = "for the results of all folders and the report; needed for more than one folder"
+    options.add(parser, "--out", out, "DIR", type=options.out_folder)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,10 +22,10 @@ def run(args: argparse.Namespace) -> int:
     from lazyllm.support.files import user_path
     from lazyllm.sweeps.sweep import Sweep
 
-    if args.out is None and len(args.folders) > 1:
+    if "out" not in args and len(args.folders) > 1:
         raise ValueError("several folders need --out, the folder for the results of all of them")
-    folder = user_path(args.folders[0]) if args.out is None else merge(args.folders, args.out)
+    folder = merge(args.folders, args.out) if "out" in args else user_path(args.folders[0])
     scored = read_manifest(folder)["conditions"]["measure"] == SCORE
-    made = Run(folder) if scored else Sweep.read(folder)
-    made.report()
-    return options.told(made)
+    result = Run(folder) if scored else Sweep.read(folder)
+    result.report()
+    return options.print_result(result)

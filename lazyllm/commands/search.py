@@ -6,73 +6,43 @@ import argparse
 
 from lazyllm.commands import options
 
+SUMMARY = "search stages and options that lose least, by Optuna; it resumes, and processes share the work"
+EXAMPLE = "--model DIR --speedup 1.5,3 --budget 40 --out search"
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "search",
-        run,
-        "search stages and options that lose least, by Optuna; it resumes, and processes share the work",
-        example="search --model DIR --speedup 1.5,3 --budget 40 --out search",
-    )
+
+def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument(
-        "--speedup",
-        type=speedups,
-        default=argparse.SUPPRESS,
-        metavar="LOW,HIGH",
-        help="range of counted speedups of prefill, default 1.5,3",
-    )
-    parser.add_argument(
-        "--budget",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help="settings to try, by all processes with the same --out, default 40",
-    )
-    parser.add_argument(
-        "--prompt-file",
-        action="append",
-        metavar="FILE",
-        help="a prompt of yours (repeatable, at least 3); default: generated ones with needles",
-    )
-    parser.add_argument(
-        "--start",
-        action="append",
-        default=[],
-        metavar="SETTING",
-        help="try this first: a preset's file, or a setting such as --pruning takes (repeatable)",
-    )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the proposals, default 0")
-    parser.add_argument(
-        "--preset",
-        type=float,
-        metavar="X",
-        help="write preset.json: the setting that diverges least with a speedup of at least X",
-    )
-    parser.add_argument(
-        "--out", required=True, type=options.out_folder, metavar="DIR", help="a search there continues"
-    )
+    speedup = "range of counted speedups of prefill, default 1.5,3"
+    options.add(parser, "--speedup", speedup, "LOW,HIGH", type=speedups)
+    budget = "settings to try, by all processes with the same --out, default 40"
+    options.add(parser, "--budget", budget, "N")
+    own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
+    options.add(parser, "--prompt-file", own, "FILE", action="append")
+    start = "try this first: a preset's file, or a setting such as --pruning takes (repeatable)"
+    options.add(parser, "--start", start, "SETTING", action="append")
+    options.add(parser, "--seed", "of the proposals, default 0", "N")
+    preset = "write preset.json: the setting that diverges least with a speedup of at least X"
+    options.add(parser, "--preset", preset, "X")
+    options.add_out(parser, "a search there continues")
     options.add_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from lazyllm.commands.generate import read_prompt
     from lazyllm.searching.search import RANGE, search
     from lazyllm.searching.study import optuna_module
 
-    optuna_module()  # before the model is loaded
-    prompts = [read_prompt(file) for file in args.prompt_file] if args.prompt_file else None
-    given = options.chosen(args, "speedup", "budget", "start", "seed", "out")
-    fastest = max(given.get("speedup", RANGE))
-    if args.preset is not None and args.preset > fastest:
+    optuna_module()
+    prompts = options.read_prompts(args)
+    keywords = options.keywords_of(args, "speedup", "budget", "start", "seed", "out")
+    fastest = max(keywords.get("speedup", RANGE))
+    if "preset" in args and args.preset > fastest:
         raise ValueError(
             f"--preset must be at most {fastest:g}, the end of the range of speedups, not {args.preset:g}"
         )
-    made = search(options.loaded(args), prompts, **given)
-    print(f"{made.text()}\n\nwrote {made.folder}")
-    if args.preset is not None:
-        print(f"wrote {made.preset(speedup=args.preset).save(args.out / 'preset.json')}")
+    result = search(options.loaded(args), prompts, **keywords)
+    print(f"{result.text()}\n\nwrote {result.folder}")
+    if "preset" in args:
+        print(f"wrote {result.preset(speedup=args.preset).save(args.out / 'preset.json')}")
     return 0
 
 

@@ -5,41 +5,31 @@ from __future__ import annotations
 import argparse
 
 from lazyllm.commands import options
+from lazyllm.evaluation.options import DataOptions
+
+SUMMARY = "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes"
+EXAMPLE = """--space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep"""
 
 
-def add(commands: options.Commands) -> None:
-    parser = options.new_command(
-        commands,
-        "sweep",
-        run,
-        "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes",
-        example="""sweep --space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep""",
+def add(parser: argparse.ArgumentParser) -> None:
+    options.add_pruning(parser)
+    space = (
+        'in place of --pruning: lists of values as JSON, whose product is taken, such as {"layers": '
+        '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
     )
-    options.add_run(parser)
-    parser.add_argument(
-        "--space",
-        metavar="AXES",
-        help='in place of --pruning: lists of values as JSON, whose product is taken, such as {"layers": '
-        '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}',
-    )
-    parser.add_argument(
-        "--measure",
-        default="kl",
-        help="kl (default): dense's own answer teacher-forced; score: answers, scored; or both",
-    )
-    parser.add_argument(
-        "--tokens", type=int, default=16, metavar="N", help="of dense's answer at most, default 16"
-    )
-    options.add_data(parser)
-    options.add_max_length(parser)
+    options.add(parser, "--space", space, "AXES")
+    measure = "kl (default): dense's own answer teacher-forced; score: answers, scored; or both"
+    options.add(parser, "--measure", measure)
+    options.add(parser, "--tokens", "of dense's answer at most, default 16", "N")
+    options.add_run(parser, DataOptions)
 
 
 def run(args: argparse.Namespace) -> int:
     from lazyllm.support.json_text import parse_json
     from lazyllm.sweeps.sweep import sweep
 
-    if (args.space is None) == (args.pruning is None):
+    keywords = options.of_run(args, DataOptions, "measure", "tokens")
+    if ("space" in args) == ("pruning" in args):
         raise ValueError("give --space, or --pruning once for each setting")
-    space = args.pruning if args.space is None else parse_json(args.space, "--space", strict=True)
-    given = options.chosen(args, *options.DATA, "measure", "tokens")
-    return options.told(sweep(options.loaded(args), space, **given))
+    space = keywords.pop("pruning") if "pruning" in args else parse_json(args.space, "--space", strict=True)
+    return options.print_result(sweep(options.loaded(args), space, **keywords))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from lazyllm.checkpoints.config import model_name
-from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.tokenizer import Tokenizer
 
 Wrapper = Literal["none", "llama-2", "xgen", "template"]
 Chat = Wrapper | Literal["auto"]
@@ -26,8 +28,9 @@ def chat_wrapper(tokenizer: Tokenizer, chat: Chat = "auto") -> Wrapper:
     "auto" recognises Llama-2-chat and XGen by the checkpoint's folder name or hub id; any other model gets
     its own chat template, or no wrapper if it has none.
     """
-    if chat not in CHATS:
-        raise ValueError(f"chat must be one of {', '.join(CHATS)}, not {chat!r}")
+    from lazyllm.checkpoints.config import model_name  # imports NumPy, which --help does not need
+
+    checked.choice(chat, "chat", CHATS)
     if chat == "template" and not tokenizer.has_chat_template:
         raise ValueError(f"chat is 'template', and {tokenizer.place} has no chat template")
     if chat != "auto":

@@ -22,8 +22,7 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
 
 
 def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
-    """The conditions of a model that comparable rows share. Of a mapping, only the keys that both sides have
-    count, here and in `conditions_of_settings`."""
+    """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
     return {
         "lazyllm": lazyllm.__version__,
         "model sha256": weights_digest(llm.checkpoint, progress),
@@ -31,7 +30,7 @@ def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
         "dtype": [llm.weights] if llm.weights != "auto" else stored_types(llm.checkpoint),
         "device": llm.device.partition(":")[0],
         "kernels": kernels(llm),
-        "packages": {name: found for name in PACKAGES if (found := version(name))},
+        "packages": {name: installed for name in PACKAGES if (installed := version(name))},
         "chat wrapper": chat_wrapper(llm.tokenizer, chat),
     }
 
@@ -42,19 +41,14 @@ def kernels(llm: LLM) -> str:
     return core.isa if core.kv == core.activations else f"{core.isa}, K and V in {llm.kv}"
 
 
-def conditions_of_settings(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
-    shown = {label: method.to_json() for label, method in settings.items()}
-    return {"settings": shown, **conditions_behind(llm, settings, progress)}
-
-
 def conditions_behind(llm: LLM, settings: Mapping[str, Method], progress: bool) -> dict[str, Any]:
-    """Those beside the settings' own fields."""
-    found = {
+    """The conditions of settings beside their own fields, such as a model that compresses."""
+    conditions = {
         f"{label}: {what}": value
         for label, method in settings.items()
         for what, value in method.conditions(llm, progress).items()
     }
-    return {"behind settings": found}
+    return {"behind settings": conditions}
 
 
 def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
@@ -65,13 +59,13 @@ def environment(llm: LLM, warm_ups: int) -> dict[str, Any]:
 
 def gpu(device: str) -> str:
     """The name of the GPU."""
-    found = re.search(rf"\b{device} (.+?), \d+ GiB", cuda_facts())
-    return found[1] if found else device
+    match = re.search(rf"\b{device} (.+?), \d+ GiB", cuda_facts())
+    return match[1] if match else device
 
 
 def contents(items: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[tuple[str, str], str]:
     """By data set and item: the digest of the item."""
-    return {(name, str(one["_id"])): short_digest(one) for name, several in items.items() for one in several}
+    return {(name, str(item["_id"])): short_digest(item) for name, rows in items.items() for item in rows}
 
 
 def short_digest(value: Mapping[str, Any] | Sequence[Any]) -> str:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.runner import Trial, changed_nothing, prepared
 from lazyllm.evaluation.tasks import Tasks
-from lazyllm.evaluation.teacher_forcing import forced_in, greedy_answer, log_softmax
+from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_in, greedy_answer, log_softmax
+from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
 TOKENS = 16
-IN_PLAY = 0  # the first column of Session.last_pass
 
 
 def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -24,14 +22,6 @@ def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:
     log_p, log_q = log_softmax(logits), log_softmax(others)
     divergence: np.ndarray = (np.exp(log_p) * (log_p - log_q)).sum(axis=-1)
     return divergence.clip(min=0.0)
-
-
-@dataclass(frozen=True)
-class Reference:
-    """Dense's greedy answer to an item."""
-
-    answer: list[int]
-    logits: np.ndarray  # (tokens, vocab)
 
 
 class Divergence:
@@ -42,46 +32,30 @@ class Divergence:
 
     def __init__(self, tokens: int = TOKENS) -> None:
         self.tokens = checked.whole(tokens, "tokens", 1)
-        self._item: Mapping[str, Any] | None = None
-        self._reference: Reference | None = None
+        self._last: tuple[Mapping[str, Any], DenseAnswer] | None = None
 
-    def __call__(self, llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
-        reference = self._reference_of(llm, tasks, one)
-        given = prepared(llm, tasks, one)
-        session = llm.session(given.method)
-        begun = time.perf_counter()
-        passes = forced_in(session, given.prompt.ids, reference.answer)
-        logits = [next(passes)]
-        ttft = time.perf_counter() - begun
-        counts = [session.last_pass]
-        for one_more in passes:
-            logits.append(one_more)
+    def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        dense = self._dense_answer(llm, tasks, trial)
+        ready = prepared(llm, tasks, trial)
+        session = llm.session(ready.method)
+        rows, counts, times = [], [], [time.perf_counter()]
+        for row in forced_in(session, ready.prompt.ids, dense.tokens):
+            rows.append(row)
+            times.append(time.perf_counter())
             counts.append(session.last_pass)
-        seconds = time.perf_counter() - begun
-        told = np.array(logits)
+        logits = np.array(rows)
         return {
-            "kl": float(kl_divergence(reference.logits, told).mean()),
-            "agreement": float((reference.logits.argmax(axis=1) == told.argmax(axis=1)).mean()),
-            "prompt_tokens": given.n_whole,
-            "cut": given.prompt.cut,
-            "wrapper": given.prompt.wrapper,
-            "forced_tokens": len(reference.answer),
-            "flops": given.method.prefill_flops(llm.config, len(given.prompt.ids), counts[0]),
-            "computed": round(session.computed * given.share, 6),
-            "reached_top": round(session.reached_top * given.share, 6),
-            "changed_nothing": changed_nothing(one.method, given, np.array(counts)[:, :, IN_PLAY]),
-            "timing": {
-                "ttft": ttft + given.compressing,
-                "seconds": seconds + given.compressing,
-                "compressing": given.compressing,
-            },
+            "kl": float(kl_divergence(dense.logits, logits).mean()),
+            "agreement": float((dense.logits.argmax(axis=1) == logits.argmax(axis=1)).mean()),
+            "forced_tokens": len(dense.tokens),
+            **ready.row(llm, trial, np.array(counts), session, (times[1] - times[0], times[-1] - times[0])),
         }
 
-    def _reference_of(self, llm: LLM, tasks: Tasks, one: Trial) -> Reference:
-        if self._reference is None or self._item is not one.item:
-            prompt = tasks.prompt(llm, one.task, one.item)
-            stops = tasks.stops(llm, one.task)
+    def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
+        if self._last is None or self._last[0] is not trial.item:
+            prompt = tasks.prompt(llm, trial.task, trial.item)
+            stops = tasks.stops(llm, trial.task)
             ends = {*llm.eos_token_ids, *stops.ids}
-            answer, logits = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, stops.never_first)
-            self._reference, self._item = Reference(answer, logits), one.item
-        return self._reference
+            answer = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, stops.never_first)
+            self._last = trial.item, answer
+        return self._last[1]

@@ -16,11 +16,10 @@ import numpy as np
 from lazyllm.evaluation.teacher_forcing import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
-from lazyllm.methods import PruningInput, as_method
+from lazyllm.methods import as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
-from lazyllm.session import Session
 from lazyllm.support import checked
 from lazyllm.support.progress import bar
 
@@ -68,7 +67,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.pruning = method(pruning)
+        self.pruning = as_method(pruning)
+        if self.pruning.compresses:
+            raise ValueError(
+                "prompt compression needs to know which part of a prompt is the document, and the harness "
+                "passes whole prompts; lazyllm longbench runs it"
+            )
         self.seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
         self.llm = (
             pretrained
@@ -162,8 +166,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             return text
         last = str(chat_history[-1]["content"])
         said = last.strip()
-        before, found, after = text.rpartition(said)
-        if not found:
+        before, shown, after = text.rpartition(said)
+        if not shown:
             raise ValueError("the chat template does not show the last message, so it cannot be continued")
         blanks = last[len(last.rstrip()) :]
         return before + said + (blanks if after.startswith(blanks) else "")
@@ -194,7 +198,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         room = self.max_length - n_new
         if room < 1:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
-        made = self.llm.generate(
+        answer = self.llm.generate(
             self.cut(self.tok_encode(context), room),
             pruning=self.pruning,
             max_new_tokens=n_new,
@@ -203,7 +207,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
             prefix=self.prefixes,
             progress=False,
         )
-        return made.text
+        return answer.text
 
     def _loglikelihood_tokens(
         self,
@@ -232,11 +236,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 session = self.llm.session(self.pruning, self.prefixes, progress=False)
                 first = session.forward(prompt_ids, progress=False)
                 for said, members in continuations.items():
-                    *before, last = steps(session.fork() if said else session, first, said)
-                    told = [scored(logits, token) for logits, token in zip(before, said, strict=True)]
+                    branch = session.fork() if said else session
+                    logits = [first, *(branch.forward([token], generated=True) for token in said)]
+                    before = [scored(row, token) for row, token in zip(logits[:-1], said, strict=True)]
                     for index in members:
                         texts, _, continuation = requests[index]
-                        parts = [*told, scored(last, continuation[-1])]
+                        parts = [*before, scored(logits[-1], continuation[-1])]
                         answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
                         self.cache_hook.add_partial("loglikelihood", texts, answers[index])
                         line.update()
@@ -256,29 +261,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 (text,) = request.args
                 ids = self.tok_encode(text)
                 total = 0.0
-                for given, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
-                    surprisal = self.llm.session().surprisal([*given, wanted[-1]], progress=False)
+                for before, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
+                    surprisal = self.llm.session().surprisal([*before, wanted[-1]], progress=False)
                     total -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
                 answers.append(total)
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
                 line.update()
         return answers
-
-
-def method(given: PruningInput) -> Method:
-    """The setting in model_args, whose JSON the harness may have parsed already."""
-    made = as_method(given)
-    if made.compresses:
-        raise ValueError(
-            "prompt compression needs to know which part of a prompt is the document, and the harness passes "
-            "whole prompts; lazyllm longbench runs it"
-        )
-    return made
-
-
-def steps(session: Session, first: np.ndarray, said: Sequence[int]) -> list[np.ndarray]:
-    """The logits after a prompt, `first`, and after each further token."""
-    return [first, *(session.forward([token], generated=True) for token in said)]
 
 
 def scored(logits: np.ndarray, token: int) -> Scored:
@@ -301,8 +290,8 @@ def default_device(arguments: Sequence[str]) -> list[str]:
     They are empty if a device or a config file is given, or the model is of another type.
     """
     ours = "lazyllm" in arguments or "--model=lazyllm" in arguments
-    given = any(argument.startswith(("--dev", "--config", "-C")) for argument in arguments)
-    return ["--device", "auto"] if ours and not given else []
+    chosen = any(argument.startswith(("--dev", "--config", "-C")) for argument in arguments)
+    return ["--device", "auto"] if ours and not chosen else []
 
 
 register_model("lazyllm")(HarnessModel)

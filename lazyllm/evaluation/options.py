@@ -1,95 +1,83 @@
-"""Options of `longbench.run`, `sweep` and `reproduce`, as keyword arguments and as frozen objects."""
+"""Options of runs. Each is declared once, with its default and its help: the commands make arguments of them,
+and `documented` adds them to the docstrings of the functions that take them as keyword arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
-from typing import Any, Self, TypedDict
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
 
 from lazyllm.evaluation.chats import CHATS, Chat
-from lazyllm.machine.device import check_device
 from lazyllm.support import checked
 
+DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
-WARM_UPS = 5
 EDIT_SIM = "difflib"
-OnRow = Callable[[dict[str, Any]], object] | Sequence[Callable[[dict[str, Any]], object]]
+LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
+IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class RunKeywords(TypedDict, total=False):
-    """Keyword arguments of every run."""
+class Option(NamedTuple):
+    """An option as it is annotated below; by `metavar`, commands read the type of its value."""
 
-    chat: Chat | None
-    warm_ups: int
-    retry_failed: bool
-    progress: bool
-    on_row: OnRow
-    workers: int | None
-    scheduler: str | None
-    worker_device: str | None
-    worker_threads: int | None
+    name: str
+    default: Any
+    help: str
+    metavar: str | None = None
 
-
-class DataKeywords(RunKeywords, total=False):
-    """Keyword arguments of `longbench.run`, `sweep` and `reproduce`; `longbench.run` describes them."""
-
-    data: str | Path | None
-    datasets: Sequence[str] | None
-    limit: int | None
-    sample: int | None
-    min_item_length: int | None
-    max_item_length: int | None
-    max_length: int | None
-    max_new_tokens: int | None
-    prompts: str | Path | None
-    edit_sim: str
+    def described(self, default: str = "") -> str:
+        """The help with the default, or with that of a caller who has another."""
+        if not default and not any(self.default is nothing for nothing in (None, False, MISSING)):
+            values = self.default if isinstance(self.default, tuple) else [self.default]
+            default = ",".join(map(str, values))
+        return f"{self.help}; default {default}" if default else self.help
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The checked values of RunKeywords, with defaults."""
+    """Options of every run."""
 
-    chat: Chat = "auto"
-    warm_ups: int = WARM_UPS
-    retry_failed: bool = False
-    progress: bool = True
-    on_row: OnRow = ()
-    workers: int | None = None
-    scheduler: str | None = None
-    worker_device: str | None = None
-    worker_threads: int | None = None
+    chat: Annotated[Chat, "the wrapper of prompts: auto, none, llama-2, xgen or template"] = "auto"
+    warm_ups: Annotated[int, "short untimed runs, then one of each setting; 0 is none of both", "N"] = 5
+    retry_failed: Annotated[bool, "run the items again that failed in an earlier run"] = False
+    workers: Annotated[int | None, "processes of this machine, which share its threads", "N"] = None
+    scheduler: Annotated[
+        str | None,
+        "run on the workers of this Dask scheduler; device and threads are those of each worker",
+        "ADDRESS",
+    ] = None
+    worker_device: Annotated[str | None, "device of each worker", IN_PYTHON] = None
+    worker_threads: Annotated[int | None, "threads of each worker", IN_PYTHON] = None
+    progress: Annotated[bool, "show a bar", IN_PYTHON] = True
+    on_row: Annotated[
+        Callable[[dict[str, Any]], object] | None, "a function called with each new row", IN_PYTHON
+    ] = None
 
     def __post_init__(self) -> None:
-        checked.whole(self.warm_ups, "warm_ups", 0)
-        if self.workers is not None:
-            checked.whole(self.workers, "workers", 1)
+        from lazyllm.machine.device import check_device  # imports the core, which --help does not need
+
+        for name, least in LEAST.items():
+            if (value := getattr(self, name, None)) is not None:
+                checked.whole(value, name, least)
         if self.workers is not None and self.scheduler is not None:
             raise ValueError(
                 "give workers, for processes on this machine, or scheduler, for those of a cluster"
             )
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
-        if self.worker_threads is not None:
-            checked.whole(self.worker_threads, "worker_threads", 1)
         if self.worker_device is not None:
             check_device(self.worker_device)
-        several = [self.on_row] if callable(self.on_row) else self.on_row
-        if not isinstance(several, Sequence) or not all(map(callable, several)):
-            raise TypeError(f"on_row must be a function, or a list of functions, not {self.on_row!r}")
-        if self.chat not in CHATS:
-            raise ValueError(f"chat must be one of {', '.join(CHATS)}, not {self.chat!r}")
+        if not (self.on_row is None or callable(self.on_row)):
+            raise TypeError(f"on_row must be a function, not {self.on_row!r}")
+        checked.choice(self.chat, "chat", CHATS)
 
     @property
     def on_workers(self) -> bool:
         return self.workers is not None or self.scheduler is not None
-
-    @property
-    def callbacks(self) -> tuple[Callable[[dict[str, Any]], object], ...]:
-        """The functions that are called with each new row."""
-        return (self.on_row,) if callable(self.on_row) else tuple(self.on_row)
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any], function: Callable[..., Any], **defaults: Any) -> Self:
@@ -107,22 +95,92 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions(RunOptions):
-    """The checked values of DataKeywords, with defaults."""
+    """Options of the runs on LongBench's items."""
 
-    data: str | Path | None = None
-    datasets: Sequence[str] | None = None
-    limit: int | None = None
-    sample: int | None = None
-    min_item_length: int | None = None
-    max_item_length: int | None = None
-    max_length: int = MAX_LENGTH
-    max_new_tokens: int | None = None
-    prompts: str | Path | None = None
-    edit_sim: str = EDIT_SIM
+    data: Annotated[
+        str | Path | None,
+        "folder, zip or parquet of the benchmark, or hub:OWNER/NAME; default: generated tasks",
+        "DIR",
+    ] = None
+    datasets: Annotated[
+        Sequence[str] | None,
+        "data sets; default: the 16 English ones that are there, or all generated tasks",
+        "NAME,…",
+    ] = None
+    limit: Annotated[int | None, "the first N items of each data set", "N"] = None
+    sample: Annotated[int | None, "N items of each data set, drawn with a fixed seed", "N"] = None
+    min_item_length: Annotated[int | None, "only items of at least this LongBench length", "N"] = None
+    max_item_length: Annotated[int | None, "only items of at most this LongBench length", "N"] = None
+    max_length: Annotated[int, "tokens of a prompt, with the answer for generated tasks", "N"] = MAX_LENGTH
+    max_new_tokens: Annotated[int | None, "cap on the benchmark's own limits", "N"] = None
+    prompts: Annotated[
+        str | Path | None,
+        "file such as dataset2prompt.json; default: the data's own prompts or the official ones",
+        "FILE",
+    ] = None
+    edit_sim: Annotated[str, "of code: difflib, as with the benchmark's own requirements, or levenshtein"] = (
+        EDIT_SIM
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
-        checked.whole(self.max_length, "max_length", 2)
-        if self.max_new_tokens is not None:
-            checked.whole(self.max_new_tokens, "max_new_tokens", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedOptions(RunOptions):
+    """Options of the runs on generated items."""
+
+    lengths: Annotated[Sequence[int], "of prompts in tokens, with chat template and answer", "N,…"]
+    count: Annotated[int, "items of each task at each length", "N"] = 5
+    seed: Annotated[int, "of the items", "N"] = 0
+    prose: Annotated[
+        str | Path | None, "folder of .txt files around the needles; default: a text made by rule", "DIR"
+    ] = None
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The options that choose the items, as plain data."""
+        others = {item.name for item in fields(RunOptions)}
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in others}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulerOptions(GeneratedOptions):
+    """Options of RULER's tasks."""
+
+    tasks: Annotated[Sequence[str] | None, "default: all tasks", "NAME,…"] = None
+    qa: Annotated[
+        str | Path | None,
+        "folder of squad.json and hotpotqa.json, the files that RULER downloads, or of LongBench, "
+        "for qa_1 and qa_2",
+        "DIR",
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NiahOptions(GeneratedOptions):
+    """Options of the runs with one needle."""
+
+    depths: Annotated[Sequence[float], "of the needle in percent", "N,…"] = DEPTHS
+    count: Annotated[int, "items of each depth at each length", "N"] = 1
+    prose: Annotated[str | Path | None, "folder of .txt files around the needles; default: noise", "DIR"] = (
+        None
+    )
+
+
+def options_of(kind: type[RunOptions]) -> list[Option]:
+    notes = {name: hint.__metadata__ for name, hint in get_type_hints(kind, include_extras=True).items()}
+    return [Option(item.name, item.default, *notes[item.name]) for item in fields(kind)]
+
+
+def documented(kind: type[RunOptions]) -> Callable[[Function], Function]:
+    """Decorates a function with keyword arguments of this kind: adds them to its docstring."""
+
+    def add(function: Function) -> Function:
+        lines = [f"- `{option.name}`: {option.described()}" for option in options_of(kind)]
+        function.__doc__ = "\n    ".join([f"{function.__doc__}\n", "Options:", "", *lines])
+        return function
+
+    return add

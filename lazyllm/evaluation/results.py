@@ -32,16 +32,16 @@ class Key(NamedTuple):
 class RunFolder:
     """A context manager, open in one process at a time. `rows` holds those of earlier runs and of this one.
 
-    The folder takes what the manifest allows: its conditions must agree with those of rows that are there.
-    `known` are the digests of items by data set and item; a row of an item that was another is an error.
-    Rows of `again` that failed are dropped, so that they run again.
+    The conditions in the manifest must agree with those of earlier rows. `digests`: those of the items, by
+    data set and item; a row of an item that was another is an error. Rows of `again` that failed are dropped,
+    so that they run again.
     """
 
     def __init__(
         self,
         path: Path,
         manifest: Manifest,
-        known: Mapping[tuple[str, str], str] | None = None,
+        digests: Mapping[tuple[str, str], str] | None = None,
         again: Collection[Key] = (),
     ) -> None:
         self.path = path
@@ -55,9 +55,9 @@ class RunFolder:
             self.rows = read_rows(path)
             if self.rows:
                 manifest = joined(read_manifest(path), manifest, str(path), "this one")
-            check_contents(self.rows, str(path), dict(known or {}), "that is given now")
+            check_contents(self.rows, str(path), dict(digests or {}), "that is given now")
             self._write(manifest)
-            self._items = open_to_append(path / ITEMS)
+            self._items = (path / ITEMS).open("ab", buffering=0)
             kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
             if len(kept) < len(self.rows):
                 self.replace(kept)
@@ -78,23 +78,23 @@ class RunFolder:
 
     def append(self, row: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""
-        name = short_digest(environment)[:ENVIRONMENT_DIGITS]
-        if name not in (known := self.manifest["environments"]):
-            self._write({**self.manifest, "environments": {**known, name: dict(environment)}})
-        made = {**row, "environment": name}
+        name, earlier = short_digest(environment)[:ENVIRONMENT_DIGITS], self.manifest["environments"]
+        if name not in earlier:
+            self._write({**self.manifest, "environments": {**earlier, name: dict(environment)}})
+        complete = {**row, "environment": name}
         try:
-            write_all(self._items, line_of(made).encode())
+            write_all(self._items, line_of(complete).encode())
         except OSError as error:
             reason = f"{error.strerror}; the rows before are kept, and the same call goes on after them"
             raise OSError(error.errno, reason, str(self.path / ITEMS)) from None
-        self.rows.append(made)
-        return made
+        self.rows.append(complete)
+        return complete
 
     def replace(self, rows: list[dict[str, Any]]) -> None:
         """Writes all rows anew."""
         self._items.close()
         write_whole(self.path / ITEMS, "".join(map(line_of, rows)))
-        self._items = open_to_append(self.path / ITEMS)
+        self._items = (self.path / ITEMS).open("ab", buffering=0)
         self.rows = rows
 
     def sort(self, keys: Sequence[Key]) -> None:
@@ -105,10 +105,6 @@ class RunFolder:
     def _write(self, manifest: Manifest) -> None:
         self.manifest = manifest
         write_whole(self.path / MANIFEST, text_of(manifest))
-
-
-def open_to_append(path: Path) -> BinaryIO:
-    return path.open("ab", buffering=0)
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
@@ -128,21 +124,21 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     lines = items.read_bytes().split(b"\n")[:-1] if items.exists() else []
     rows = [parse_object(line, f"{items}, line {number}") for number, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
-        if missing := [name for name in Key._fields if name not in row]:
+        if missing := [name for name in (*Key._fields, "content", "environment") if name not in row]:
             raise ValueError(f"{items}, line {number} is not a result row: it has no {missing[0]}")
     return rows
 
 
 def check_contents(
-    rows: Sequence[Mapping[str, Any]], where: str, known: dict[tuple[str, str], str], there: str
+    rows: Sequence[Mapping[str, Any]], place: str, digests: dict[tuple[str, str], str], other_place: str
 ) -> None:
-    """Raises an error for a row whose item is known with another digest; `known` takes the others."""
+    """Raises an error for a row whose item has another digest in `digests`, which takes the other rows'."""
     for row in rows:
         item = row["dataset"], row["item"]
-        if known.setdefault(item, content := row.get("content", "")) != content:
+        if digests.setdefault(item, row["content"]) != row["content"]:
             raise ValueError(
-                f"{where} holds results of an item {row['item']} of {row['dataset']} whose content is not "
-                f"that of the item {there}. Results of other items need folders of their own"
+                f"{place} holds results of an item {row['item']} of {row['dataset']} whose content is not "
+                f"that of the item {other_place}. Results of other items need folders of their own"
             )
 
 

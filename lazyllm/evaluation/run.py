@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from lazyllm.evaluation.generated.ruler import TASKS
 from lazyllm.evaluation.generated.tasks import (
-    DEPTHS,
     NIAH,
     RULER,
     GeneratedTasks,
@@ -24,7 +23,7 @@ from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.manifest import SCORE, read_manifest
-from lazyllm.evaluation.options import EDIT_SIM, DataKeywords, DataOptions, RunKeywords, RunOptions
+from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
 from lazyllm.evaluation.report import report_text, run_tables, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
@@ -38,14 +37,13 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.pictures.token_use import plot_token_use
-from lazyllm.support import frames
 from lazyllm.support.files import user_path
+from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     import pandas
 
 PICTURE, NEEDLE_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
-GENERATED_COUNT = 5
 
 
 def category_of(name: str) -> str:
@@ -76,22 +74,22 @@ class Run:
         """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""
         names = self.summary.datasets
         return {
-            one: {name: round(self.summary.score(one, name), 2) for name in names}
-            for one in self.summary.settings
+            setting: {name: round(self.summary.score(setting, name), 2) for name in names}
+            for setting in self.summary.settings
         }
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per item and setting, and environment if several timed it; needs pandas."""
-        made: pandas.DataFrame = frames.pandas().json_normalize(self.rows)
-        return made
+        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
+        return frame
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
         families = {
-            one: f"{common}, {len(several)} seeds"
-            for common, several in summary.seeded.items()
-            for one in several
+            setting: f"{label}, {len(settings)} seeds"
+            for label, settings in summary.seeded.items()
+            for setting in settings
         }
         dots = []
         for setting in summary.settings:
@@ -125,125 +123,76 @@ class Run:
         return write_report(self.folder, self._heading, tables, pictures, self.summary, self.manifest)
 
 
+@documented(DataOptions)
 def run(
-    llm: LLM,
-    pruning: PruningInput | Sequence[PruningInput] = None,
-    *,
-    out: str | Path,
-    **options: Unpack[DataKeywords],
+    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
 ) -> Run:
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
     A run that was interrupted continues where it stopped, and one that has ended takes more settings and
-    items in the same folder. `pruning`: settings or their texts; None is dense.
-
-    Items: `data` is a folder, zip or parquet file of the benchmark, or hub:OWNER/NAME; None generates tasks
-    of RULER's kinds, prompt and answer of `max_length` tokens. `datasets` names data sets or generated tasks.
-    `limit` takes the first items of each data set, `sample` draws as many with a fixed seed;
-    `min_item_length` and `max_item_length` select by LongBench's own length. `prompts`: a file such as
-    dataset2prompt.json, in place of the one in the data's folder or the official one.
-
-    Prompts and answers: `max_length` tokens per prompt (default 3500), `max_new_tokens` as a cap on the
-    benchmark's limits, `chat` is the wrapper (auto, none, llama-2, xgen or template), `edit_sim` scores code
-    (difflib, as with the benchmark's own requirements, or levenshtein).
-
-    Runs: `warm_ups` short untimed runs (default 5), after which each setting runs once untimed; 0 is none of
-    both. `retry_failed` runs the items again that failed, `progress` shows a bar. `on_row`: a function, or a
-    list of functions, called with each new row.
-
-    Workers: `workers` processes on this machine, or the address of a Dask `scheduler`; `worker_device` and
-    `worker_threads` are those of each of them. docs/runs.md has more on them, and on folders that grow.
+    items in the same folder. `pruning`: settings or their texts; None is dense. Without `data`, tasks of
+    RULER's kinds are generated. docs/runs.md has more on workers, and on folders that grow.
     """
-    settings, given = checked_settings(pruning), DataOptions.of(options, run)
-    return completed_run(llm, settings, tasks_of(checked_llm(llm), given), out, given)
+    settings, chosen = checked_settings(pruning), DataOptions.of(options, run)
+    return completed_run(llm, settings, tasks_of(checked_llm(llm), chosen), out, chosen)
 
 
 def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
     """LongBench from the user's files; without data, generated tasks."""
     if options.data is not None:
         return LongBench(options)
-    needs_data = {
-        "sample": options.sample,
-        "min_item_length": options.min_item_length,
-        "max_item_length": options.max_item_length,
-        "prompts": options.prompts,
-        "edit_sim": None if options.edit_sim == EDIT_SIM else options.edit_sim,
-    }
-    if given := [name for name, value in needs_data.items() if value is not None]:
+    for name in ("sample", "min_item_length", "max_item_length", "prompts", "edit_sim"):
+        if getattr(options, name) != getattr(DataOptions, name):
+            raise ValueError(
+                f"{name} is for LongBench's own items and needs data; without data, tasks are generated; "
+                + GET
+            )
+    if of_longbench := [name for name in options.datasets or () if name in DATA_SETS]:
         raise ValueError(
-            f"{given[0]} is for LongBench's own items and needs data; without data, tasks are generated; "
-            + GET
-        )
-    if known := [name for name in options.datasets or () if name in DATA_SETS]:
-        raise ValueError(
-            f"{', '.join(known)} is of LongBench and needs data; without data, tasks are generated: "
+            f"{', '.join(of_longbench)} is of LongBench and needs data; without data, tasks are generated: "
             f"{', '.join(TASKS)}; {GET}"
         )
-    seed, lengths = 0, [options.max_length]
-    count = GENERATED_COUNT if options.limit is None else options.limit
+    count = RulerOptions.count if options.limit is None else options.limit
+    generated = RulerOptions(
+        chat=options.chat, tasks=options.datasets, lengths=[options.max_length], count=count
+    )
+    return ruler_tasks(llm, generated, options.max_new_tokens)
+
+
+def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = None) -> GeneratedTasks:
     encode = prompt_encoder(llm.tokenizer, options.chat)
-    items = ruler_items(encode, options.datasets, lengths, count, seed)
-    selection = {"tasks": options.datasets, "lengths": lengths, "items of each kind": count, "seed": seed}
-    return GeneratedTasks(items, RULER, selection, options, options.max_new_tokens)
+    items = ruler_items(
+        encode, options.tasks, options.lengths, options.count, options.seed, options.prose, options.qa
+    )
+    return GeneratedTasks(items, RULER, options.selection, options, max_new_tokens)
 
 
+@documented(RulerOptions)
 def run_ruler(
-    llm: LLM,
-    pruning: PruningInput | Sequence[PruningInput] = None,
-    *,
-    out: str | Path,
-    lengths: Sequence[int],
-    tasks: Sequence[str] | None = None,
-    count: int = GENERATED_COUNT,
-    seed: int = 0,
-    prose: str | Path | None = None,
-    qa: str | Path | None = None,
-    **options: Unpack[RunKeywords],
+    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
 ) -> Run:
-    """Runs generated tasks of RULER's kinds: `count` items of each task at each length in tokens, which
-    includes chat template and answer.
-
-    `tasks`: None is all. `seed`: of the items. `prose`: a folder of .txt files, the text around the needles;
-    None makes one by rule. `qa`: a folder with squad.json and hotpotqa.json, the files that RULER downloads,
-    or with triviaqa and hotpotqa of LongBench, for qa_1 and qa_2. The other options are those of `run`.
-    """
-    settings, given = checked_settings(pruning), RunOptions.of(options, run_ruler)
-    encode = prompt_encoder(checked_llm(llm).tokenizer, given.chat)
-    items = ruler_items(encode, tasks, lengths, count, seed, prose, qa)
-    selection: dict[str, Any] = {"tasks": tasks, "lengths": lengths, "items of each kind": count}
-    selection |= {"seed": seed, "prose": prose and str(prose), "qa": qa and str(qa)}
-    return completed_run(llm, settings, GeneratedTasks(items, RULER, selection, given), out, given)
+    """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
+    settings, chosen = checked_settings(pruning), RulerOptions.of(options, run_ruler)
+    return completed_run(llm, settings, ruler_tasks(checked_llm(llm), chosen), out, chosen)
 
 
+@documented(NiahOptions)
 def run_niah(
-    llm: LLM,
-    pruning: PruningInput | Sequence[PruningInput] = None,
-    *,
-    out: str | Path,
-    lengths: Sequence[int],
-    depths: Sequence[float] = DEPTHS,
-    count: int = 1,
-    seed: int = 0,
-    prose: str | Path | None = None,
-    **options: Unpack[RunKeywords],
+    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
 ) -> Run:
-    """Runs one needle at each depth, in percent, of texts of each length; the report has a needle map.
-
-    The text is noise, or with `prose` that of a folder of .txt files. The other options are those of
-    `run_ruler`.
-    """
-    settings, given = checked_settings(pruning), RunOptions.of(options, run_niah)
-    encode = prompt_encoder(checked_llm(llm).tokenizer, given.chat)
-    items = niah_items(encode, lengths, depths, count, seed, prose)
-    selection: dict[str, Any] = {"lengths": lengths, "depths": depths, "items of each kind": count}
-    selection |= {"seed": seed, "prose": prose and str(prose)}
-    return completed_run(llm, settings, GeneratedTasks(items, NIAH, selection, given), out, given)
+    """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
+    are those of `run`."""
+    settings, chosen = checked_settings(pruning), NiahOptions.of(options, run_niah)
+    encode = prompt_encoder(checked_llm(llm).tokenizer, chosen.chat)
+    items = niah_items(encode, chosen.lengths, chosen.depths, chosen.count, chosen.seed, chosen.prose)
+    tasks = GeneratedTasks(items, NIAH, chosen.selection, chosen)
+    return completed_run(llm, settings, tasks, out, chosen)
 
 
 def completed_run(
     llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, options: RunOptions
 ) -> Run:
     run_items(llm, settings, tasks, user_path(out), options)
-    made = Run(out)
-    made.report()
-    return made
+    result = Run(out)
+    result.report()
+    return result

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.manifest import ONLY
-from lazyllm.evaluation.results import Key
 
 Row = Mapping[str, Any]
+Item = tuple[str, str]
+"""Names an item by its data set and its id."""
 DENSE = "dense"
 SEED_OF = re.compile(r", seed=\d+")
 
@@ -36,13 +36,15 @@ class Summary:
     """
 
     def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
-        good = [row for row in rows if "error" not in row]
-        self.rows = list({Key.of(row): row for row in reversed(good)}.values())[::-1]
         self.failed = [row for row in rows if "error" in row]
-        self._timed: dict[str, list[Row]] = {}
-        for row in good:
-            self._timed.setdefault(row.get("environment", ONLY), []).append(row)
-        self.environments = sorted(self._timed, key=lambda one: -len(self._timed[one]))
+        self._index: dict[str | None, dict[tuple[str, str], dict[Item, Row]]] = {None: {}}
+        for row in rows:
+            if "error" not in row:
+                for environment in (None, row["environment"]):
+                    index = self._index.setdefault(environment, {})
+                    index.setdefault((row["setting"], row["dataset"]), {}).setdefault(item_of(row), row)
+        self.rows = [row for items in self._index[None].values() for row in items.values()]
+        self.environments = sorted(filter(None, self._index), key=self.n_timed, reverse=True)
         """Environments, those with the most rows first."""
         self.settings = list(dict.fromkeys(row["setting"] for row in rows))
         self.datasets = list(dict.fromkeys(row["dataset"] for row in rows))
@@ -50,37 +52,29 @@ class Summary:
         for name in self.datasets:
             self.categories.setdefault(category(name), []).append(name)
 
+    def of(
+        self, setting: str, datasets: Sequence[str] | None = None, environment: str | None = None
+    ) -> dict[Item, Row]:
+        """The rows of a setting; with an `environment`, those that were timed there."""
+        index = self._index[environment]
+        names = self.datasets if datasets is None else datasets
+        return {key: row for name in names for key, row in index.get((setting, name), {}).items()}
+
     @cached_property
     def seeded(self) -> dict[str, list[str]]:
         """Groups of settings that differ only in the seed, by their label without it."""
-        alike: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for setting in self.settings:
-            alike.setdefault(SEED_OF.sub("", setting), []).append(setting)
-        return {common: several for common, several in alike.items() if len(several) > 1}
-
-    @cached_property
-    def _scores(self) -> dict[tuple[str, str], dict[str, float]]:
-        """By setting and data set: the score of each item."""
-        made: dict[tuple[str, str], dict[str, float]] = {}
-        for row in self.rows:
-            made.setdefault((row["setting"], row["dataset"]), {})[row["item"]] = row["score"]
-        return made
+            groups.setdefault(SEED_OF.sub("", setting), []).append(setting)
+        return {label: settings for label, settings in groups.items() if len(settings) > 1}
 
     def _values(self, setting: str, name: str) -> np.ndarray:
-        return np.array(list(self._scores.get((setting, name), {}).values()))
+        return np.array([100 * row["score"] for row in self.of(setting, [name]).values()])
 
     def score(self, setting: str, name: str) -> float:
         """Mean score of a data set, 0 to 100, not rounded; nan without a row."""
         values = self._values(setting, name)
-        return 100 * float(values.mean()) if len(values) else float("nan")
-
-    def score_within(self, setting: str, name: str, bin_of: Callable[[Row], str]) -> dict[str, float]:
-        """Mean score, 0 to 100, of each part of a data set; `bin_of` names the part of a row."""
-        parts: dict[str, list[float]] = {}
-        for row in self.rows:
-            if (row["setting"], row["dataset"]) == (setting, name):
-                parts.setdefault(bin_of(row), []).append(row["score"])
-        return {part: 100 * float(np.mean(scores)) for part, scores in parts.items()}
+        return float(values.mean()) if len(values) else nan
 
     def category_score(self, setting: str, category: str) -> float:
         return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
@@ -92,68 +86,57 @@ class Summary:
     def mean(self, setting: str, category: str | None = None) -> Interval:
         """Mean over the categories, or over the data sets of one category, with its interval."""
         value = self.mean_score(setting) if category is None else self.category_score(setting, category)
-        several = self._chosen(category).values()
-        return interval(
-            value, [[100 * self._values(setting, name) for name in names] for names in several], 0, 100
-        )
+        groups = [[self._values(setting, name) for name in names] for names in self._chosen(category)]
+        return interval(value, groups, 0, 100)
 
     def difference(self, setting: str, category: str | None = None) -> Interval | None:
         """Difference to dense over common items, as `mean`; None if a data set has no common item."""
-        pairs: dict[str, np.ndarray] = {}
-        categories = self._chosen(category)
-        for name in [name for names in categories.values() for name in names]:
-            ours, dense = (self._scores.get((one, name), {}) for one in (setting, DENSE))
-            common = [item for item in ours if item in dense]
-            if not common:
+        groups = []
+        for names in self._chosen(category):
+            pairs = [self.paired(setting, lambda row: 100 * row["score"], [name]) for name in names]
+            groups.append([ours - dense for dense, ours in filter(None, pairs)])
+            if len(groups[-1]) < len(names):
                 return None
-            pairs[name] = np.array([ours[item] - dense[item] for item in common])
-        value = np.mean([np.mean([pairs[name].mean() for name in names]) for names in categories.values()])
-        groups = [[100 * pairs[name] for name in names] for names in categories.values()]
-        return interval(100 * float(value), groups, -100, 100)
+        value = np.mean([np.mean([sample.mean() for sample in group]) for group in groups])
+        return interval(float(value), groups, -100, 100)
+
+    def _chosen(self, category: str | None) -> list[list[str]]:
+        return list(self.categories.values()) if category is None else [self.categories[category]]
 
     @cached_property
     def uneven(self) -> bool:
         """True if a setting lacks an item that another has."""
-        return len(self.rows) < len(self.settings) * len({(row["dataset"], row["item"]) for row in self.rows})
+        return len(self.rows) < len(self.settings) * len({item_of(row) for row in self.rows})
 
     @property
     def items(self) -> dict[str, int]:
         """Number of items of each data set that has results."""
-        items = {(row["dataset"], row["item"]) for row in [*self.rows, *self.failed]}
+        items = {item_of(row) for row in [*self.rows, *self.failed]}
         return {name: sum(of == name for of, _ in items) for name in self.datasets}
-
-    def n_items(self, setting: str) -> int:
-        return sum(len(self._scores.get((setting, name), {})) for name in self.datasets)
 
     def n_paired(self, setting: str) -> int:
         """Number of items that have a row for both the setting and dense."""
-        return sum(
-            len(self._scores.get((setting, name), {}).keys() & self._scores.get((DENSE, name), {}).keys())
-            for name in self.datasets
-        )
-
-    def _chosen(self, category: str | None) -> Mapping[str, list[str]]:
-        return self.categories if category is None else {category: self.categories[category]}
+        return len(self.of(setting).keys() & self.of(DENSE).keys())
 
     def n_timed(self, environment: str, setting: str | None = None) -> int:
         """Number of rows, of all settings or of one, that were timed in an environment."""
-        return sum(setting in (None, row["setting"]) for row in self._timed[environment])
+        index = self._index[environment]
+        return sum(len(items) for (name, _), items in index.items() if setting in (None, name))
 
     def environments_of(self, setting: str) -> list[str]:
         """Environments that timed the setting, first those that timed dense on an item in common."""
-        items: dict[str, dict[str, set[tuple[str, str]]]] = {}
-        for name in self.environments:
-            of = items[name] = {setting: set(), DENSE: set()}
-            for row in self._timed[name]:
-                if row["setting"] in of:
-                    of[row["setting"]].add((row["dataset"], row["item"]))
-        known = [name for name in self.environments if items[name][setting]]
-        return sorted(known, key=lambda name: not items[name][setting] & items[name][DENSE])
+
+        def has_pair(environment: str) -> bool:
+            ours, dense = (self.of(label, environment=environment) for label in (setting, DENSE))
+            return bool(ours.keys() & dense.keys())
+
+        timed = [name for name in self.environments if self.of(setting, environment=name)]
+        return sorted(timed, key=has_pair, reverse=True)
 
     def timed(self, setting: str) -> list[Row]:
         """The rows of a setting in the first of its environments."""
-        several = self.environments_of(setting)
-        return [row for row in self._timed[several[0]] if row["setting"] == setting] if several else []
+        names = self.environments_of(setting)[:1]
+        return [row for name in names for row in self.of(setting, environment=name).values()]
 
     def paired(
         self,
@@ -162,18 +145,15 @@ class Summary:
         datasets: Sequence[str] | None = None,
         environment: str | None = None,
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Values of dense and of the setting on common items where both are known; None if there are none.
-
-        With an `environment`, values are of the rows that were timed there.
-        """
-        found: dict[str, dict[tuple[str, str], float]] = {setting: {}, DENSE: {}}
-        for row in self.rows if environment is None else self._timed[environment]:
-            wanted = row["setting"] in found and (datasets is None or row["dataset"] in datasets)
-            if wanted and (number := value(row)) is not None:
-                found[row["setting"]][row["dataset"], row["item"]] = number
-        common = sorted(found[setting].keys() & found[DENSE].keys())
-        dense, ours = (np.array([found[one][key] for key in common]) for one in (DENSE, setting))
-        return (dense, ours) if common else None
+        """Values of dense and of the setting on common items where both are known; None if there are none."""
+        dense, ours = (
+            {key: value(row) for key, row in self.of(label, datasets, environment).items()}
+            for label in (DENSE, setting)
+        )
+        keys = [key for key in sorted(dense.keys() & ours.keys()) if None not in (dense[key], ours[key])]
+        return (
+            (np.array([dense[key] for key in keys]), np.array([ours[key] for key in keys])) if keys else None
+        )
 
     def speed(
         self,
@@ -184,38 +164,35 @@ class Summary:
     ) -> Speed | None:
         """Speedup of "ttft" or "seconds" in an environment, by default the first of the setting's; None
         without an item in common with dense there."""
-        several = [environment] if environment is not None else self.environments_of(setting)
-        if not several:
-            return None
-        times = self.paired(setting, lambda row: row["timing"][timing], datasets, several[0])
-        if times is None:
-            return None
-        dense, ours = times
-        return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+        for name in self.environments_of(setting)[:1] if environment is None else [environment]:
+            if times := self.paired(setting, lambda row: row["timing"][timing], datasets, name):
+                dense, ours = times
+                return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+        return None
 
     def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
-        values = [
-            row[field]
-            for row in self.rows
-            if row["setting"] == setting and (datasets is None or row["dataset"] in datasets)
-        ]
-        return float(np.mean(values)) if values else float("nan")
+        values = [row[field] for row in self.of(setting, datasets).values()]
+        return float(np.mean(values)) if values else nan
 
     def pooled(self, setting: str, field: str, high: float = inf) -> Interval:
         """Mean of a field, whose values are from 0 to `high`, over all items, with its interval."""
-        values = np.array([row[field] for row in self.rows if row["setting"] == setting], float)
-        return interval(float(values.mean()) if len(values) else nan, [[values]], 0, high)
+        values = np.array([row[field] for row in self.of(setting).values()], float)
+        return interval(self.average(setting, field), [[values]], 0, high)
 
     def count(self, setting: str, field: str) -> int:
         """Number of items with a true `field`."""
-        return sum(bool(row[field]) for row in self.rows if row["setting"] == setting)
+        return sum(bool(row[field]) for row in self.of(setting).values())
+
+
+def item_of(row: Row) -> Item:
+    return row["dataset"], row["item"]
 
 
 def common(rows: Sequence[Row]) -> list[Row]:
     """The rows of the items that have a result under every setting that has any."""
-    items: dict[str, set[tuple[str, str]]] = {}
-    for row in rows:
-        if "error" not in row:
-            items.setdefault(row["setting"], set()).add((row["dataset"], row["item"]))
+    good = [row for row in rows if "error" not in row]
+    items: dict[str, set[Item]] = {}
+    for row in good:
+        items.setdefault(row["setting"], set()).add(item_of(row))
     shared = set.intersection(*items.values()) if items else set()
-    return [row for row in rows if "error" not in row and (row["dataset"], row["item"]) in shared]
+    return [row for row in good if item_of(row) in shared]

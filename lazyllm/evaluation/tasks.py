@@ -14,7 +14,7 @@ Shorten = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ItemPrompt:
     """Token ids of an item. `n_tokens_unwrapped` is the length before the prompt was `cut` and wrapped."""
 
     ids: list[int]
@@ -53,7 +53,9 @@ class Tasks(Protocol):
         """Raises an error that would otherwise fail every item."""
 
     def task(self, name: str) -> Task: ...
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""
 
     def stops(self, llm: LLM, task: Task) -> Stops: ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,13 @@ from lazyllm.method import Method
 if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.session import Session
+
+
+class DenseAnswer(NamedTuple):
+    """The tokens of a greedy answer, and the logits (tokens, vocab) before each."""
+
+    tokens: list[int]
+    logits: np.ndarray
 
 
 def forced_logits(
@@ -34,8 +41,8 @@ def greedy_answer(
     max_tokens: int,
     ends: Container[int],
     never_first: Collection[int] = (),
-) -> tuple[list[int], np.ndarray]:
-    """Greedy decoding of up to `max_tokens` tokens: the tokens, and the logits (tokens, vocab) before each.
+) -> DenseAnswer:
+    """Greedy decoding of up to `max_tokens` tokens.
 
     Ends after a token of `ends`. The first token is none of `never_first`, whose logits stay as they are.
     """
@@ -46,7 +53,7 @@ def greedy_answer(
     while len(answer) < max_tokens and answer[-1] not in ends:
         logits.append(session.forward(answer[-1:], generated=True))
         answer.append(int(logits[-1].argmax()))
-    return answer, np.array(logits)
+    return DenseAnswer(answer, np.array(logits))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

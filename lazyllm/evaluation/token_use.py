@@ -33,22 +33,13 @@ def token_use(rows: Rows) -> dict[int, np.ndarray]:
     """By layer: the mean share of the prompt computed at each step. An ended answer keeps its last share."""
     layers = sorted({int(layer) for row in rows for layer in row["used"]})
     steps = max((row["new_tokens"] for row in rows), default=0)
-    return {
-        layer: np.mean(
-            [extended(series_at(row, layer), steps) / row["prompt_tokens"] for row in rows], axis=0
-        )
-        for layer in layers
-    }
 
+    def shares(row: Mapping[str, Any], layer: int) -> np.ndarray:
+        nearest = max(recorded for recorded in map(int, row["used"]) if recorded <= layer)
+        series = np.asarray(row["used"][str(nearest)], float)
+        return np.asarray(np.pad(series, (0, steps - len(series)), mode="edge") / row["prompt_tokens"])
 
-def series_at(row: Mapping[str, Any], layer: int) -> Sequence[int]:
-    """The series of a layer: its own, or that of the nearest layer below that has one."""
-    series: Sequence[int] = row["used"][str(max(int(one) for one in row["used"] if int(one) <= layer))]
-    return series
-
-
-def extended(series: Sequence[int], steps: int) -> np.ndarray:
-    return np.pad(np.asarray(series, float), (0, steps - len(series)), mode="edge")
+    return {layer: np.mean([shares(row, layer) for row in rows], axis=0) for layer in layers}
 
 
 def token_use_by_setting(rows: Rows) -> dict[str, dict[int, np.ndarray]]:

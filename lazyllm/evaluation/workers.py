@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import urlparse
+
+from lazyllm.support.optional import package
 
 GPU = "GPU"  # the resource of workers that have a GPU each: dask worker --resources GPU=1
 AHEAD = 2  # parts that are sent for each worker; the others wait here
@@ -26,13 +29,7 @@ class Workers:
     """
 
     def __init__(self, number: int | None, scheduler: str | None) -> None:
-        try:
-            import distributed
-        except ImportError:
-            raise ImportError(
-                "workers need the package distributed: pip install 'lazyllm-engine[cluster]'"
-            ) from None
-        self._distributed = distributed
+        self._distributed = package("distributed", "a run on workers", "cluster")
         self._number, self._scheduler = number, scheduler
         self._open = ExitStack()
         self._most: Counter[str] = Counter()
@@ -45,44 +42,39 @@ class Workers:
 
     def check(self, value: object, what: str) -> None:
         """Raises an error if a value cannot be sent to workers."""
-        from distributed.protocol import pickle
-
         try:
-            pickle.dumps(value)
+            self._distributed.protocol.pickle.dumps(value)
         except Exception as error:  # whatever the value's own code raises
             raise ValueError(f"{what} cannot be sent to workers: {error}") from error
 
     @cached_property
     def _client(self) -> Any:
-        if self._scheduler is not None:
-            client = self._open.enter_context(self._distributed.Client(self._scheduler))
-            log.info("waiting for a worker of %s", self._scheduler)
-            client.wait_for_workers(1)
-            return client
-        cluster = self._distributed.LocalCluster(
-            n_workers=self._number,
-            threads_per_worker=1,
-            memory_limit=0,  # a model may take all memory; lazyllm refuses what does not fit
-            dashboard_address=":0",  # any free port
-            silence_logs=logging.ERROR,
+        cluster = self._scheduler or self._open.enter_context(
+            self._distributed.LocalCluster(
+                n_workers=self._number,
+                threads_per_worker=1,
+                memory_limit=0,  # a model may take all memory; lazyllm refuses what does not fit
+                dashboard_address=":0",  # any free port
+                silence_logs=logging.ERROR,
+            )
         )
-        client = self._distributed.Client(self._open.enter_context(cluster))
-        self._open.enter_context(client)
+        client = self._open.enter_context(self._distributed.Client(cluster))
+        log.info("waiting for %s workers", self._number or f"{self._scheduler}'s")
         client.wait_for_workers(self._number or 1)
         return client
 
-    def _there(self) -> dict[str, Any]:
+    def _connected(self) -> dict[str, Any]:
         """The workers that are connected now, by address."""
-        known: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return known
+        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return workers
 
     def __len__(self) -> int:
-        return max(1, len(self._there()))
+        return max(1, len(self._connected()))
 
     def call(self, function: Callable[[Shared], Result], shared: Shared) -> Result:
         """The result of one call on any worker."""
-        made: Result = self._submit(function, shared).result()
-        return made
+        result: Result = self._submit(function, shared).result()
+        return result
 
     def each(
         self, function: Callable[[Shared, Part], Result], shared: Shared, parts: Sequence[Part]
@@ -95,12 +87,8 @@ class Workers:
         running = self._distributed.as_completed()
 
         def send() -> None:
-            while running.count() < AHEAD * len(self):
-                for part in waiting:
-                    running.add(self._submit(called, function, shared, part))
-                    break
-                else:
-                    return
+            for part in islice(waiting, max(0, AHEAD * len(self) - running.count())):
+                running.add(self._submit(called, function, shared, part))
 
         self._look_around()
         send()
@@ -117,12 +105,12 @@ class Workers:
 
     def _submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """GPUs are given to one call at a time, where workers say that they have them."""
-        has_gpus = any(one["resources"].get(GPU) for one in self._there().values())
+        has_gpus = any(worker["resources"].get(GPU) for worker in self._connected().values())
         return self._client.submit(function, *arguments, pure=False, resources={GPU: 1} if has_gpus else None)
 
     def _look_around(self) -> None:
         """Notes how many workers each machine has; one that was killed will be back."""
-        self._most |= Counter(map(host_of, self._there()))  # the maximum of both
+        self._most |= Counter(map(host_of, self._connected()))  # the maximum of both
 
 
 def host_of(address: str) -> str:

@@ -7,11 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from lazyllm import _core
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.rounded import Stored
 from lazyllm.errors import DeviceError
+from lazyllm.support import checked
 
 CUBLAS = ("libcublasLt.so.13", "libcublasLt.so.12")
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cublas/lib")  # of the wheels for CUDA 13 and 12
@@ -26,29 +28,19 @@ def check_device(device: str) -> None:
 
 
 def check_weights(weights: str) -> None:
-    if not isinstance(weights, str):
-        raise TypeError(f"weights must be a string, not {weights!r}")
-    if weights not in ("auto", "q8", "q4"):
-        raise ValueError(f"weights must be auto, q8 or q4, not {weights!r}")
+    checked.choice(weights, "weights", ("auto", "q8", "q4"))
 
 
 def check_kv(kv: str) -> None:
-    if not isinstance(kv, str):
-        raise TypeError(f"kv must be a string, not {kv!r}")
-    if kv not in ("f32", "f16", "bf16"):
-        raise ValueError(f"kv must be f32, f16 or bf16, not {kv!r}")
+    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
 
 
 def chosen_compute(compute: str, device: str) -> str:
     """The arithmetic of a model: "fastest" becomes what this machine has, bf16 or f32, and logs it."""
-    if not isinstance(compute, str):
-        raise TypeError(f"compute must be a string, not {compute!r}")
-    if compute not in ("f32", "bf16", "int8", "fastest"):
-        raise ValueError(f"compute must be f32, bf16, int8 or fastest, not {compute!r}")
+    checked.choice(compute, "compute", ("f32", "bf16", "int8", "fastest"))
     if compute != "fastest":
         return compute
-    on_cpu = not device.startswith("cuda")
-    chosen = "bf16" if on_cpu and _core.features()["bf16"] else "f32"
+    chosen = "bf16" if not device.startswith("cuda") and _core.features()["bf16"] else "f32"
     log.info('compute="fastest" took %s', chosen)
     return chosen
 
@@ -58,8 +50,8 @@ def libraries() -> list[str]:
     folders = [Path(entry) / folder for entry in sys.path for folder in WHEEL_FOLDERS]
     if prefix := os.environ.get("CONDA_PREFIX"):
         folders.append(Path(prefix) / "lib")
-    found = [folder / name for folder in folders for name in CUBLAS]
-    return [str(path.absolute()) for path in found if path.is_file()]
+    files = [folder / name for folder in folders for name in CUBLAS]
+    return [str(file.absolute()) for file in files if file.is_file()]
 
 
 def open_model(
@@ -68,22 +60,14 @@ def open_model(
     """Opens weights on a device; "auto" takes CUDA where it works and neither an arithmetic of the CPU nor
     a type of its keys and values is asked for, and logs the choice."""
 
-    def opened(name: str) -> _core.Model:
-        return _core.Model(
-            config.core(),
-            *stored,
-            device=name,
-            threads=threads or 0,
-            libraries=libraries(),
-            compute=compute,
-            weights=weights,
-            kv=kv,
-        )
+    options: dict[str, Any] = {"threads": threads or 0, "libraries": libraries()}
+    options |= {"compute": compute, "weights": weights, "kv": kv}
 
-    if device != "auto":
-        return opened(device)
-    if (compute, kv) != ("f32", "f32"):
-        return opened("cpu")
+    def opened(name: str) -> _core.Model:
+        return _core.Model(config.core(), *stored, device=name, **options)
+
+    if device != "auto" or (compute, kv) != ("f32", "f32"):
+        return opened("cpu" if device == "auto" else device)
     try:
         core = opened("cuda")
     except (DeviceError, MemoryError) as reason:

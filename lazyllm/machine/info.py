@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from html import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,21 +37,13 @@ class Info(dict[str, Any]):
         return "\n".join(f"{name:<{width}}  {_shown(value)}" for name, value in self.items())
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        rows = (
-            f"<tr><th style='text-align:left'>{escape(n)}</th><td>{escape(_shown(v))}</td></tr>"
-            for n, v in self.items()
-        )
-        return f"<table>{''.join(rows)}</table>"
+        return f"<pre>{escape(repr(self))}</pre>"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {version}" for name, version in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    return str(value)
+        value = [f"{name} {version}" for name, version in value.items()]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def info() -> Info:
@@ -75,7 +68,7 @@ def info() -> Info:
         threads=features["cores"],
         compiler=features["compiler"],
         cuda=cuda_facts(),
-        packages={name: found for name in PACKAGES if (found := version(name))},
+        packages={name: installed for name in PACKAGES if (installed := version(name))},
     )
     if namesake := version(NAMESAKE):
         table["warning"] = (

@@ -12,12 +12,8 @@ CACHES = ("inactive_file", "active_file")
 
 def available_bytes() -> int | None:
     """Bytes left on the machine and in the process's control groups, the least of them; None if unknown."""
-    return min([*left_on_machine(), *left_in_groups()], default=None)
-
-
-def left_on_machine() -> Iterator[int]:
-    found = numbers(MEMINFO, "MemAvailable:")
-    yield from (kilobytes * 1024 for kilobytes in found)
+    on_machine = [kilobytes * 1024 for kilobytes in numbers(MEMINFO, "MemAvailable:")]
+    return min([*on_machine, *left_in_groups()], default=None)
 
 
 def left_in_groups() -> Iterator[int]:

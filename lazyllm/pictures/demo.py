@@ -22,15 +22,15 @@ class Bar:
 
 
 def plot(bars: Sequence[Bar], file: Path) -> Path:
-    """Speedups are relative to the first bar."""
+    """Draws times and tokens; speedups are relative to the first bar. Writes `file`."""
     figure = new_figure(WIDTH, HEIGHT)
     times, tokens = figure.subplots(1, 2, width_ratios=(1, 1.6))
     slowest = bars[0].ttft
-    drawn = times.bar([one.name for one in bars], [one.ttft for one in bars], color=COLOURS, width=0.6)
-    times.bar_label(drawn, [f"{one.ttft:.2f} s\n{slowest / one.ttft:.2f} x" for one in bars], padding=3)
+    columns = times.bar([bar.name for bar in bars], [bar.ttft for bar in bars], color=COLOURS, width=0.6)
+    times.bar_label(columns, [f"{bar.ttft:.2f} s\n{slowest / bar.ttft:.2f} x" for bar in bars], padding=3)
     times.set(ylabel="seconds (median)", title="Time to first token", ylim=(0, 1.25 * slowest))
-    for one, colour in zip(bars, COLOURS, strict=True):
-        tokens.stairs(one.in_play, range(len(one.in_play) + 1), color=colour, label=one.name, fill=True)
+    for bar, colour in zip(bars, COLOURS, strict=True):
+        tokens.stairs(bar.in_play, color=colour, label=bar.name, fill=True)
     tokens.set(
         xlabel="layer", ylabel="prompt tokens in play", title="Prefill, layer by layer", ylim=(0, None)
     )

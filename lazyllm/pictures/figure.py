@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 LABEL_WIDTH = 100
-# of Okabe and Ito, without yellow: told apart with every kind of colour vision; in grey by markers and lines
+# of Okabe and Ito, without yellow: distinct with every kind of colour vision; in grey by markers and lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A")
 MARKERS = "oD^vPX*<>"
 LINES = ("-", "--", "-.", ":")
@@ -70,6 +70,14 @@ def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: Any) -> None:
     axes.errorbar(dot.speedup, dot.value, bar, **look)
 
 
+def legend_of_dots(figure: Figure, has_dots: bool, **options: Any) -> None:
+    """A legend outside the axes, or in place of it a note why there are no dots."""
+    if has_dots:
+        figure.legend(fontsize="small", frameon=False, **options)
+    else:
+        figure.text(0.5, 0.5, "a speedup needs results of dense", ha="center")
+
+
 def save(figure: Figure, file: Path) -> Path:
     """Writes the figure to `file`, and beside a .png as .pdf, for papers: lines, and fonts embedded whole."""
     from matplotlib import rc_context
@@ -82,8 +90,7 @@ def save(figure: Figure, file: Path) -> Path:
 
 
 def label(text: str) -> str:
-    """A setting's short name for a legend: of a schedule its fields alone; keeps with three digits."""
-    short = re.sub(
-        r"0\.\d{4,}", lambda found: f"{float(found[0]):.3g}", re.sub(r"^Pruning\((.*)\)$", r"\1", text)
-    )
+    """A setting's short name for a legend: a schedule's fields alone, keeps with three digits."""
+    fields = re.sub(r"^Pruning\((.*)\)$", r"\1", text)
+    short = re.sub(r"0\.\d{4,}", lambda keep: f"{float(keep[0]):.3g}", fields)
     return short if len(short) <= LABEL_WIDTH else f"{short[: LABEL_WIDTH - 1]}…"

@@ -74,7 +74,7 @@ class Heatmap:
         return f"<Heatmap of {len(self.texts)} tokens; save(path) writes it as HTML>"
 
     def _repr_html_(self) -> str:
-        """For a notebook: a long text scrolls in a box."""
+        """The map for a notebook, where a long text scrolls in a box."""
         return self._html(SCROLLED)
 
     def _html(self, more_rules: str = "") -> str:
@@ -82,13 +82,11 @@ class Heatmap:
         levels = sorted({int(depth) for depth in self.prefill_depths[self.kinds == 0]})
         rules = f"{_rules(levels, *DAY)}@media (prefers-color-scheme: dark) {{\n{_rules(levels, *NIGHT)}}}\n"
         legend = "".join(f'<span class="d{depth}">{escape(self._level(depth))}</span>' for depth in levels)
-        revived = int(np.count_nonzero(self._revived))
-        if revived:
+        if revived := np.count_nonzero((self.depths > self.prefill_depths) & (self.kinds == 0)):
             legend += f'<span class="revived">revived later: {revived} tokens</span>'
         facts = f'<p class="facts">{escape(self.subtitle)}</p>' if self.subtitle else ""
         rules += more_rules
-        text = "".join(self._spans())
-        body = f'{facts}<div class="legend">{legend}</div><div class="text">{text}</div>'
+        body = f'{facts}<div class="legend">{legend}</div><div class="text">{"".join(self._spans())}</div>'
         name = f"lazyllm-{sha256((rules + body).encode()).hexdigest()[:12]}"
         style = f"<style>{STYLE}{rules.replace('#ID', f'#{name}')}</style>"
         return f'<div class="lazyllm-map" id="{name}">{style}{body}</div>'
@@ -99,23 +97,17 @@ class Heatmap:
         target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
         return target
 
-    @property
-    def _revived(self) -> np.ndarray:
-        revived: np.ndarray = (self.depths > self.prefill_depths) & (self.kinds == 0)
-        return revived
-
     def _level(self, depth: int) -> str:
-        count = int(np.count_nonzero((self.prefill_depths == depth) & (self.kinds == 0)))
-        if depth == self.n_layers:
-            return f"all {depth} layers: {count} tokens"
-        return f"{depth} of {self.n_layers} layers: {count} tokens"
+        """The legend of tokens that so many layers computed."""
+        count = np.count_nonzero((self.prefill_depths == depth) & (self.kinds == 0))
+        return f"{'all' if depth == self.n_layers else f'{depth} of'} {self.n_layers} layers: {count} tokens"
 
     def _spans(self) -> Iterator[str]:
         """One span per run of tokens with equal depths, which are its tooltip."""
-        depths = list(zip(self.kinds, self.prefill_depths, self.depths, strict=True))
-        for (kind, first, last), group in groupby(
-            range(len(depths)), key=lambda i: tuple(map(int, depths[i]))
-        ):
+        depths = list(
+            zip(self.kinds.tolist(), self.prefill_depths.tolist(), self.depths.tolist(), strict=True)
+        )
+        for (kind, first, last), group in groupby(range(len(depths)), key=depths.__getitem__):
             positions = list(group)
             text = escape("".join(self.texts[i] for i in positions))
             where = f"token {positions[0]}" + (f" to {positions[-1]}" if len(positions) > 1 else "")
@@ -129,7 +121,7 @@ class Heatmap:
 
 
 def _rules(levels: Sequence[int], fewest: Colour, most: Colour) -> str:
-    """The colours of tokens by depth; their order is visible without colour vision and in print."""
+    """CSS rules for the colours of tokens by depth; their order is visible without colour vision."""
     colours = _colours(len(levels), fewest, most)
     return "".join(
         f"#ID .d{depth} {{ background: {_hex(colour)}; color: {_ink(colour)}; }}\n"
@@ -138,11 +130,10 @@ def _rules(levels: Sequence[int], fewest: Colour, most: Colour) -> str:
 
 
 def _colours(count: int, fewest: Colour, most: Colour) -> list[Colour]:
-    def between(share: float) -> Colour:
-        red, green, blue = (round(a + (b - a) * share) for a, b in zip(fewest, most, strict=True))
-        return red, green, blue
-
-    return [between(i / (count - 1)) for i in range(count)] if count > 1 else [most]
+    """`count` colours from `fewest` to `most`; one alone is `most`."""
+    shares = [i / (count - 1) for i in range(count)] if count > 1 else [1.0]
+    between = np.array(fewest) + np.outer(shares, np.subtract(most, fewest))
+    return [(red, green, blue) for red, green, blue in np.rint(between).astype(int).tolist()]
 
 
 def _hex(colour: Colour) -> str:

@@ -13,7 +13,7 @@ from lazyllm.pictures.figure import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.image import AxesImage
+    from matplotlib.collections import QuadMesh
 
 COLOURS = "RdYlBu"  # its ends can be told apart without colour vision
 MISSING = "#e4e7eb"
@@ -36,17 +36,16 @@ def plot_needle_map(panels: Mapping[str, Cells], file: Path) -> Path:
     depths = sorted({depth for cells in panels.values() for depth, _ in cells})
     width = max(MIN_PANEL_WIDTH, MARGIN_WIDTH + CELL_WIDTH * len(lengths))
     titles = [panel_title(setting, cells, width) for setting, cells in panels.items()]
-    height = MARGIN_HEIGHT + max(MIN_PANEL_HEIGHT, CELL_HEIGHT * len(depths))
-    height += TITLE_LINE_HEIGHT * max(map(len, titles))
+    title_height = TITLE_LINE_HEIGHT * max(map(len, titles))
+    height = MARGIN_HEIGHT + max(MIN_PANEL_HEIGHT, CELL_HEIGHT * len(depths)) + title_height
     figure = new_figure(COLOUR_BAR_WIDTH + width * len(panels), height)
     all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, cells, title in zip(all_axes, panels.values(), titles, strict=True):
-        image = draw_panel(axes, cells, lengths, depths)
+        mesh = draw_panel(axes, cells, lengths, depths)
         axes.set_title("\n".join(title), fontsize=10)
         axes.set_xlabel("length, tokens")
     all_axes[0].set_ylabel("depth of the needle, percent")
-    bar = figure.colorbar(image, ax=all_axes, pad=0.015, ticks=range(0, 101, 20))
-    bar.set_label("answers found, percent")
+    figure.colorbar(mesh, ax=all_axes, pad=0.015, ticks=range(0, 101, 20), label="answers found, percent")
     return save(figure, file)
 
 
@@ -57,26 +56,24 @@ def panel_title(setting: str, cells: Cells, width: float) -> list[str]:
     return [*textwrap.wrap(unbroken, int(width * CHARACTERS_PER_INCH)), f"mean {mean:.1f}"]
 
 
-def draw_panel(axes: Axes, cells: Cells, lengths: Sequence[int], depths: Sequence[float]) -> AxesImage:
+def draw_panel(axes: Axes, cells: Cells, lengths: Sequence[int], depths: Sequence[float]) -> QuadMesh:
+    """Draws one setting, with the score written in each cell."""
     values = np.full((len(depths), len(lengths)), np.nan)
     for (depth, length), score in cells.items():
         values[depths.index(depth), lengths.index(length)] = score
-    image = axes.imshow(values, cmap=COLOURS, vmin=0, vmax=100, aspect="auto")
+    mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=0, vmax=100, edgecolors="white", linewidth=1.2)
     axes.set_facecolor(MISSING)
-    axes.set_yticks(range(len(depths)), [f"{depth:g}" for depth in depths])
-    axes.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths])
+    axes.set_yticks(np.arange(0.5, len(depths)), [f"{depth:g}" for depth in depths])
+    axes.set_xticks(np.arange(0.5, len(lengths)), [f"{length:,}" for length in lengths])
+    axes.set_ylim(len(depths), 0)
     if len(lengths) >= SLANTED:
         for text in axes.get_xticklabels():
             text.set(rotation=45, ha="right", rotation_mode="anchor")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_xticks(np.arange(0.5, len(lengths) - 1), minor=True)
-    axes.set_yticks(np.arange(0.5, len(depths) - 1), minor=True)
-    axes.grid(which="minor", color="white", linewidth=1.2)
-    axes.tick_params(which="minor", length=0)
     for row, column in np.argwhere(~np.isnan(values)):
         score = values[row, column]
-        red, green, blue, _ = image.cmap(image.norm(score))
+        red, green, blue, _ = mesh.cmap(mesh.norm(score))
         ink = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
-        axes.text(column, row, f"{score:.0f}", ha="center", va="center", color=ink, fontsize=8)
-    return image
+        axes.text(column + 0.5, row + 0.5, f"{score:.0f}", ha="center", va="center", color=ink, fontsize=8)
+    return mesh

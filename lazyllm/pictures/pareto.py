@@ -7,7 +7,7 @@ from math import ceil, floor, isnan, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, label, new_figure, save
+from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, label, legend_of_dots, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,20 +46,13 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {label(dot.label)}")
-    axes.set_xlabel(speedup)
-    axes.set_ylabel(quality)
-    axes.set_title(title)
+    axes.set(xlabel=speedup, ylabel=quality, title=title)
     if is_divergence and measured:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
         axes.set_yscale("symlog", linthresh=smallest, linscale=0.3)
         axes.invert_yaxis()
     axes.grid(alpha=0.3)
-    if front:
-        figure.legend(
-            loc="outside lower left", fontsize="small", title="on the front", frameon=False, alignment="left"
-        )
-    else:
-        axes.text(0.5, 0.5, "a speedup needs results of dense", ha="center", transform=axes.transAxes)
+    legend_of_dots(figure, bool(front), loc="outside lower left", title="on the front", alignment="left")
     figure.draw_without_rendering()  # sets the size of the axes, in which distances are measured
     if is_divergence and measured:
         space_ticks(axes, smallest)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from lazyllm.pictures.figure import Dot, draw_dot, label, new_figure, save, series
+from lazyllm.pictures.figure import Dot, draw_dot, label, legend_of_dots, new_figure, save, series
 
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5, 0.22
 
@@ -19,20 +19,18 @@ def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> P
             by_label.setdefault(dot.label, []).append(dot)
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * len(by_label))
     axes = figure.subplots()
-    for place, (name, several) in enumerate(by_label.items()):
+    for place, (name, same_label) in enumerate(by_label.items()):
         dense = name == baseline
-        for number, dot in enumerate(several):
-            legend = None if number else label(name)
+        for number, dot in enumerate(same_label):
             look = {"color": "black"} if dense else series(place)
-            draw_dot(axes, dot, dense, **look, label=legend)
+            draw_dot(axes, dot, dense, **look, label=None if number else label(name))
             if dense:
                 axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("speedup of the first token against dense (ratio of sums)")
-    axes.set_ylabel("score, mean of the categories (95 % interval)")
-    axes.set_title(title)
+    axes.set(
+        xlabel="speedup of the first token against dense (ratio of sums)",
+        ylabel="score, mean of the categories (95 % interval)",
+        title=title,
+    )
     axes.grid(alpha=0.3)
-    if by_label:
-        figure.legend(loc="outside lower center", fontsize="small", frameon=False)
-    else:
-        axes.text(0.5, 0.5, "a speedup needs results of dense", ha="center", transform=axes.transAxes)
+    legend_of_dots(figure, bool(by_label), loc="outside lower center")
     return save(figure, file)

@@ -29,16 +29,18 @@ def plot_survival(
     for number, place in enumerate(shown):
         grey = str(0.15 + 0.65 * number / len(shown))
         axes.plot(layers, 100 * kept[:, place], color=grey, label=f"keep {keeps[place]:.0%}")
-    for layer, keep in ((layer, keep) for layer, keep in stages if layer in layers):
+    for layer, keep in stages:
+        if layer not in layers:
+            continue
         curve = kept[layers.index(layer)]
         share = 100 * float(np.interp(keep, [*keeps[::-1], 1.0], [*curve[::-1], 1.0]))
         axes.plot(layer, share, "o", color=CHOSEN, zorder=3)
         axes.annotate(f"{keep:.0%}", (layer, share), (5, 5), textcoords="offset points", color=CHOSEN)
     axes.plot([], [], "o", color=CHOSEN, label="stages of the preset")
-    axes.set_xlabel("stage after layer")
-    axes.set_ylabel("kept of what the answer attends to above, percent")
+    axes.set(
+        xlabel="stage after layer", ylabel="kept of what the answer attends to above, percent", ylim=(0, 103)
+    )
     axes.set_title(title, fontsize="medium")
-    axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize="small", frameon=False)
     return save(figure, file)

@@ -39,8 +39,7 @@ def draw_panel(axes: Axes, shares: Shares) -> None:
         layers = f"layer {first}" if last == first else f"layers {first} to {last}"
         new_tokens = range(1, len(shares[first]) + 1)
         axes.plot(new_tokens, 100 * shares[first], **series(place), markersize=4, label=layers)
-    axes.set_xlabel("new tokens")
+    axes.set(xlabel="new tokens", ylim=(0, 103))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, 103)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.runner import Trial
 from lazyllm.evaluation.summary import DENSE
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
+from lazyllm.evaluation.trial import Trial
 from lazyllm.llm import LLM
 from lazyllm.pictures.figure import new_figure, panel_grid, save, series
 from lazyllm.pictures.token_use import plot_token_use

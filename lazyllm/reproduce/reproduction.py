@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from lazyllm.evaluation.manifest import read_manifest
-from lazyllm.evaluation.options import DataKeywords, DataOptions
+from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import warmth
 from lazyllm.evaluation.results import ITEMS, read_rows
 from lazyllm.evaluation.run import Run, category_of, tasks_of
@@ -84,7 +84,7 @@ def reproduce(
     speedup: float | None = None,
     seeds: int = SEEDS,
     methods: str | Sequence[str] | None = None,
-    **options: Unpack[DataKeywords],
+    **options: Any,
 ) -> Reproduction:
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
     to `out`.

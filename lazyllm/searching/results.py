@@ -19,8 +19,9 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.searching.study import FACTS, JOURNAL, SETTING, states, stored
-from lazyllm.support import checked, frames
+from lazyllm.support import checked
 from lazyllm.support.files import user_path
+from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Search:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each setting, in the order of the trials; needs pandas."""
-        frame: pandas.DataFrame = frames.pandas().DataFrame(
+        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(
             {
                 "trial": record.number,
                 "setting": str(record.pruning),

@@ -14,9 +14,9 @@ import numpy as np
 
 from lazyllm.calibration.prompts import CURVE_SEED, FOR_CURVES, CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
-from lazyllm.evaluation.divergence import TOKENS, Reference, kl_divergence
+from lazyllm.evaluation.divergence import TOKENS, kl_divergence
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer
+from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
 from lazyllm.llm import LLM, load
 from lazyllm.methods import PruningInput
 from lazyllm.prompt import Prompt
@@ -133,7 +133,7 @@ def run(
     llm: LLM, prompts: Sequence[Sequence[int]], space: Space, study: Study, budget: int, progress: bool
 ) -> None:
     """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
-    references: list[Reference] = []
+    references: list[DenseAnswer] = []
     attempts = 0
     with bar(budget, "settings", "setting", progress) as line:
         while attempts < ATTEMPTS and len(settings_of(study, waiting=False)) < budget:
@@ -155,11 +155,11 @@ def run(
         )
 
 
-def dense_answers(llm: LLM, prompts: Sequence[Sequence[int]], progress: bool) -> list[Reference]:
+def dense_answers(llm: LLM, prompts: Sequence[Sequence[int]], progress: bool) -> list[DenseAnswer]:
     references = []
     with bar(len(prompts), "dense", "prompt", progress) as line:
         for ids in prompts:
-            references.append(Reference(*greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids)))
+            references.append(greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids))
             line.update()
     return references
 
@@ -178,7 +178,7 @@ def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
 def try_setting(
     llm: LLM,
     prompts: Sequence[Sequence[int]],
-    references: Sequence[Reference],
+    references: Sequence[DenseAnswer],
     study: Study,
     trial: Trial,
     pruning: Pruning,
@@ -199,9 +199,9 @@ def try_setting(
         study.tell(trial, [log10(max(sum(kl) / len(kl), LEAST_KL)), speedup])
 
 
-def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: Reference) -> float:
+def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseAnswer) -> float:
     """From dense, in nats per token of dense's answer."""
-    logits = np.array([*forced_logits(llm, ids, reference.answer, pruning)])
+    logits = np.array([*forced_logits(llm, ids, reference.tokens, pruning)])
     return float(kl_divergence(reference.logits, logits).mean())
 
 

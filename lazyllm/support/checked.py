@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 COUNT_LIMIT = 1 << 31
 SEED_LIMIT = 1 << 63
@@ -52,12 +52,6 @@ def truth(value: object, what: str) -> bool:
     return value
 
 
-def choice(value: object, what: str, choices: Collection[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{what} must be one of {', '.join(choices)}, not {value!r}")
-    return value
-
-
 def a_list(value: object, what: str, example: str) -> None:
     """TypeError for one text or number in place of a list; None may be a default."""
     if value is not None and (isinstance(value, str | bytes) or not isinstance(value, Collection)):
@@ -70,3 +64,12 @@ def keep(value: object, what: str) -> float:
     if not 0.0 < share <= 1.0:
         raise ValueError(f"{what} must be above 0 and at most 1, not {share}")
     return share
+
+
+def choice(value: object, what: str, choices: Sequence[str]) -> str:
+    """One of the words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a string, not {value!r}")
+    if value not in choices:
+        raise ValueError(f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
+    return value

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lazyllm.support.optional import package
+
 
 def fetch(what: str, download: Callable[[Any], str]) -> Path:
     """The path that `download` returns for the module huggingface_hub; `what` names it in errors."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        raise ImportError(f"{what} needs the package huggingface_hub: pip install huggingface_hub") from None
+    huggingface_hub = package("huggingface_hub", what)
     try:
         return Path(download(huggingface_hub))
     except Exception as error:  # the hub's errors have no common base

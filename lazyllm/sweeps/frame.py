@@ -11,7 +11,7 @@ from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.report import figure, with_interval
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
-from lazyllm.support import frames
+from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
 from lazyllm.sweeps.point import Point
 
@@ -114,7 +114,7 @@ class Frame(Sequence[Point]):
             {"setting": one.setting, **axes, **one.row(), "pruning": one.pruning.to_json()}
             for one, axes in zip(self, varied(self), strict=True)
         ]
-        made: pandas.DataFrame = frames.pandas().DataFrame(rows)
+        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
         for name in made:
             if made[name].dtype == object:
                 made[name] = made[name].map(str, na_action="ignore")

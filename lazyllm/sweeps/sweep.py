@@ -8,17 +8,18 @@ from functools import cached_property
 from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Literal, get_args
 
 from lazyllm.evaluation.divergence import TOKENS, Divergence
 from lazyllm.evaluation.manifest import SCORE, read_manifest
-from lazyllm.evaluation.options import DataKeywords, DataOptions
+from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
-from lazyllm.evaluation.runner import Measure, Trial, run_items, scored_answer
+from lazyllm.evaluation.runner import run_items
 from lazyllm.evaluation.summary import DENSE, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import parse_method
@@ -148,7 +149,7 @@ def sweep(
     measure: Quality = "kl",
     tokens: int = TOKENS,
     out: str | Path | None = None,
-    **options: Unpack[DataKeywords],
+    **options: Any,
 ) -> Sweep:
     """Runs dense and every setting of a space on the same prompts and measures quality and speed.
 

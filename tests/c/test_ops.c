@@ -308,10 +308,13 @@ static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
 /* y = x . w of a table's dots, by itself. */
 static float *dots_of(const lazy_products *products, const float *x, int n, const void *w, lazy_dtype dtype, int rows, int cols)
 {
+    enum { ROOM = 1 << 16 };
     size_t stride = lazy_row_operands(products, cols), size = (size_t)(n * rows);
     float *operands = guarded((size_t)n * stride), *y = guarded(size);
     for (int r = 0; r < n; r++) products->convert(operands + (size_t)r * stride, x + r * cols, cols);
-    products->dots(y, rows, operands, (int64_t)stride, n, w, dtype, rows, cols, false);
+    float *room = guarded(ROOM);
+    products->dots(y, rows, operands, (int64_t)stride, n, w, dtype, rows, cols, false, room);
+    check(freed(room, ROOM), "%s: wrote outside its room", products->name);
     check(freed(operands, (size_t)n * stride), "%s: wrote outside its %d operands", products->name, n);
     return y;
 }
@@ -487,7 +490,7 @@ static void test_checked_norm(side s, int n, int d)
 static void test_online_softmax(const char *variant)
 {
     enum { N = 1003 };
-    const lazy_kernels *kernels = lazy_kernels_find(variant, computing);
+    const lazy_row_kernels *kernels = lazy_kernels_find(variant, computing)->rows;
     float s[N], given[N], max = -INFINITY, sum = 0.0f;
     double worst = 0, total = 0;
     for (int round = 0; round < 100; round++, max = -INFINITY, sum = 0.0f, total = 0) {
@@ -519,7 +522,7 @@ static void test_widening(const char *variant)
     enum { ALL = 1 << 16 };
     static uint16_t halves[ALL];
     static float vectors[ALL];
-    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant, computing)->widen_row;
+    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant, computing)->rows->widen_row;
     for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         lazy_dtype dtype = is_bf16 ? LAZY_BF16 : LAZY_F16;
@@ -552,7 +555,7 @@ static void test_dequantization(const char *variant)
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
         int n = BLOCKS * lazy_formats[dtype].values, n_wrong = 0;
         for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)random_bits();
-        lazy_kernels_find(variant, computing)->widen_row(got, data, (lazy_dtype)dtype, n);
+        lazy_kernels_find(variant, computing)->rows->widen_row(got, data, (lazy_dtype)dtype, n);
         lazy_widen(want, data, (lazy_dtype)dtype, n);
         for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
         check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);

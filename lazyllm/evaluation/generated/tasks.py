@@ -12,15 +12,14 @@ from lazyllm.evaluation.chats import Chat, chat_wrapper, post_process, wrapped_i
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
-from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
+from lazyllm.evaluation.options import DEPTHS, RunOptions
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
 RULER, NIAH = "ruler", "niah"
 AT = "@"  # niah_single_1@4096: a task at a length is a data set of its own
 IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
-DEPTHS = tuple(range(0, 101, 10))  # percent
 LENGTH_STEP = 64  # tokens; the shortest length that fits is searched in multiples of this
 
 
@@ -167,12 +166,14 @@ class GeneratedTasks:
         limit = min(kind.max_new_tokens, self._max_new_tokens or kind.max_new_tokens)
         return Task(name, kind.category, limit)
 
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
         text = kind_of(task.name).template.format(**{**item, "context": context})
         wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._chat), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
-        return Prompt(ids, n_tokens, False, wrapper)
+        return ItemPrompt(ids, n_tokens, False, wrapper)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         return Stops()

@@ -6,25 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Literal
-
-Language = Literal["en", "zh"]
-Metric = Literal[
-    "f1",
-    "f1_zh",
-    "rouge",
-    "rouge_zh",
-    "classification",
-    "count",
-    "retrieval",
-    "retrieval_zh",
-    "code_similarity",
-]
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Handling of one data set.
+    """One data set; `metric` is a function of metrics.py.
 
     `chat`: prompts are wrapped for a chat model. `first_line`: only the first line of a prediction is scored.
     `stop_at_newline`: a line break ends generation.
@@ -32,14 +18,14 @@ class DataSet:
 
     name: str
     category: str
-    metric: Metric
-    language: Language
+    metric: str
+    language: str
     chat: bool
     first_line: bool
     stop_at_newline: bool
 
 
-_METRICS: Mapping[str, Mapping[str, Metric]] = {
+_METRICS: Mapping[str, Mapping[str, str]] = {
     "Single-Document QA": {
         "narrativeqa": "f1",
         "qasper": "f1",
@@ -67,27 +53,28 @@ _UNWRAPPED = _FIRST_LINE | {"lcc", "repobench-p"}
 _WITHOUT_LENGTHS = _CHINESE | {"narrativeqa", "musique", "qmsum"}
 
 
-def _build(name: str, category: str, metric: Metric) -> DataSet:
-    return DataSet(
-        name=name,
-        category=category,
-        metric=metric,
+_PLAIN = tuple(
+    DataSet(
+        name,
+        category,
+        metric,
         language="zh" if name in _CHINESE else "en",
         chat=name not in _UNWRAPPED,
         first_line=name in _FIRST_LINE,
         stop_at_newline=name == "samsum",
     )
-
-
-_PLAIN = tuple(
-    _build(name, category, metric) for category, sets in _METRICS.items() for name, metric in sets.items()
+    for category, metrics in _METRICS.items()
+    for name, metric in metrics.items()
 )
-_BY_LENGTH = tuple(replace(one, name=f"{one.name}_e") for one in _PLAIN if one.name not in _WITHOUT_LENGTHS)
-
-DATA_SETS: Mapping[str, DataSet] = MappingProxyType({one.name: one for one in (*_PLAIN, *_BY_LENGTH)})
-ENGLISH = tuple(one.name for one in _PLAIN if one.language == "en")
+_BY_LENGTH = {
+    f"{data.name}_e": replace(data, name=f"{data.name}_e")
+    for data in _PLAIN
+    if data.name not in _WITHOUT_LENGTHS
+}
+DATA_SETS: Mapping[str, DataSet] = MappingProxyType({data.name: data for data in _PLAIN} | _BY_LENGTH)
+ENGLISH = tuple(data.name for data in _PLAIN if data.language == "en")
 CATEGORIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {category: tuple(name for name in sets if name in ENGLISH) for category, sets in _METRICS.items()}
+    {category: tuple(name for name in metrics if name in ENGLISH) for category, metrics in _METRICS.items()}
 )
 LENGTH_BINS = ("0-4k", "4-8k", "8k+")
 
@@ -105,7 +92,7 @@ def dataset(name: str) -> DataSet:
 
 def is_by_length(name: str) -> bool:
     """True for data sets of LongBench-E, whose items are spread evenly over LENGTH_BINS."""
-    return name in {one.name for one in _BY_LENGTH}
+    return name in _BY_LENGTH
 
 
 def length_bin(length: float) -> str:

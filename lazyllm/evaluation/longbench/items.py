@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import random
 import zipfile
@@ -10,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,60 +37,48 @@ Item = dict[str, Any]
 # ---- files on disk and in zips ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Source:
-    """The file at `path`, or `member` of the zip at `path`. `mixed`: it has rows of several data sets."""
-
-    path: Path
-    member: str = ""
-    mixed: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.path}/{self.member}" if self.member else str(self.path)
-
-    def beside(self, name: str) -> Source:
-        """Another file in the same folder."""
-        if not self.member:
-            return Source(self.path.with_name(name))
-        inner, slash, _ = self.member.rpartition("/")
-        return Source(self.path, f"{inner}{slash}{name}")
-
-    def exists(self) -> bool:
-        if not self.member:
-            return self.path.is_file()
-        with open_zip(self.path) as archive:
-            return self.member in archive.namelist()
-
-    @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        if self.member:
-            with open_zip(self.path) as archive, archive.open(self.member) as file:
-                yield file
-        else:
-            with self.path.open("rb") as file:
-                yield file
+File = Path | zipfile.Path
+"""A file on disk or a member of a zip."""
 
 
 @contextmanager
-def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+def opened(file: File) -> Iterator[IO[bytes]]:
+    if isinstance(file, Path):
+        with file.open("rb") as stream:
+            yield stream
+    else:
+        with zip_errors(file.root.filename), file.open("rb") as stream:
+            yield stream
+
+
+@contextmanager
+def zip_errors(path: object) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged, encrypted or no zip file: {error}") from error
 
 
-def in_zip(path: Path, name: str) -> Source | None:
+def in_zip(path: Path, name: str) -> zipfile.Path | None:
     """The file of that name in any folder of the zip; None if there is none."""
-    with open_zip(path) as archive:
-        found = [
-            member
-            for member in archive.namelist()
-            if member.rpartition("/")[2] == name and not member.startswith("__MACOSX/")
-        ]
-    if len(found) > 1:
-        raise ValueError(f"{path} holds {name} more than once: {', '.join(found)}; expected one")
-    return Source(path, found[0]) if found else None
+    with zip_errors(path):
+        archive = zipfile.ZipFile(path)
+    members = [
+        member
+        for member in archive.namelist()
+        if member.rpartition("/")[2] == name and not member.startswith("__MACOSX/")
+    ]
+    if len(members) > 1:
+        raise ValueError(f"{path} holds {name} more than once: {', '.join(members)}; expected one")
+    return zipfile.Path(archive, members[0]) if members else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of items. `mixed`: it has rows of several data sets."""
+
+    file: File
+    mixed: bool = False
 
 
 # ---- finding data sets -----------------------------------------------------------------------------
@@ -108,15 +98,14 @@ def resolve_data(data: str | Path) -> Path:
         )
     path = Path(os.path.abspath(user_path(data)))
     if not path.exists():
-        raise FileNotFoundError(f"data: {data} does not exist; expected {EXPECTED}; {GET}")
+        raise FileNotFoundError(f"data: {path} does not exist; expected {EXPECTED}; {GET}")
     return path
 
 
 def locate(path: Path) -> dict[str, list[Source]]:
     """The files of each data set in the folder or file `path`."""
     if path.suffix == ".zip":
-        found = {name: in_zip(path, f"{name}.jsonl") for name in DATA_SETS}
-        return {name: [source] for name, source in found.items() if source is not None}
+        return {name: [Source(file)] for name in DATA_SETS if (file := in_zip(path, f"{name}.jsonl"))}
     if path.suffix == ".parquet":
         return locate_parquet(path.parent, [path])
     if not path.is_dir():
@@ -138,15 +127,16 @@ def parquet_files(folder: Path) -> list[Path]:
 
 def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[Source]]:
     """By data set: the files that are named after it or lie in a folder named so, else by their rows."""
-    found: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {}
     for file in files:
-        named = name_of(root, file)
-        for name in [named] if named else names_in(file):
-            found.setdefault(name, []).append(Source(file, mixed=not named))
-    return found
+        own_name = name_of(root, file)
+        for name in [own_name] if own_name else names_in(file):
+            sources.setdefault(name, []).append(Source(file, mixed=not own_name))
+    return sources
 
 
 def names_in(file: Path) -> set[str]:
+    """The data sets that rows of the parquet file belong to."""
     column = read_parquet(file, ["dataset"]).column("dataset").unique().to_pylist()
     return {name for name in column if name in DATA_SETS}
 
@@ -155,8 +145,8 @@ def name_of(root: Path, file: Path) -> str | None:
     """The data set named by NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet or
     NAME/test/0000.parquet, the forms on the hub."""
     parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
-    named = (name for part in parts for name in DATA_SETS if part == name or part.startswith(f"{name}-"))
-    return next(named, None)
+    names = (name for part in parts for name in DATA_SETS if part == name or part.startswith(f"{name}-"))
+    return next(names, None)
 
 
 def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
@@ -166,11 +156,11 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
     except ImportError:
         raise ImportError(f"{file} needs the package pyarrow: pip install pyarrow") from None
     try:
-        with parquet.ParquetFile(file) as opened:
-            missing = sorted({*(columns or ())} - {*opened.schema_arrow.names})
+        with parquet.ParquetFile(file) as table:
+            missing = sorted({*(columns or ())} - {*table.schema_arrow.names})
             if missing:
                 raise ValueError(f"{file}: column {missing[0]} is missing; expected LongBench's fields")
-            return opened.read(columns)
+            return table.read(columns)
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(f"{file} could not be read as parquet: {error}") from error
 
@@ -180,38 +170,34 @@ def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
 
 def available(data: str | Path) -> tuple[str, ...]:
     """The data sets that `data` holds, in the benchmark's order."""
-    found = locate(resolve_data(data))
-    return tuple(name for name in DATA_SETS if name in found)
+    sources = locate(resolve_data(data))
+    return tuple(name for name in DATA_SETS if name in sources)
 
 
-def require(data: str | Path, names: Iterable[str]) -> None:
-    """Raises FileNotFoundError if `data` lacks one of the data sets."""
-    find(data, names)
-
-
-def find(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
-    wanted = [dataset(name).name for name in names]
-    found = locate(resolve_data(data))
-    if missing := [name for name in wanted if name not in found]:
-        held = [name for name in DATA_SETS if name in found]
+def require(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
+    """The files of each data set; FileNotFoundError if `data` lacks one."""
+    names = [dataset(name).name for name in names]
+    sources = locate(resolve_data(data))
+    if missing := [name for name in names if name not in sources]:
+        held = ", ".join(name for name in DATA_SETS if name in sources)
         raise FileNotFoundError(
             f"data: {data} lacks {', '.join(missing)}; it holds "
-            + (", ".join(held) or f"no data set: expected {EXPECTED}; {GET}")
+            + (held or f"no data set: expected {EXPECTED}; {GET}")
         )
-    return {name: found[name] for name in wanted}
+    return {name: sources[name] for name in names}
 
 
 def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
-    sources = find(data, [name])[name]
+    sources = require(data, [name])[name]
     items: dict[str, Item] = {}
-    for where, row in (found for source in sources for found in rows(source, name)):
+    for where, row in chain.from_iterable(rows(source, name) for source in sources):
         item = checked_item(where, row, name)
         if item["_id"] in items:
             refuse(where, item, "_id", "an _id that no earlier item has")
         items[item["_id"]] = item
     if not items:
-        raise ValueError(f"{sources[0]} is empty; expected items of {name}")
+        raise ValueError(f"{sources[0].file} is empty; expected items of {name}")
     return list(items.values())
 
 
@@ -236,16 +222,13 @@ def subset(
             checked.whole(value, option, low)
     if limit is not None and sample is not None:
         raise ValueError(f"limit is {limit} and sample is {sample}; expected one of them")
-    low, high = min_length or 0, max_length
-    chosen = [item for item in items if low <= item["length"] and (high is None or item["length"] <= high)]
-    return drawn(chosen, sample) if sample is not None else chosen[:limit]
-
-
-def drawn(items: Sequence[Item], count: int) -> list[Item]:
-    """A random sample in order, by one random() per item, which is stable across Python versions."""
-    generator = random.Random(SAMPLE_SEED)
+    low, high = min_length or 0, math.inf if max_length is None else max_length
+    items = [item for item in items if low <= item["length"] <= high]
+    if sample is None:
+        return items[:limit]
+    generator = random.Random(SAMPLE_SEED)  # one random() per item, which is stable across Python versions
     draws = sorted((generator.random(), index) for index in range(len(items)))
-    return [items[index] for index in sorted(index for _, index in draws[:count])]
+    return [items[index] for index in sorted(index for _, index in draws[:sample])]
 
 
 # ---- one item ------------------------------------------------------------------------------------
@@ -253,22 +236,19 @@ def drawn(items: Sequence[Item], count: int) -> list[Item]:
 
 def rows(source: Source, name: str) -> Iterator[tuple[str, Item]]:
     """Each row of a file, with the file and line for error messages."""
-    if source.path.suffix == ".parquet":
-        yield from parquet_rows(source, name)
+    file = source.file
+    if isinstance(file, Path) and file.suffix == ".parquet":
+        for number, row in enumerate(read_parquet(file).to_pylist(), 1):
+            if not source.mixed or row["dataset"] == name:
+                yield f"{file}, row {number}", row
         return
-    with source.open() as file:
-        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
-            where = f"{source}, line {number}"
+    with opened(file) as stream:
+        for number, line in enumerate(iter(lambda: stream.readline(LINE_LIMIT + 1), b""), 1):
+            where = f"{file}, line {number}"
             if len(line) > LINE_LIMIT:
                 raise ValueError(f"{where} has more than {LINE_LIMIT} bytes; expected one item")
             if line.strip():
                 yield where, parse_object(line, where)
-
-
-def parquet_rows(source: Source, name: str) -> Iterator[tuple[str, Item]]:
-    for number, row in enumerate(read_parquet(source.path).to_pylist(), 1):
-        if not source.mixed or row["dataset"] == name:
-            yield f"{source}, row {number}", row
 
 
 def is_text(value: object) -> bool:

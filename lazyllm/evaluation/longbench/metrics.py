@@ -1,4 +1,4 @@
-"""LongBench's metrics: one prediction against one answer, from 0 to 1, equal to the official code's."""
+"""LongBench's metrics: scores of a prediction against an answer, 0 to 1, equal to the official code's."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from difflib import SequenceMatcher
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
-from itertools import chain
 from threading import Thread
 from types import ModuleType
 from typing import Any
@@ -23,26 +22,9 @@ OFFICIAL_RECURSION_LIMIT = 1000
 CODE_MARKS = ("`", "#", "//")
 PUNCTUATION = frozenset(string.punctuation)
 # the official code's set: no fullwidth full stop, no opening double angle bracket, no middle dot
-_CHINESE_PUNCTUATION_SPANS = (
-    (0x2013, 0x2014),
-    (0x2018, 0x2019),
-    (0x201B, 0x201F),
-    (0x2026, 0x2027),
-    (0x3001, 0x3003),
-    (0x300B, 0x3011),
-    (0x3014, 0x301F),
-    (0x3030, 0x3030),
-    (0x303E, 0x303F),
-    (0xFE4F, 0xFE4F),
-    (0xFF01, 0xFF0D),
-    (0xFF0F, 0xFF0F),
-    (0xFF1A, 0xFF20),
-    (0xFF3B, 0xFF40),
-    (0xFF5B, 0xFF64),
-)
-CHINESE_PUNCTUATION = PUNCTUATION.union(
-    chr(point)
-    for point in chain.from_iterable(range(first, last + 1) for first, last in _CHINESE_PUNCTUATION_SPANS)
+CHINESE_PUNCTUATION = PUNCTUATION | frozenset(
+    "！＂＃＄％＆＇（）＊＋，－／：；＜＝＞？＠［＼］＾＿｀｛｜｝～｟｠｢｣､"  # noqa: RUF001
+    "、。〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏｡"  # noqa: RUF001
 )
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
@@ -119,7 +101,7 @@ def _deeper(frames: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _with_official_stack(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls the function with the stack depth that a script has under Python's default recursion limit.
+    """What the function returns, with the stack that a script has under Python's default recursion limit.
 
     `rouge` recurses once per step through a pair of sentences, and its RecursionError is a score of 0.
     """
@@ -155,11 +137,11 @@ def rouge_zh(prediction: str, answer: str) -> float:
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """1 / number of classes that occur in the prediction, if the answer is among them; else 0."""
-    named = [name for name in all_classes if name in prediction]
-    for name in named:  # removal during iteration skips the next name, as in the official code
+    classes = [name for name in all_classes if name in prediction]
+    for name in classes:  # removal during iteration skips the next name, as in the official code
         if name != answer and name in answer:
-            named.remove(name)
-    return 1.0 / len(named) if answer in named else 0.0
+            classes.remove(name)
+    return 1.0 / len(classes) if answer in classes else 0.0
 
 
 def count(prediction: str, answer: str) -> float:
@@ -168,21 +150,15 @@ def count(prediction: str, answer: str) -> float:
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
-def _retrieval(prediction: str, answer: str, label: str) -> float:
+def retrieval(prediction: str, answer: str, label: str = "Paragraph ") -> float:
+    """The share of the numbers in the prediction that equal the number after `label` in the answer."""
     number = re.search(rf"{label}(\d+)", answer)
     if number is None:
         raise ValueError(f"an answer must contain {label!r} and a number, not {answer!r}")
     return count(prediction, number[1])
 
 
-def retrieval(prediction: str, answer: str) -> float:
-    """The share of the numbers in the prediction that equal the answer's paragraph number."""
-    return _retrieval(prediction, answer, "Paragraph ")
-
-
-def retrieval_zh(prediction: str, answer: str) -> float:
-    """The share of the numbers in the prediction that equal the answer's paragraph number."""
-    return _retrieval(prediction, answer, "段落")
+retrieval_zh = partial(retrieval, label="段落")
 
 
 # ---- code --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
@@ -12,7 +12,7 @@ from lazyllm.evaluation.longbench.datasets import dataset
 from lazyllm.evaluation.longbench.items import is_text
 from lazyllm.evaluation.longbench.templates import Templates, find_templates
 from lazyllm.evaluation.options import MAX_LENGTH
-from lazyllm.evaluation.tasks import Prompt, Shorten, Stops
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops
 from lazyllm.support import checked
 
 
@@ -39,7 +39,7 @@ def make_prompt(
     chat: Chat = "auto",
     templates: Templates | None = None,
     shorten: Shorten | None = None,
-) -> Prompt:
+) -> ItemPrompt:
     """`prompt_ids`, with the original length, whether the prompt was cut, and its wrapper.
 
     `shorten` compresses what the cut has left of the context.
@@ -58,20 +58,17 @@ def make_prompt(
         text = with_shorter_context(text, *templates.around(item), shorten)
     if cut or shorten:
         ids = tokenizer.encode(text)
-    return Prompt(ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper)
+    return ItemPrompt(
+        ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper
+    )
 
 
 def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:
-    """The prompt with the part between `before` and `after` shortened; a cut may have taken of those too."""
-    first = n_common(text, before)
-    rest = text[first:]
-    last = len(rest) - n_common(rest[::-1], after[::-1])
-    return text[:first] + shorten(rest[:last]) + rest[last:]
-
-
-def n_common(one: str, other: str) -> int:
-    """Number of characters with which both begin."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    """The prompt with the text between `before` and `after` shortened; a cut may have shortened those too."""
+    before = commonprefix([text, before])  # noqa: RUF071
+    rest = text.removeprefix(before)
+    after = commonprefix([rest[::-1], after[::-1]])[::-1]  # noqa: RUF071
+    return before + shorten(rest.removesuffix(after)) + after
 
 
 def check(item: Mapping[str, Any]) -> None:
@@ -87,5 +84,5 @@ def stops(name: str, tokenizer: Tokenizer) -> Stops:
     ends = tokenizer.eos_token_ids
     if not dataset(name).stop_at_newline:
         return Stops(ends)
-    both = (*ends, tokenizer.encode("\n", add_special=False)[-1])
-    return Stops(both, never_first=both)
+    ends = (*ends, tokenizer.encode("\n", add_special=False)[-1])
+    return Stops(ends, never_first=ends)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from lazyllm.evaluation.longbench import datasets, metrics
@@ -10,16 +10,6 @@ from lazyllm.evaluation.options import EDIT_SIM
 
 Texts = Sequence[str]
 ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
-
-_METRICS: Mapping[str, Callable[[str, str], float]] = {
-    "f1": metrics.f1,
-    "f1_zh": metrics.f1_zh,
-    "rouge": metrics.rouge,
-    "rouge_zh": metrics.rouge_zh,
-    "count": metrics.count,
-    "retrieval": metrics.retrieval,
-    "retrieval_zh": metrics.retrieval_zh,
-}
 
 
 def _check_list(value: object, what: str) -> None:
@@ -36,30 +26,19 @@ def _check_texts(texts: Sequence[object], what: str) -> None:
             raise TypeError(f"{what} must hold strings only, not {text!r:.80}")
 
 
-def _metric(
-    dataset: datasets.DataSet, all_classes: Texts | None, edit_sim: str
-) -> Callable[[str, str], float]:
+def _metric(data: datasets.DataSet, all_classes: Texts | None, edit_sim: str) -> Callable[[str, str], float]:
+    """The metric of the data set, for a prediction and an answer."""
     if edit_sim not in metrics.EDIT_SIMS:
         raise ValueError(f"edit_sim must be {' or '.join(metrics.EDIT_SIMS)}, not {edit_sim!r}")
-    if dataset.metric == "code_similarity":
-        return partial(metrics.code_similarity, edit_sim=edit_sim)
-    if dataset.metric == "classification":
+    metric: Callable[..., float] = getattr(metrics, data.metric)
+    if data.metric == "code_similarity":
+        return partial(metric, edit_sim=edit_sim)
+    if data.metric == "classification":
         if all_classes is None:
-            raise ValueError(f"{dataset.name} needs all_classes, the list of its labels")
+            raise ValueError(f"{data.name} needs all_classes, the list of its labels")
         _check_texts(all_classes, "all_classes")
-        return partial(metrics.classification, all_classes=all_classes)
-    return _METRICS[dataset.metric]
-
-
-def _item(
-    dataset: datasets.DataSet, metric: Callable[[str, str], float], pred: str, answers: Texts, where: str
-) -> float:
-    if not isinstance(pred, str):
-        raise TypeError(f"the prediction{where} must be a string, not {pred!r:.80}")
-    _check_texts(answers, f"the list of answers{where}")
-    if dataset.first_line:
-        pred = pred.lstrip("\n").split("\n")[0]
-    return max(metric(pred, answer) for answer in answers)
+        return partial(metric, all_classes=all_classes)
+    return metric
 
 
 def check_scorer(dataset: str, edit_sim: str) -> None:
@@ -68,11 +47,22 @@ def check_scorer(dataset: str, edit_sim: str) -> None:
 
 
 def score_item(
-    dataset: str, pred: str, answers: Texts, all_classes: Texts | None = None, edit_sim: str = EDIT_SIM
+    dataset: str,
+    pred: str,
+    answers: Texts,
+    all_classes: Texts | None = None,
+    edit_sim: str = EDIT_SIM,
+    where: str = "",
 ) -> float:
     """The score of one prediction, from 0 to 1: its best score against one of the answers."""
-    chosen = datasets.dataset(dataset)
-    return _item(chosen, _metric(chosen, all_classes, edit_sim), pred, answers, where="")
+    data = datasets.dataset(dataset)
+    metric = _metric(data, all_classes, edit_sim)
+    if not isinstance(pred, str):
+        raise TypeError(f"the prediction{where} must be a string, not {pred!r:.80}")
+    _check_texts(answers, f"the list of answers{where}")
+    if data.first_line:
+        pred = pred.lstrip("\n").split("\n")[0]
+    return max(metric(pred, answer) for answer in answers)
 
 
 def score(
@@ -87,13 +77,11 @@ def score(
     `answers` has one list per prediction. `edit_sim`, for code, is "difflib", as with the benchmark's own
     requirements, or "levenshtein".
     """
-    chosen = datasets.dataset(dataset)
-    metric = _metric(chosen, all_classes, edit_sim)
     _check_list(preds, "preds")
     _check_list(answers, "answers")
     if len(preds) != len(answers):
         raise ValueError(f"preds and answers must be equally many, not {len(preds)} and {len(answers)}")
     total = 0.0
     for index, (pred, accepted) in enumerate(zip(preds, answers, strict=True)):
-        total += _item(chosen, metric, pred, accepted, f" of item {index}")
+        total += score_item(dataset, pred, accepted, all_classes, edit_sim, f" of item {index}")
     return round(100 * total / len(preds), 2)

@@ -12,7 +12,7 @@ from lazyllm.evaluation.longbench.prompt import make_prompt, stops
 from lazyllm.evaluation.longbench.scoring import check_scorer, score_item
 from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.evaluation.tasks import Prompt, Shorten, Stops, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task
 from lazyllm.llm import LLM
 
 
@@ -72,7 +72,9 @@ class LongBench:
         limit = self._templates.max_new_tokens(name)
         return Task(name, dataset(name).category, min(limit, self._max_new_tokens or limit))
 
-    def prompt(self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None) -> Prompt:
+    def prompt(
+        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+    ) -> ItemPrompt:
         return make_prompt(llm.tokenizer, item, self._max_length, self._chat, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:

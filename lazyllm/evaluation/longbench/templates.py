@@ -17,7 +17,7 @@ from typing import Any
 
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.evaluation.longbench.datasets import dataset
-from lazyllm.evaluation.longbench.items import Source, in_zip, is_text, resolve_data
+from lazyllm.evaluation.longbench.items import File, in_zip, is_text, opened, resolve_data
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
 
@@ -50,11 +50,13 @@ class Templates:
         return before, after
 
     def template(self, name: str) -> str:
+        """The template of a data set."""
         if (template := self.prompts.get(plain(name))) is None:
             raise ValueError(f"{self.source} has no template for {plain(name)}; expected one as in {ORIGIN}")
         return template
 
     def max_new_tokens(self, name: str) -> int:
+        """The official limit of an answer's tokens."""
         if (length := self.lengths.get(plain(name))) is None:
             raise ValueError(
                 f"{LENGTH_FILE} beside {self.source} has no length for {plain(name)}; "
@@ -64,7 +66,8 @@ class Templates:
 
     def digest(self, name: str) -> str:
         """SHA-256 of the template and length of a data set."""
-        return digest(json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False))
+        text = json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def verdict(self, name: str) -> str:
         """The manifest's statement on the template of a data set."""
@@ -72,11 +75,8 @@ class Templates:
 
 
 def plain(name: str) -> str:
+    """The name without LongBench-E's ending: qasper_e is qasper."""
     return dataset(name).name.removesuffix("_e")
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 # ---- locating templates --------------------------------------------------------------------------
@@ -85,64 +85,64 @@ def digest(text: str) -> str:
 def find_templates(data: str | Path | None = None, prompts: str | Path | None = None) -> Templates:
     """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
     if prompts is not None:
-        return read_templates(Source(user_path(prompts)))
-    found = beside_items(resolve_data(data)) if data else None
-    return read_templates(found) if found else official()
+        return read_templates(user_path(prompts))
+    file = beside_items(resolve_data(data)) if data else None
+    return read_templates(file) if file else official()
 
 
-def beside_items(path: Path) -> Source | None:
+def beside_items(path: Path) -> File | None:
     """The file of templates in the zip at `path`, or in the folder at `path` or its subfolder config."""
     if path.suffix == ".zip":
         return in_zip(path, PROMPT_FILE)
-    folders = (path, path / "config") if path.is_dir() else ()
-    return next((source for folder in folders if (source := Source(folder / PROMPT_FILE)).exists()), None)
+    files = (path / PROMPT_FILE, path / "config" / PROMPT_FILE)
+    return next((file for file in files if file.is_file()), None)
 
 
 @cache
 def official() -> Templates:
     """The benchmark's own templates and lengths, which are part of this package."""
-    return read_templates(Source(OFFICIAL / PROMPT_FILE))
+    return read_templates(OFFICIAL / PROMPT_FILE)
 
 
-def read_templates(source: Source) -> Templates:
+def read_templates(file: File) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
-    beside = source.beside(LENGTH_FILE)
-    lengths = beside if beside.exists() else Source(OFFICIAL / LENGTH_FILE)
+    beside: File = file.parent / LENGTH_FILE  # type: ignore[operator]
+    lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
     return Templates(
-        str(source),
-        MappingProxyType({name: checked_template(source, name, text) for name, text in entries(source)}),
+        str(file),
+        MappingProxyType({name: checked_template(file, name, text) for name, text in entries(file)}),
         MappingProxyType({name: checked_length(lengths, name, count) for name, count in entries(lengths)}),
     )
 
 
-def entries(source: Source) -> Iterable[tuple[str, Any]]:
-    if not source.exists():
-        raise FileNotFoundError(f"{source} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    with source.open() as file:
-        text = file.read(SIZE_LIMIT + 1)
+def entries(file: File) -> Iterable[tuple[str, Any]]:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
+    with opened(file) as stream:
+        text = stream.read(SIZE_LIMIT + 1)
     if len(text) > SIZE_LIMIT:
-        raise ValueError(f"{source} has more than {SIZE_LIMIT} bytes; expected the file of {ORIGIN}")
-    return parse_object(text, source).items()
+        raise ValueError(f"{file} has more than {SIZE_LIMIT} bytes; expected the file of {ORIGIN}")
+    return parse_object(text, file).items()
 
 
-def checked_template(source: Source, name: str, template: object) -> str:
+def checked_template(file: File, name: str, template: object) -> str:
     expected = f"a template with the fields {' and '.join(f'{{{field}}}' for field in FIELDS)} only"
     if not isinstance(template, str) or not is_text(template):
-        raise ValueError(f"{source}: {name} is {shortened(template)}; expected {expected}")
+        raise ValueError(f"{file}: {name} is {shortened(template)}; expected {expected}")
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
-        raise ValueError(f"{source}: {name} is no template ({error}); expected {expected}") from error
+        raise ValueError(f"{file}: {name} is no template ({error}); expected {expected}") from error
     for _, field, form, conversion in parts:
         if field is not None and (field not in FIELDS or form or conversion):
             written = field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise ValueError(f"{source}: {name} has the field {{{written}}}; expected {expected}")
+            raise ValueError(f"{file}: {name} has the field {{{written}}}; expected {expected}")
     return template
 
 
-def checked_length(source: Source, name: str, length: object) -> int:
+def checked_length(file: File, name: str, length: object) -> int:
     if type(length) is not int or not 1 <= length <= MAX_NEW_TOKENS:
         raise ValueError(
-            f"{source}: {name} is {shortened(length)}; expected a whole number from 1 to {MAX_NEW_TOKENS}"
+            f"{file}: {name} is {shortened(length)}; expected a whole number from 1 to {MAX_NEW_TOKENS}"
         )
     return length

@@ -1,0 +1,371 @@
+/* linear_template.h — the source of products in f32 or bf16; lazy_products in kernels.h specifies each function.
+ *
+ * The including file defines what vectors.h asks for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
+ * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
+ * MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and PAIR_PRODUCTS, NEIGHBOURS and INTERLEAVED may
+ * be defined by instructions; else rows_template.h comes first. */
+#include "vectors.h"
+
+enum { TILE_COLS = TILE_VECTORS * LANES };
+
+/* ---- operands of products --------------------------------------------------------------- */
+
+/* 4 bytes: one f32, or two neighbouring values in bf16, the first in the low half. */
+#ifdef OPERANDS_BF16
+typedef int32_t operand;
+enum { PER_OPERAND = 2 };
+
+#ifndef PAIR_PRODUCTS
+/* To the nearest, ties to even; NaN stays NaN. */
+INLINE ints rounded(vec v)
+{
+    ints bits = (ints)v, even = (bits >> 16) & 1;
+    return choose_ints(v == v, (bits + 0x7fff + even) >> 16, (bits >> 16) | 0x40) & 0xffff;
+}
+INLINE vec interleaved(vec low, vec high) { return (vec)(rounded(low) | rounded(high) << 16); }
+INLINE vec neighbours(vec first, vec second)
+{
+    float values[2 * LANES], low[LANES], high[LANES];
+    store(values, first);
+    store(values + LANES, second);
+    for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = values[2 * lane];
+        high[lane] = values[2 * lane + 1];
+    }
+    return interleaved(load(low), load(high));
+}
+#define PAIR_PRODUCTS(sum, a, b)                                                                                                           \
+    (sum + (vec)((ints)(a) << 16) * (vec)((ints)(b) << 16) + (vec)((ints)(a) & -0x10000) * (vec)((ints)(b) & -0x10000))
+#define NEIGHBOURS(first, second) neighbours(first, second) /* (first[0], first[1]), (first[2], first[3]), … */
+#define INTERLEAVED(low, high)    interleaved(low, high)    /* (low[0], high[0]), (low[1], high[1]), … */
+#endif
+
+INLINE vec multiply_add(vec sum, vec a, vec b) { return PAIR_PRODUCTS(sum, a, b); }
+INLINE vec splat_operand(operand x) { return (vec)(x - (ints){ 0 }); }
+
+/* LANES operands: values i … i + 2 LANES - 1. */
+INLINE vec operands(const void *p, lazy_dtype dtype, int i)
+{
+    if (dtype == LAZY_BF16) return load((const uint16_t *)p + i);
+    return NEIGHBOURS(widen(p, dtype, i), widen(p, dtype, i + LANES));
+}
+
+#else
+typedef float operand;
+enum { PER_OPERAND = 1 };
+INLINE vec multiply_add(vec sum, vec a, vec b) { return sum + a * b; }
+INLINE vec splat_operand(operand x) { return splat(x); }
+INLINE vec operands(const void *p, lazy_dtype dtype, int i) { return widen(p, dtype, i); }
+#endif
+
+enum { STEP = PER_OPERAND * LANES }; /* values in a vector of operands */
+
+/* Values i … k-1, fewer than STEP, then zeros. */
+INLINE vec operands_part(const void *p, lazy_dtype dtype, int i, int k)
+{
+    float part[STEP] = { 0 };
+    for (int j = 0; i + j < k; j++) part[j] = widen_one(p, dtype, i + j);
+    return operands(part, LAZY_F32, 0);
+}
+
+INLINE void convert_any(void *to, const void *from, lazy_dtype dtype, int k)
+{
+    int i = 0;
+    for (operand *out = to; i < k; i += STEP, out += LANES) {
+        if (i + STEP <= k) {
+            store((float *)out, operands(from, dtype, i));
+            continue;
+        }
+        vec part = operands_part(from, dtype, i, k);
+        memcpy(out, &part, (size_t)ceil_div(k - i, PER_OPERAND) * sizeof *out);
+    }
+}
+
+static void convert(void *to, const float *from, int k) { convert_any(to, from, LAZY_F32, k); }
+
+/* ---- the register tile ------------------------------------------------------------------ */
+
+INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+{
+    for (int j = 0; j < TILE_COLS; j += LANES) {
+        operand *to = panel + j;
+        int kk = 0;
+        for (; kk + STEP <= k && j + LANES <= n; kk += STEP) {
+            vec v[LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++) {
+                v[i] = operands(row[j + i], dtype, kk);
+                __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + FETCH_AHEAD);
+            }
+            transpose(v);
+#pragma GCC unroll 16
+            for (int i = 0; i < LANES; i++, to += TILE_COLS) store((float *)to, v[i]);
+        }
+        for (int rest; kk < k; kk += STEP) {
+            operand column[LANES];
+            rest = ceil_div(min_int(STEP, k - kk), PER_OPERAND);
+            for (int i = 0; i < LANES; i++) {
+                vec v = i + j < n ? operands_part(row[i + j], dtype, kk, min_int(k, kk + STEP)) : splat(0.0f);
+                memcpy(column, &v, sizeof column);
+                for (int at = 0; at < rest; at++) to[at * TILE_COLS + i] = column[at];
+            }
+            to += rest * TILE_COLS;
+        }
+    }
+}
+
+/* Widens the rows' blocks into f32 rows first, so many elements at a time that these stay in the L1 cache. */
+static void pack_quantized(operand *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+{
+    float wide[TILE_COLS][LAZY_LONGEST_BLOCK];
+    const void *from[TILE_COLS];
+    for (int kk = 0; kk < k; kk += LAZY_LONGEST_BLOCK) {
+        int len = min_int(LAZY_LONGEST_BLOCK, k - kk);
+        for (int j = 0; j < n; j++) {
+            JOIN(lazy_rows_, ISA).widen_row(wide[j], (const char *)row[j] + lazy_row_bytes(dtype, kk), dtype, len);
+            from[j] = wide[j];
+        }
+        pack_any(panel + (int64_t)kk / PER_OPERAND * TILE_COLS, from, n, LAZY_F32, len);
+    }
+}
+
+static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
+{
+    switch (dtype) {
+    case LAZY_F32: pack_any(panel, row, n, LAZY_F32, k); break;
+    case LAZY_F16: pack_any(panel, row, n, LAZY_F16, k); break;
+    case LAZY_BF16: pack_any(panel, row, n, LAZY_BF16, k); break;
+    default: pack_quantized(panel, row, n, dtype, k);
+    }
+}
+
+/* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j]; k operands */
+typedef struct tile_product {
+    float *c;
+    int64_t c_stride;
+    const operand *a;
+    int64_t a_row, a_step;
+    const operand *b;
+    int64_t b_stride;
+    int k, cols;
+    bool accumulate;
+    const operand *prefetch[2]; /* NULL, or k TILE_ROWS operands each to prefetch */
+} tile_product;
+
+/* The sums of an incomplete tile. */
+static __attribute__((noinline)) void store_part_of_tile(const tile_product *t, const float *sums, int rows, int width)
+{
+    for (int r = 0; r < rows; r++, sums += width) {
+        float *out = t->c + r * t->c_stride;
+        for (int j = 0; j < t->cols; j++) out[j] = t->accumulate ? out[j] + sums[j] : sums[j];
+    }
+}
+
+INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const int rows, const int vectors)
+{
+    vec sum[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) sum[r][v] = splat(0.0f);
+
+    const operand *a = t->a, *b = t->b;
+    for (int kk = 0; kk < t->k; kk++, a += a_step, b += t->b_stride) {
+        vec column[TILE_VECTORS];
+        for (int i = 0; i < 2 && t->prefetch[i]; i++) __builtin_prefetch(t->prefetch[i] + kk * TILE_ROWS);
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) column[v] = load((const float *)b + v * LANES);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            vec x = splat_operand(a[r * a_row]);
+#pragma GCC unroll 4
+            for (int v = 0; v < vectors; v++) sum[r][v] = multiply_add(sum[r][v], column[v], x);
+        }
+    }
+    const bool whole = t->cols == vectors * LANES;
+    float part[TILE_ROWS * TILE_COLS], *out = whole ? t->c : part;
+    int64_t stride = whole ? t->c_stride : vectors * LANES;
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++, out += stride)
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) store(out + v * LANES, whole && t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+    if (!whole) store_part_of_tile(t, part, rows, vectors * LANES);
+}
+
+/* One function for each number of rows and vectors; the rows of a lie under each other, or across. */
+typedef void tile_function(const tile_product *t);
+
+#define TILE(name, rows, vectors, a_row, a_step)                                                                                           \
+    static __attribute__((noinline)) void name##_##rows##_##vectors(const tile_product *t) { tile_of(t, a_row, a_step, rows, vectors); }
+#define DOWN(rows)                                                                                                                         \
+    TILE(down, rows, 1, t->a_row, 1)                                                                                                       \
+    TILE(down, rows, 2, t->a_row, 1)
+#define ACROSS(rows)                                                                                                                       \
+    TILE(across, rows, 1, 1, t->a_step)                                                                                                    \
+    TILE(across, rows, 2, 1, t->a_step)
+#define DOWN_1(rows)   down_##rows##_1,
+#define DOWN_2(rows)   down_##rows##_2,
+#define ACROSS_1(rows) across_##rows##_1,
+#define ACROSS_2(rows) across_##rows##_2,
+#if TILE_ROWS == 14
+#define EACH_NUMBER(work)                                                                                                                  \
+    work(1) work(2) work(3) work(4) work(5) work(6) work(7) work(8) work(9) work(10) work(11) work(12) work(13) work(14)
+#else
+#define EACH_NUMBER(work) work(1) work(2) work(3) work(4) work(5) work(6)
+#endif
+
+EACH_NUMBER(DOWN)
+EACH_NUMBER(ACROSS)
+static tile_function *const down_rows[TILE_VECTORS][TILE_ROWS] = { { EACH_NUMBER(DOWN_1) }, { EACH_NUMBER(DOWN_2) } };
+static tile_function *const across_columns[TILE_VECTORS][TILE_ROWS] = { { EACH_NUMBER(ACROSS_1) }, { EACH_NUMBER(ACROSS_2) } };
+
+static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, lazy_dtype dtype, int k, int rows, int cols,
+                 bool accumulate)
+{
+    (void)dtype;
+    tile_product t = { c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL } };
+    down_rows[TILE_VECTORS - 1][rows - 1](&t);
+}
+
+/* ---- unpacked --------------------------------------------------------------------------- */
+
+/* Formats that are read as they are stored; others are widened into operands first. For one row that costs more than it saves where
+ * weights are few bits. */
+#ifdef OPERANDS_BF16
+#define OPERANDS        LAZY_BF16
+#define AS_STORED(work) work(BF16)
+#define ONE_ROW_AS_STORED(work)
+#else
+#define OPERANDS                LAZY_F32
+#define AS_STORED(work)         work(F32) work(F16) work(BF16)
+#define ONE_ROW_AS_STORED(work) work(Q8_0) work(Q4_0)
+#endif
+
+INLINE lazy_dtype form_of(lazy_dtype dtype)
+{
+    (void)dtype;
+    return OPERANDS;
+}
+INLINE size_t form_bytes(lazy_dtype form, int k) { return lazy_row_bytes(form, k); }
+
+/* to[:] = the k values of a row of weights as operands */
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
+{
+#ifdef OPERANDS_BF16
+    float wide[LAZY_LONGEST_BLOCK];
+    for (int kk = 0, n; kk < k; kk += n) {
+        n = min_int(LAZY_LONGEST_BLOCK, k - kk);
+        JOIN(lazy_rows_, ISA).widen_row(wide, row + lazy_row_bytes(dtype, kk), dtype, n);
+        convert((uint16_t *)to + kk, wide, n);
+    }
+#else
+    JOIN(lazy_rows_, ISA).widen_row(to, row, dtype, k);
+#endif
+}
+
+#include "dots.h"
+
+INLINE void dots_of(dot_products t, const int rows, const int cols)
+{
+    vec sum[DOT_ROWS][4];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
+    int kk = 0;
+    const operand *x = t.x;
+#ifndef OPERANDS_BF16
+    for (; lazy_is_quantized(t.dtype) && kk < t.k; kk += lazy_formats[t.dtype].values) {
+        const char *block = t.w + lazy_row_bytes(t.dtype, kk);
+        const int groups = lazy_formats[t.dtype].values / LAZY_GROUP;
+        scales s[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) read_scales(&s[c], block + c * t.spacing, t.dtype);
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) {
+            uint8_t room[4][LAZY_GROUP];
+            const uint8_t *q[4];
+#pragma GCC unroll 4
+            for (int c = 0; c < cols; c++) {
+                const char *here = block + c * t.spacing;
+                q[c] = group_at(room[c], here, t.dtype, g);
+                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
+                vec wide[4];
+#pragma GCC unroll 4
+                for (int c = 0; c < cols; c++) wide[c] = widen_group(q[c], t.dtype, &s[c], g, v);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    vec values = load((const float *)x + r * t.x_stride);
+#pragma GCC unroll 4
+                    for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
+                }
+            }
+        }
+    }
+#endif
+    for (; kk + STEP <= t.k; kk += STEP, x += LANES) {
+        vec wide[4];
+#pragma GCC unroll 4
+        for (int c = 0; c < cols; c++) {
+            const char *row = t.w + c * t.spacing;
+            wide[c] = operands(row, t.dtype, kk);
+            const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
+            if (rows == 1) __builtin_prefetch(here + FETCH_AHEAD);
+            else __builtin_prefetch(here + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache: loads are too few to keep the L1's misses going */
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vec v = load((const float *)x + r * t.x_stride);
+#pragma GCC unroll 4
+            for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
+        }
+    }
+    if (kk < t.k) { /* by vectors too: a sum must not depend on whether its column is computed with three others */
+        vec wide[4];
+        for (int c = 0; c < cols; c++) wide[c] = operands_part(t.w + c * t.spacing, t.dtype, kk, t.k);
+        for (int r = 0; r < rows; r++) {
+            vec v = splat(0.0f);
+            memcpy(&v, x + r * t.x_stride, (size_t)ceil_div(t.k - kk, PER_OPERAND) * sizeof *x);
+            for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        four total = cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
+        float *out = t.y + r * t.y_stride;
+        if (t.accumulate)
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] += total[c];
+        else
+            for (int c = 0; c < cols; c++) out[c * t.y_spacing] = total[c];
+    }
+}
+
+/* ---- ceilings --------------------------------------------------------------------------- */
+
+static float multiply_adds(const float *random, int steps, double *flops)
+{
+    enum { CHAINS = 12 }; /* enough to hide the latency, and they fit the registers */
+#ifdef OPERANDS_BF16
+    vec chain[CHAINS], a = operands(random, LAZY_F32, 0), b = operands(random + 64 - STEP, LAZY_F32, 0);
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i);
+    for (int step = 0; step < steps; step++)
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) chain[i] = multiply_add(chain[i], a, b);
+#else
+    vec chain[CHAINS], mirror = splat(-0x1.fffffep-1f), addend = load(random + 16);
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) chain[i] = load(random + i); /* alternates between this value and addend - value */
+    for (int step = 0; step < steps; step++)
+#pragma GCC unroll 12
+        for (int i = 0; i < CHAINS; i++) chain[i] = chain[i] * mirror + addend;
+#endif
+    *flops = 2.0 * CHAINS * STEP * steps;
+    vec total = splat(0.0f);
+#pragma GCC unroll 12
+    for (int i = 0; i < CHAINS; i++) total += chain[i];
+    return sum_lanes(total);
+}

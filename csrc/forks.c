@@ -1,0 +1,138 @@
+/* forks.c — copies of a cache, and the memory of K, V and Aux that they share. */
+#include "cache.h"
+#include "memory.h"
+#include "numeric.h"
+
+enum { PAGE = 4096 };
+
+/* Bytes of a buffer with room for the model's context, in whole pages. */
+static size_t shared_bytes(const lazy_cache *cache, const lazy_buffer *b)
+{
+    return (b->per_token * (size_t)cache->model->config.context * (size_t)b->pieces + PAGE - 1) / PAGE * PAGE;
+}
+
+/* K, V and Aux lie in the shared memory one after the other. */
+static void place_rows(lazy_cache *cache)
+{
+    char *data = cache->shared->data;
+    for (lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++) {
+        if (!b->has_rows) continue;
+        lazy_buffer_place(cache, b, (lazy_room){ data, cache->model->config.context });
+        data += shared_bytes(cache, b);
+    }
+}
+
+/* Moves K, V and Aux into shared memory as its owner, if the backend has such memory. */
+static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
+{
+    lazy_backend *backend = cache->model->backend;
+    const lazy_buffer *end = cache->buffers + cache->n_buffers;
+    lazy_shared *shared;
+    size_t bytes = 0;
+    for (const lazy_buffer *b = cache->buffers; b < end; b++)
+        if (b->has_rows) bytes += shared_bytes(cache, b);
+    if (cache->shared || !backend->ops->share_open || backend->ops->share_open(backend, &shared, bytes, NULL)) return LAZY_OK;
+    int code = LAZY_OK;
+    char *data = shared->data;
+    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++) {
+        if (!b->has_rows) continue;
+        lazy_room to = { data, cache->model->config.context };
+        code = lazy_buffer_copy(cache, b, to, lazy_room_of(b), depths, length, err);
+        data += shared_bytes(cache, b);
+    }
+    if (code) {
+        backend->ops->share_close(shared);
+        return code;
+    }
+    for (const lazy_buffer *b = cache->buffers; b < end; b++)
+        if (b->has_rows) backend->ops->free(backend, *b->slot);
+    cache->shared = shared;
+    cache->written = length;
+    place_rows(cache);
+    return LAZY_OK;
+}
+
+/* Notes that rows of the first n tokens up to these depths are the owner's. */
+static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_error *err)
+{
+    int code = lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)n, sizeof *depths, "the shared tokens", err);
+    if (!code) cache->n_shared = n;
+    return code;
+}
+
+/* Lists where the rows of the first `length` tokens lie in shared memory. out: *parts (*n,), of the caller */
+static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts, int *n, lazy_error *err)
+{
+    const lazy_buffer *end = cache->buffers + cache->n_buffers;
+    size_t n_pieces = 0, offset = 0;
+    for (const lazy_buffer *b = cache->buffers; b < end; b++)
+        if (b->has_rows) n_pieces += (size_t)b->pieces;
+    int code = lazy_alloc((void **)parts, n_pieces, sizeof **parts, "the parts of shared memory", err);
+    *n = 0;
+    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++) {
+        if (!b->has_rows) continue;
+        for (size_t i = 0; i < (size_t)b->pieces; i++) {
+            size_t begin = offset + i * (size_t)cache->model->config.context * b->per_token;
+            (*parts)[(*n)++] = (lazy_stretch){ begin, begin + (size_t)length * b->per_token };
+        }
+        offset += shared_bytes(cache, b);
+    }
+    return code;
+}
+
+/* Joins the memory of `from`, if it has any and the address space suffices. */
+static int join_shared(lazy_cache *to, const lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
+{
+    if (!from->shared) return LAZY_OK;
+    bool owned = from->shared->owner;
+    int n = owned ? length : min_int(from->n_shared, length), n_parts;
+    lazy_stretch *parts;
+    int code = list_parts(to, n, &parts, &n_parts, err);
+    if (code) return code;
+    bool joined = to->model->backend->ops->share_join(&to->shared, from->shared, parts, n_parts, NULL) == LAZY_OK;
+    lazy_free(parts);
+    if (!joined) return LAZY_OK;
+    place_rows(to);
+    return note_shared(to, owned ? depths : from->shared_depths, n, err);
+}
+
+int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err)
+{
+    const lazy_config *c = &to->model->config;
+    const lazy_ops *ops = to->model->backend->ops;
+    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err); /* waits for uploads of its rows */
+    if (!code) code = move_to_shared(from, depths, length, err);
+    if (!code) code = join_shared(to, from, depths, length, err);
+    if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
+    bool all_shared = to->shared && from->shared->owner;
+    for (int i = 0; i < to->n_buffers && !code; i++) {
+        const lazy_buffer *b = &to->buffers[i];
+        if (b->kept && !(b->has_rows && all_shared))
+            code = lazy_buffer_copy(to, b, lazy_room_of(b), lazy_room_of(&from->buffers[i]), depths, length, err);
+    }
+    if (!code) code = ops->copy(to->stream, to->logits, from->logits, (size_t)c->vocab * sizeof *to->logits, err);
+    if (!code) code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits, err); /* waits: `from` may change then */
+    for (int l = 0; l < c->n_layers; l++) to->remembered[l].n = from->remembered[l].n;
+    to->has_logits = from->has_logits;
+    return code;
+}
+
+int lazy_cache_write_from(lazy_cache *cache, int first, int end, const int32_t *depths, lazy_error *err)
+{
+    if (first < cache->written && cache->shared && cache->shared->owner) {
+        int code = cache->model->backend->ops->share_leave(cache->shared, err);
+        if (!code && !cache->shared->owner) code = note_shared(cache, depths, first, err);
+        if (code) return code;
+    }
+    cache->n_shared = min_int(cache->n_shared, first);
+    cache->written = max_int(cache->written, end);
+    return LAZY_OK;
+}
+
+uint64_t lazy_cache_shared_bytes(const lazy_cache *cache, int length)
+{
+    uint64_t per_token = 0;
+    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
+        if (b->has_rows && cache->shared) per_token += b->per_token * (uint64_t)b->pieces;
+    return per_token * (uint64_t)length;
+}

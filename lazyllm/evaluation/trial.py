@@ -1,0 +1,178 @@
+"""Trial: one item under one setting; how it is warmed up, run and measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+
+from lazyllm.errors import CheckpointError, DeviceError
+from lazyllm.evaluation.results import Key
+from lazyllm.evaluation.tasks import ItemPrompt, Task, Tasks
+from lazyllm.evaluation.token_use import used
+from lazyllm.generation import Generation, Request
+from lazyllm.llm import LLM
+from lazyllm.method import Method
+from lazyllm.pruning import Pruning
+from lazyllm.sampling import SamplingParams
+from lazyllm.session import Session
+
+WARM_UP_TOKENS, WARM_UP_NEW = 512, 2
+WARM_UP_TEXT = "The first sentence is short. So is the second."
+IN_PLAY = 0  # the first column of Session.last_pass
+FAILURES = (ValueError, RuntimeError, ArithmeticError, MemoryError)
+"""Errors of one item, a prompt that needs too much memory among them; they do not end the run."""
+BREAKS = (CheckpointError, DeviceError)
+"""Those among them of the model or the machine, as is OSError: every later trial would fail as well."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One item under one setting."""
+
+    key: Key
+    task: Task
+    item: Mapping[str, Any]
+    method: Method
+
+
+Measure = Callable[[LLM, Tasks, Trial], dict[str, Any]]
+"""Runs one trial and returns the fields of its result row, without the key."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The prompt of a trial. `whole` is the prompt before compression, which took `compressing` seconds;
+    `method` is the setting that the engine runs it with."""
+
+    prompt: ItemPrompt
+    whole: ItemPrompt
+    method: Method
+    compressing: float = 0.0
+
+    def row(
+        self, llm: LLM, trial: Trial, counts: np.ndarray, use: Session | Generation, seconds: Sequence[float]
+    ) -> dict[str, Any]:
+        """Fields of the row of any measure. `counts` are those of `Session.last_pass` by pass; `seconds` are
+        those to the first token and to the end."""
+        n_whole, ids = len(self.whole.ids), self.prompt.ids
+        kept_all = ids == self.whole.ids and trial.method.kept(n_whole) == n_whole
+        in_play = counts[:, :, IN_PLAY]
+        ttft, total = (taken + self.compressing for taken in seconds)
+        return {
+            "prompt_tokens": n_whole,
+            "cut": self.prompt.cut,
+            "wrapper": self.prompt.wrapper,
+            "flops": self.method.prefill_flops(llm.config, len(ids), counts[0]),
+            # of the whole prompt, of which compression left a share
+            "computed": round(use.computed * len(ids) / n_whole, 6),
+            "reached_top": round(use.reached_top * len(ids) / n_whole, 6),
+            # dense is meant to drop no token
+            "changed_nothing": trial.method != Pruning()
+            and kept_all
+            and bool((in_play == in_play[:, :1]).all()),
+            "timing": {"ttft": ttft, "seconds": total, "compressing": self.compressing},
+        }
+
+
+def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
+    """The trials in running order: each item under all settings in turn."""
+    for name, items in tasks.items.items():
+        for item in items:
+            for label, method in settings.items():
+                yield Trial(Key(label, name, str(item["_id"])), tasks.task(name), item, method)
+
+
+def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
+    """Untimed runs: `runs` short dense ones, which page in weights and start threads, then each setting once
+    with the whole prompt of its first trial. Models that compress are opened in any case. An item that fails
+    is left to its trial, which will record the error."""
+    for method in dict.fromkeys(trial.method for trial in trials):
+        if method.compresses:
+            method.compress(llm, WARM_UP_TEXT)
+
+    def short(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
+        ids = tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens]
+        llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
+
+    def whole(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        ready = prepared(llm, tasks, trial)
+        llm.generate(ready.prompt.ids, ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
+
+    first: dict[str, Trial] = {}
+    for trial in islice(cycle(trials), runs):
+        result_row(llm, tasks, trial, short)
+    for trial in trials if runs else ():
+        if first.setdefault(trial.key.setting, trial) is trial:
+            result_row(llm, tasks, trial, whole)
+
+
+def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
+    """The row of one trial: its measurements, or its error."""
+    try:
+        return {**trial.key._asdict(), **measure(llm, tasks, trial)}
+    except BREAKS:
+        raise
+    except FAILURES as error:
+        return {**trial.key._asdict(), "error": f"{type(error).__name__}: {error}"}
+
+
+def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
+    whole, method = tasks.prompt(llm, trial.task, trial.item), trial.method
+    if not method.compresses:
+        return Prepared(whole, whole, method)
+    compressing = 0.0
+
+    def shorten(text: str) -> str:
+        nonlocal compressing
+        start = time.perf_counter()
+        short = method.compress(llm, text)
+        compressing = time.perf_counter() - start
+        return short
+
+    prompt = tasks.prompt(llm, trial.task, trial.item, shorten)
+    return Prepared(prompt, whole, method.without_compression(), compressing)
+
+
+def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+    """The default measure: generates an answer and scores it."""
+    ready = prepared(llm, tasks, trial)
+    stops = tasks.stops(llm, trial.task)
+    request = Request(
+        max_new_tokens=trial.task.max_new_tokens,
+        sampling=SamplingParams(),
+        stop=(),
+        trace=False,
+        progress=False,
+        stop_ids=frozenset(stops.ids),
+        never_first=frozenset(stops.never_first),
+    )
+    answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
+    if answer.seconds <= 0:
+        raise RuntimeError("no token was generated")
+    prediction = tasks.prediction(llm, answer.text)
+    passes = answer.passes.reshape(-1, llm.config.n_layers)
+    counts = np.stack([passes[name] for name in ("in_play", "computed", "revived")], axis=-1)
+    return {
+        "prediction": prediction,
+        "score": tasks.score(trial.task, prediction, trial.item),
+        "length": trial.item["length"],
+        **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
+        "new_tokens": len(answer.token_ids),
+        "finished_by": answer.finish_reason,
+        "in_play": changes(passes[0]["in_play"]),
+        "used": used(ready.method, answer, llm.config.n_layers),
+        "revived": int(answer.passes["revived"].sum()),
+    }
+
+
+def changes(counts: np.ndarray) -> dict[str, int]:
+    """Counts by layer, without the layers that have the same count as the layer below."""
+    return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}
