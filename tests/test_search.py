@@ -19,12 +19,12 @@ import pytest
 from folders import SHAPE, model_folder
 
 import lazyllm
+from lazyllm import Mass, Pruning
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import kl_divergence
 from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
 from lazyllm.llm import LLM
 from lazyllm.methods import Preset
-from lazyllm.pruning import Mass, Pruning
 from lazyllm.searching import search as module
 from lazyllm.searching.results import Record, Search
 from lazyllm.searching.search import EVERY, divergence, is_worse, prompts_of
