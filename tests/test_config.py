@@ -296,26 +296,14 @@ def test_rope_parameters_of_transformers_5() -> None:
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        (
-            {"architectures": ["GPT2LMHeadModel"]},
-            ["GPT2LMHeadModel", "LlamaForCausalLM, ", "Qwen3"],
-        ),
-        ({"architectures": ["LlamaForCausalLM", "X"]}, ["architectures"]),
         ({"architectures": "LlamaForCausalLM"}, ["architectures"]),
         ({"architectures": [[]]}, ["architectures is [[]]"]),
         ({"architectures": None, "model_type": ["llama"]}, ["model_type is ['llama']"]),
         ({"model_type": "gemma"}, ["model_type", "'gemma'", "'llama'"]),
         ({"architectures": ["GemmaForCausalLM"]}, ["GemmaForCausalLM", "Gemma3ForCausalLM"]),
         ({"architectures": ["Gemma2ForCausalLM"]}, ["Gemma2ForCausalLM", "Gemma3ForCausalLM"]),
-        ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "'silu'"]),
-        ({"mlp_bias": True}, ["mlp_bias"]),
-        ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq", "bf16"]),
-        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, ["partial"]),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling: type", "'dynamic'", "yarn"]),
         ({"rope_scaling": {"rope_type": "longrope"}}, ["rope_scaling: rope_type", "'longrope'"]),
-        ({"rope_scaling": {"type": "linear"}}, ["rope_scaling: factor", "missing"]),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, ["factor is 0"]),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, ["factor is '4'"]),
         (
             {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}},
@@ -326,37 +314,20 @@ def test_rope_parameters_of_transformers_5() -> None:
             ["max_position_embeddings is 0"],
         ),
         ({"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, ["mscale"]),
-        ({"rope_scaling": [1]}, ["rope_scaling is [1]", "an object"]),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
             ["rope_parameters", "layer type"],
         ),
-        ({"rope_theta": 0}, ["rope_theta is 0"]),
-        ({"rope_theta": 10**400}, ["rope_theta is 1000"]),
         ({"rope_theta": 10**9000}, ["rope_theta is a number of"]),
         ({"num_hidden_layers": None}, ["num_hidden_layers is missing"]),
-        ({"num_hidden_layers": 0}, ["num_hidden_layers is 0", "1 to"]),
-        ({"num_hidden_layers": 3.0}, ["num_hidden_layers is 3.0", "whole number"]),
-        ({"num_hidden_layers": True}, ["num_hidden_layers is True"]),
-        ({"num_hidden_layers": 10**9}, ["num_hidden_layers"]),
-        ({"num_attention_heads": -4}, ["num_attention_heads is -4"]),
-        ({"num_key_value_heads": 3}, ["num_key_value_heads is 3", "divisor", "4"]),
-        ({"num_key_value_heads": 8}, ["num_key_value_heads is 8"]),
         ({"hidden_size": 30}, ["hidden_size is 30", "multiple"]),
         ({"hidden_size": 36}, ["hidden_size is 36", "even"]),
-        ({"head_dim": 7}, ["head_dim is 7", "even"]),
         (
             {"num_attention_heads": 4096, "num_key_value_heads": 4096, "head_dim": 512},
             ["num_attention_heads is 4096", "at most 1048576 values"],
         ),
-        ({"head_dim": 4096}, ["head_dim is 4096"]),
-        ({"intermediate_size": "40"}, ["intermediate_size is '40'"]),
         ({"vocab_size": None}, ["vocab_size is missing"]),
         ({"rms_norm_eps": 0.0}, ["rms_norm_eps is 0.0"]),
-        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps is nan"]),
-        ({"max_position_embeddings": 1 << 40}, ["max_position_embeddings"]),
-        ({"tie_word_embeddings": 1}, ["tie_word_embeddings is 1", "true or false"]),
-        ({"eos_token_id": 96}, ["eos_token_id is 96", "vocab_size (96)"]),
         ({"bos_token_id": -1}, ["bos_token_id is -1"]),
     ],
 )
@@ -370,20 +341,6 @@ def test_refused_for_qwen() -> None:
     assert "layer_types" in refusal("Qwen2ForCausalLM", **window, layer_types=["full_attention"])
     assert "'other'" in refusal("Qwen2ForCausalLM", **window, layer_types=["full_attention"] * 2 + ["other"])
     assert "sliding_window is 0" in refusal("MistralForCausalLM", sliding_window=0)
-
-
-@pytest.mark.parametrize(
-    "contents", [b"", b"{", b"[]", b"\xff\xfe", b'{"a": ' * 100_000, b"null", b'{"a": 1e999}']
-)
-def test_files_that_hold_no_config(tmp_path: Path, contents: bytes) -> None:
-    (tmp_path / "config.json").write_bytes(contents)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        ModelConfig.from_folder(tmp_path)
-
-
-def test_a_folder_without_config(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
-        ModelConfig.from_folder(tmp_path)
 
 
 values = st.recursive(

@@ -142,7 +142,7 @@ def kept(llm: LLM, tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-def test_a_file_that_was_cut_short(llm: LLM, kept: Path) -> None:
+def test_a_file_that_was_cut_short_or_changed(llm: LLM, kept: Path) -> None:
     whole = kept.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     ends = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(whole) - 33, len(whole) - 32, len(whole) - 1}
@@ -153,35 +153,22 @@ def test_a_file_that_was_cut_short(llm: LLM, kept: Path) -> None:
     kept.write_bytes(whole + b"\0")
     with pytest.raises(ValueError, match="is damaged"):
         llm.restore(kept)
-    kept.write_bytes(whole)
-    assert llm.restore(kept).length == 50
-
-
-def test_a_file_with_a_changed_byte(llm: LLM, kept: Path) -> None:
-    whole = kept.read_bytes()
-    for place in [*range(0, 64), *range(64, len(whole), 499), len(whole) - 1]:
+    for place in [*range(0, 64, 7), *range(64, len(whole), 997), len(whole) - 1]:
         changed = bytearray(whole)
         changed[place] ^= 1
         kept.write_bytes(changed)
         with pytest.raises(ValueError, match=f"{kept} "):
             llm.restore(kept)
+    kept.write_bytes(whole)
+    assert llm.restore(kept).length == 50
 
 
-def test_files_that_are_no_sessions(llm: LLM, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no session of lazyllm"):
-        llm.restore(next(folder.glob("*.safetensors")))
+def test_files_that_are_no_sessions(llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text of more than forty bytes, which is no session at all")
     with pytest.raises(ValueError, match="is no session of lazyllm"):
         llm.restore(tmp_path / "text")
     with pytest.raises(FileNotFoundError, match="nothing"):
         llm.restore(tmp_path / "nothing")
-
-
-def test_a_session_of_another_model(llm: LLM, kept: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    other = lazyllm.load(model_folder(tmp_path / "other", Shape(vocab=300, seed=9)), device="cpu")
-    with pytest.raises(ValueError, match=r"a session with a model of SHA-256 \w+; here it is \w+"):
-        other.restore(kept)
 
 
 def test_a_session_of_another_pruning(llm: LLM, kept: Path) -> None:
@@ -196,14 +183,6 @@ def test_a_session_of_other_arithmetic(
     there = getattr(llm, name)
     monkeypatch.setattr(llm, name, here)
     with pytest.raises(ValueError, match=f"a session with {name} {there}; here it is {here}"):
-        llm.restore(kept)
-
-
-def test_a_later_version(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(session_file, "VERSION", "3")
-        ran(llm, None).save(kept)
-    with pytest.raises(ValueError, match="has version 3 of the format; this lazyllm reads 2"):
         llm.restore(kept)
 
 
@@ -245,7 +224,7 @@ session.save(file)
 """
 
 
-@pytest.mark.parametrize("n", [1, 3, 12, -1], ids=["first", "third", "twelfth", "before it is on disk"])
+@pytest.mark.parametrize("n", [3, -1], ids=["at a tensor", "before it is on disk"])
 def test_a_kill_leaves_the_file_that_was_there(llm: LLM, kept: Path, folder: Path, n: int) -> None:
     before = kept.read_bytes()
     child = subprocess.run([sys.executable, "-c", KILLED, str(folder), str(kept), str(n)], check=False)
