@@ -392,9 +392,7 @@ def test_ids_beyond_the_embedding(byte_level: Path) -> None:
         Tokenizer.from_folder(byte_level, config(299))
 
 
-@pytest.mark.parametrize(
-    ("package", "name"), [("tokenizers", "byte_level"), ("sentencepiece", "pieces"), ("tiktoken", "xgen")]
-)
+@pytest.mark.parametrize(("package", "name"), [("sentencepiece", "pieces"), ("tiktoken", "xgen")])
 def test_missing_packages_are_named(
     package: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

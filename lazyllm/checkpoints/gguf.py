@@ -81,8 +81,8 @@ def convert(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         vocabulary = GgufVocabulary(model.path, model.metadata, model.vocab)
-        for name, contents in vocabulary.files().items():
-            write_json(partial / name, contents)
+        vocabulary.backend().save(str(partial / "tokenizer.json"))
+        write_json(partial / "tokenizer_config.json", vocabulary.settings())
         write_json(partial / "config.json", model.config(DTYPES[dtype][2]))
         write_json(partial / "generation_config.json", model.generation_config())
         model.write_weights(partial / "model.safetensors", dtype, progress)
