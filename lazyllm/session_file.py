@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import HEADER_LIMIT, header_bytes, read_shard
+from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.support.files import whole_file
 from lazyllm.support.json_text import parse_object
@@ -20,6 +20,7 @@ from lazyllm.support.progress import bar
 
 FORMAT, VERSION = "lazyllm session", "2"
 DIGEST = "sha256"
+HEADER_LIMIT = 100_000_000  # bytes
 TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
 KINDS = {"drawn": int | None, "prompts": list, "turns": list}

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, header_bytes, read_shard
 from lazyllm.checkpoints.digest import digest
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
@@ -85,16 +85,10 @@ def is_whole(path: Path, note: Path, source: str, progress: bool) -> bool:
 def write(checkpoint: Checkpoint, weights: str, path: Path, progress: bool) -> None:
     """Blocks are rows of bytes: the safetensors format has no types for them."""
     todo = matrices(checkpoint)
-    header: dict[str, object] = {}
-    end = 0
-    for name, _, shape, *_ in todo:
-        row = row_bytes(name, shape, weights)
-        begin, end = end, end + math.prod(shape[:-1]) * row
-        header[name] = {"dtype": "U8", "shape": [*shape[:-1], row], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    blocks = {name: (*shape[:-1], row_bytes(name, shape, weights)) for name, _, shape, *_ in todo}
+    header = header_bytes({name: ("U8", shape, math.prod(shape)) for name, shape in blocks.items()}, {})
     with whole_file(path) as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header)
         for name, dtype, shape, shard, offset, n_bytes in todo:
             step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
             for at in range(0, n_bytes, step):
