@@ -12,6 +12,7 @@ import numpy as np
 
 from lazyllm.method import Method
 from lazyllm.sampling import SamplingParams
+from lazyllm.support import checked
 from lazyllm.trace import Trace
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -129,10 +130,7 @@ class Request:
         progress: bool,
         tools: Iterable[Mapping[str, Any]] = (),
     ) -> Request:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
-            raise TypeError(f"max_new_tokens must be a whole number, not {max_new_tokens!r}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        n_new = checked.whole(max_new_tokens, "max_new_tokens", 1)
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {sampling!r}")
         if not isinstance(stop, Iterable):
@@ -146,7 +144,7 @@ class Request:
         if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
             raise TypeError(f"tools must be a list of dicts, not {tools!r}")
         options = bool(trace), bool(progress), tuple(tools)
-        return cls(int(max_new_tokens), sampling or SamplingParams(), strings, *options)
+        return cls(n_new, sampling or SamplingParams(), strings, *options)
 
 
 class Stream(Iterator[str]):
