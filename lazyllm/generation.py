@@ -13,6 +13,7 @@ import numpy as np
 from lazyllm.method import Method
 from lazyllm.sampling import SamplingParams
 from lazyllm.support import checked
+from lazyllm.support.tables import Table
 from lazyllm.trace import Trace
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -99,12 +100,9 @@ class Generation:
             "pruning": self.pruning,
             **({"nothing was dropped": self.unpruned} if self.unpruned else {}),
         }
-        heads = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in figures)
-        cells = "".join(
-            f"<td style='text-align:left'>{escape(str(value))}</td>" for value in figures.values()
-        )
+        table = Table("", list(figures), [[str(value) for value in figures.values()]])
         text = f"<div style='white-space:pre-wrap;margin-bottom:0.5em'>{escape(self.text)}</div>"
-        return f"{text}<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>"
+        return text + table.html()
 
 
 @dataclass(frozen=True)

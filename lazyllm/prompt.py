@@ -228,8 +228,8 @@ class Conversation:
             )
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
-        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
-        if not found:
+        _, marked, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
+        if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
             )

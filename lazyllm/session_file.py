@@ -170,23 +170,23 @@ class SessionFile:
         raise ValueError(f"{self.path} is damaged: {problem}")
 
     def _described(self) -> Description:
-        told = f"{self.path} is no session of lazyllm"
+        message = f"{self.path} is no session of lazyllm"
         length = int.from_bytes(self._data[:8].tobytes(), "little")
         if not 0 < length <= min(HEADER_LIMIT, len(self._data) - 8):
-            raise ValueError(told)
+            raise ValueError(message)
         try:
             metadata = parse_object(self._data[8 : 8 + length].tobytes(), self.path)["__metadata__"]
             form, version = metadata["format"], metadata["version"]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{told}, or is damaged") from None
+            raise ValueError(f"{message}, or is damaged") from None
         if form != FORMAT:
-            raise ValueError(f"{told}: its format is {form!r}")
+            raise ValueError(f"{message}: its format is {form!r}")
         if version != VERSION:
             raise ValueError(f"{self.path} has version {version} of the format; this lazyllm reads {VERSION}")
         try:
             description = Description(**parse_object(metadata["session"], self.path))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{told}, or is damaged") from None
+            raise ValueError(f"{message}, or is damaged") from None
         for name, value in vars(description).items():
             if not isinstance(value, KINDS.get(name, str)):
                 self.damaged(f"{name} is {value!r:.80}")
@@ -211,10 +211,10 @@ class SessionFile:
                 f"{self.path} is a session with {saved.pruning}; give it as pruning=: {error}"
             ) from None
         for name, here in identity(model, method, progress).items():
-            if (there := getattr(saved, name)) != here:
+            if (stored := getattr(saved, name)) != here:
                 models = f" ({saved.model} and {model.config.name})" if name == "sha256" else ""
                 raise ValueError(
-                    f"{self.path} is a session with {IDENTITY[name]} {there}; here it is {here}{models}"
+                    f"{self.path} is a session with {IDENTITY[name]} {stored}; here it is {here}{models}"
                 )
         return method
 

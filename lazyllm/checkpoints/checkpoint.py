@@ -105,10 +105,10 @@ class Checkpoint:
             self.tensors = text_model(self.tensors, self.path)
         for tensor_name, name in placed.items():
             if home.get(tensor_name) != name:
-                found = home.get(tensor_name, "no shard")
+                actual = home.get(tensor_name, "no shard")
                 raise CheckpointError(
                     f"{self.path / INDEX_FILE}: tensor {tensor_name!r} is said to be in {name}; "
-                    f"it is in {found}"
+                    f"it is in {actual}"
                 )
 
     @property
@@ -126,11 +126,11 @@ class Checkpoint:
         """None where there is no vocabulary; such a model takes token ids only."""
         if not any(file.path.name in VOCABULARIES for file in self.tokenizer_files):
             return None
-        found = Tokenizer.from_folder(self.path, self.config)
+        tokenizer = Tokenizer.from_folder(self.path, self.config)
         before, now = self.tokenizer_files, opened(self.path, TOKENIZER_PARTS)
         if [file.state for file in before] != [file.state for file in now]:
             raise OSError(f"{self.path}: the tokenizer was changed after the model was loaded; load it again")
-        return found
+        return tokenizer
 
 
 def opened(folder: Path, names: Iterable[str]) -> list[OpenedFile]:
@@ -199,17 +199,17 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
 
 def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
     """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
-    found: dict[str, Tensor] = {}
+    text: dict[str, Tensor] = {}
     for tensor in tensors:
         name = tensor[0]
         prefix = next((prefix for prefix in TEXT_MODEL if name.startswith(prefix)), None)
         if prefix is None:
             continue
         text_name = TEXT_MODEL[prefix] + name.removeprefix(prefix)
-        if text_name in found:
+        if text_name in text:
             raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
-        found[text_name] = (text_name, *tensor[1:])
-    return list(found.values())
+        text[text_name] = (text_name, *tensor[1:])
+    return list(text.values())
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

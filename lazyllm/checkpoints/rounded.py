@@ -61,11 +61,11 @@ def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stor
             note.unlink(missing_ok=True)
             write(checkpoint, weights, path, progress)
             write_whole(note, json.dumps({"source": source, "sha256": digest([OpenedFile(path)], progress)}))
-    made = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
+    kept = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
     tensors = list(checkpoint.tensors)
     for i, (name, _, shape, *_) in enumerate(tensors):
-        if name in made:
-            _, _, _, shard, offset, n_bytes = made[name]
+        if name in kept:
+            _, _, _, shard, offset, n_bytes = kept[name]
             tensors[i] = (name, format_of(name, weights), shape, shard, offset, n_bytes)
     return [*checkpoint.shards, str(path)], tensors
 
