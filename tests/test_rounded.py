@@ -65,12 +65,6 @@ def test_the_same_bits(weights: str, folder: Path, cache: Path) -> None:
     assert not list(cache.glob("*.partial"))
 
 
-def test_both_formats_stand_side_by_side(folder: Path, cache: Path) -> None:
-    for weights in ("q8", "q4", "q8", "q4"):
-        is_as_on_loading(folder, weights)
-    assert len(list(cache.glob("*.safetensors"))) == 2
-
-
 def test_rows_by_pairs(tmp_path: Path, cache: Path) -> None:
     """q and k of a Llama's GGUF file are sorted when they are bound, after they were rounded."""
     files, stored = toy(["F16"], biased=True)
