@@ -64,7 +64,7 @@ def to_json(
     )
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks text to train on; it renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class has it as a plain set)
@@ -76,7 +76,7 @@ class Generation(jinja2.ext.Extension):
 
 def sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
