@@ -271,15 +271,10 @@ def toy_tokenizer(metadata: dict[str, Any], folder: Path, family: str = "llama1"
 
 
 @pytest.mark.parametrize(
-    ("pre", "digits", "blanks"),
-    [
-        ("gpt-2", ["1234"], ["a", "ĠĠ", "Ġb"]),
-        ("smollm", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
-        ("llama-bpe", ["123", "4"], ["a", "ĠĠ", "Ġb"]),
-        ("qwen2", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
-    ],
+    ("pre", "digits"),
+    [("gpt-2", ["1234"]), ("smollm", [*"1234"]), ("llama-bpe", ["123", "4"]), ("qwen2", [*"1234"])],
 )
-def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path: Path) -> None:
+def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     merges = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ b"]
     tokenizer = toy_tokenizer(byte_level_metadata(pre, merges), tmp_path)
     vocabulary = tokenizer.vocabulary.tokenizer
@@ -288,7 +283,7 @@ def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path
         return [vocabulary.id_to_token(token) for token in tokenizer.encode(text, add_special=False)]
 
     assert pieces("1234") == digits
-    assert pieces("a   b") == blanks
+    assert pieces("a   b") == ["a", "ĠĠ", "Ġb"]
     assert pieces("x<end>y") == ["x", "<end>", "y"]
     assert tokenizer.decode(tokenizer.encode("a   b 1234")) == "a   b 1234"
     assert tokenizer.encode("a")[:1] == (

@@ -21,6 +21,7 @@ from lazyllm.support.json_text import json_digest
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 MOST_DIMENSIONS = 8
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -148,12 +149,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
         if not placed:
             index.refuse("weight_map", "an object naming the file of each tensor")
         for tensor, name in placed.items():
-            if (
-                not isinstance(name, str)
-                or Path(name).name != name
-                or "\\" in name
-                or not name.endswith(".safetensors")
-            ):
+            if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
                 raise CheckpointError(
                     f"{index.source}: tensor {tensor!r} is said to be in {name!r}; "
                     "expected the plain name of a .safetensors file"
@@ -202,13 +198,11 @@ def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
     text: dict[str, Tensor] = {}
     for tensor in tensors:
         name = tensor[0]
-        prefix = next((prefix for prefix in TEXT_MODEL if name.startswith(prefix)), None)
-        if prefix is None:
-            continue
-        text_name = TEXT_MODEL[prefix] + name.removeprefix(prefix)
-        if text_name in text:
-            raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
-        text[text_name] = (text_name, *tensor[1:])
+        for prefix in filter(name.startswith, TEXT_MODEL):
+            text_name = TEXT_MODEL[prefix] + name.removeprefix(prefix)
+            if text_name in text:
+                raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
+            text[text_name] = (text_name, *tensor[1:])
     return list(text.values())
 
 
