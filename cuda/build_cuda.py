@@ -96,14 +96,14 @@ def wanted(wish: str) -> tuple[str | None, str]:
 
 def architectures(nvcc: str) -> list[str]:
     """sm_90 for LAZYLLM_CUDA_ARCHS=90; without that variable, all of CAPABILITIES that nvcc knows."""
-    known = output_of(nvcc, "--list-gpu-code").split()
-    asked = os.environ.get("LAZYLLM_CUDA_ARCHS")
-    if not asked:
-        return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in known]
-    names = [f"sm_{c.strip()}" for c in asked.split(",")]
-    if not set(names) <= set(known):
+    supported = output_of(nvcc, "--list-gpu-code").split()
+    setting = os.environ.get("LAZYLLM_CUDA_ARCHS")
+    if not setting:
+        return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in supported]
+    names = [f"sm_{c.strip()}" for c in setting.split(",")]
+    if not set(names) <= set(supported):
         raise SystemExit(
-            f"LAZYLLM_CUDA_ARCHS is {asked!r}; {nvcc} knows {', '.join(known)}: write 90, or 80,90"
+            f"LAZYLLM_CUDA_ARCHS is {setting!r}; {nvcc} knows {', '.join(supported)}: write 90, or 80,90"
         )
     return names
 
