@@ -59,14 +59,14 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
 
     int rank = cols ? 2 : 1;
     if (t->rank != rank || t->shape[0] != rows || (cols && t->shape[1] != cols)) {
-        char found[96];
+        char shape[96];
         int length = 0;
-        for (int i = 0; i < t->rank && length < (int)sizeof found - 24; i++)
-            length += snprintf(found + length, sizeof found - (size_t)length, "%s%" PRId64, i ? ", " : "", t->shape[i]);
-        found[length] = '\0';
+        for (int i = 0; i < t->rank && length < (int)sizeof shape - 24; i++)
+            length += snprintf(shape + length, sizeof shape - (size_t)length, "%s%" PRId64, i ? ", " : "", t->shape[i]);
+        shape[length] = '\0';
         if (cols)
-            return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name, found, rows, cols);
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, found, rows);
+            return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name, shape, rows, cols);
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, shape, rows);
     }
     int row = cols ? cols : rows, n_rows = cols ? rows : 1;
     if (row % format->values)
@@ -202,12 +202,12 @@ static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format,
 static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, use use,
                        lazy_error *err)
 {
-    lazy_matrix found = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
+    lazy_matrix bound = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
     for (int i = 0; i < n_names; i++) {
-        lazy_part *part = &found.part[i];
+        lazy_part *part = &bound.part[i];
         lazy_dtype format;
         part->rows = rows[i];
-        found.rows += rows[i];
+        bound.rows += rows[i];
         int code = take(b, names[i], rows[i], cols, &part->data, &part->dtype, err);
         if (!code) code = choose_format(b, names[i], use, cols, part->dtype, &format, err);
         if (code) return code;
@@ -215,8 +215,8 @@ static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names,
         else if ((code = prepare_part(b, part, cols, format, is_paired(b, use, i), err))) return code;
     }
     if (b->dry) return LAZY_OK;
-    int code = b->model->backend->ops->bind(b->model->backend, &found, err);
-    if (!code) *matrix = found;
+    int code = b->model->backend->ops->bind(b->model->backend, &bound, err);
+    if (!code) *matrix = bound;
     return code;
 }
 

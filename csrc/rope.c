@@ -63,19 +63,19 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
 {
     const lazy_config *c = &model->config;
     if ((*out = find(model, length))) return LAZY_OK;
-    lazy_rope *made;
-    int code = lazy_alloc_zeroed((void **)&made, 1, sizeof *made, "the RoPE table", err);
+    lazy_rope *rope;
+    int code = lazy_alloc_zeroed((void **)&rope, 1, sizeof *rope, "the RoPE table", err);
     if (code) return code;
-    made->length = next_length(model, length);
-    code = make_table(&made->angles[0], stream, c->inv_freq, c->rope_scale, made->length, err);
-    if (!code && c->local_inv_freq) code = make_table(&made->angles[1], stream, c->local_inv_freq, 1.0f, made->length, err);
+    rope->length = next_length(model, length);
+    code = make_table(&rope->angles[0], stream, c->inv_freq, c->rope_scale, rope->length, err);
+    if (!code && c->local_inv_freq) code = make_table(&rope->angles[1], stream, c->local_inv_freq, 1.0f, rope->length, err);
     if (code) {
-        close_rope(made, model->backend);
+        close_rope(rope, model->backend);
         return code;
     }
-    made->next = atomic_load(&model->ropes);
-    while (!atomic_compare_exchange_weak(&model->ropes, &made->next, made)) continue;
-    *out = made;
+    rope->next = atomic_load(&model->ropes);
+    while (!atomic_compare_exchange_weak(&model->ropes, &rope->next, rope)) continue;
+    *out = rope;
     return LAZY_OK;
 }
 

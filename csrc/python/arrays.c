@@ -95,15 +95,15 @@ int array_read_ids(PyObject *object, int32_t **ids, int *n)
         return -1;
     }
     PyErr_Clear(); /* an object without a length gets NumPy's message below */
-    PyObject *found = PyArray_FROM_O(object);
-    if (!found) return -1;
+    PyObject *any_type = PyArray_FROM_O(object);
+    if (!any_type) return -1;
     PyObject *array = NULL;
-    if (PyArray_NDIM((PyArrayObject *)found) != 1)
-        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)found));
-    else if (!PyArray_ISINTEGER((PyArrayObject *)found))
-        PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers", PyArray_DESCR((PyArrayObject *)found));
-    else array = PyArray_FROM_OTF(found, NPY_INT64, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
-    Py_DECREF(found);
+    if (PyArray_NDIM((PyArrayObject *)any_type) != 1)
+        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)any_type));
+    else if (!PyArray_ISINTEGER((PyArrayObject *)any_type))
+        PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers", PyArray_DESCR((PyArrayObject *)any_type));
+    else array = PyArray_FROM_OTF(any_type, NPY_INT64, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
+    Py_DECREF(any_type);
     if (!array) return -1;
     npy_intp size = PyArray_SIZE((PyArrayObject *)array);
     const npy_int64 *from = PyArray_DATA((PyArrayObject *)array);

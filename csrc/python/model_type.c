@@ -190,37 +190,19 @@ static PyObject *model_session(ModelObject *self, PyObject *pruning)
     return session_create(core_state_of(self)->session_type, self, pruning);
 }
 
-static PyObject *model_threads(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromLong(lazy_model_threads(self->model));
-}
-static PyObject *model_isa(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(lazy_model_isa(self->model));
-}
-static PyObject *model_device(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(lazy_model_device(self->model));
-}
-static PyObject *model_bytes(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model));
-}
+#define READ(name, expression)                                                                                                             \
+    static PyObject *model_##name(ModelObject *self, void *closure)                                                                        \
+    {                                                                                                                                      \
+        (void)closure;                                                                                                                     \
+        return expression;                                                                                                                 \
+    }
 
-static PyObject *model_activations(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(lazy_formats[lazy_model_activations(self->model)].name);
-}
-static PyObject *model_kv(ModelObject *self, void *closure)
-{
-    (void)closure;
-    return PyUnicode_FromString(lazy_formats[lazy_model_kv(self->model)].name);
-}
+READ(threads, PyLong_FromLong(lazy_model_threads(self->model)))
+READ(isa, PyUnicode_FromString(lazy_model_isa(self->model)))
+READ(device, PyUnicode_FromString(lazy_model_device(self->model)))
+READ(bytes, PyLong_FromUnsignedLongLong(lazy_model_bytes(self->model)))
+READ(activations, PyUnicode_FromString(lazy_formats[lazy_model_activations(self->model)].name))
+READ(kv, PyUnicode_FromString(lazy_formats[lazy_model_kv(self->model)].name))
 
 static PyGetSetDef model_members[] = {
     { "activations", (getter)model_activations, NULL, "the type of hidden states", NULL },

@@ -67,7 +67,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     lazy_error err = { 0 };
     int32_t last;
     int code = lazy_view_read(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err); /* a device is waited for without the GIL */
-    int64_t begun = now_ns();
+    int64_t started = now_ns();
     watcher_hold(self->watcher);
     if (code) {
         core_raise(core_state_of(self), &err);
@@ -79,7 +79,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
         Py_XDECREF(answer);
     }
     watcher_release(self->watcher);
-    self->policy_ns += now_ns() - begun;
+    self->policy_ns += now_ns() - started;
     return code;
 }
 

@@ -3,51 +3,54 @@
 
 static const char *const WHAT = "pruning";
 
-/* The items of a sequence as a tuple of our own: reading one may run Python code that changes the sequence. */
-static PyObject *tuple_of(PyObject *sequence, const char *message)
+/* An array with an element of `size` bytes for each tuple of the sequence, or NULL with an exception; PyMem_Free. noun: of an element;
+ * form: of its tuple */
+static void *parse_tuples(PyObject *sequence, const char *noun, const char *form, size_t size, int (*parse)(PyObject *, void *), int *n)
 {
-    PyObject *list = PySequence_Fast(sequence, message), *tuple = list ? PySequence_Tuple(list) : NULL;
-    Py_XDECREF(list);
-    return tuple;
+    if (!PySequence_Check(sequence)) return PyErr_Format(PyExc_TypeError, "pruning: %ss must be a list of %s", noun, form);
+    PyObject *tuples = PySequence_Tuple(sequence); /* our own: reading a value may run Python code that changes the sequence */
+    if (!tuples) return NULL;
+    *n = (int)PyTuple_Size(tuples);
+    char *array = PyMem_Calloc((size_t)*n + 1, size);
+    bool good = array != NULL;
+    if (!good) PyErr_NoMemory();
+    for (int i = 0; i < *n && good; i++) {
+        PyObject *tuple = PyTuple_GetItem(tuples, i);
+        good = PyTuple_Check(tuple) && !parse(tuple, array + (size_t)i * size);
+        if (!PyTuple_Check(tuple)) PyErr_Format(PyExc_TypeError, "pruning: %s %R; it must be %s", noun, tuple, form);
+    }
+    Py_DECREF(tuples);
+    if (good) return array;
+    PyMem_Free(array);
+    return NULL;
 }
 
-static int parse_rule(PyObject *rule, lazy_stage *stage)
+static int parse_stage(PyObject *tuple, void *out)
 {
-    if (PyTuple_Check(rule)) {
-        stage->by_mass = true;
-        return PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max)
-                   ? 0
-                   : -1;
-    }
-    stage->keep = PyFloat_AsDouble(rule);
-    return stage->keep == -1.0 && PyErr_Occurred() ? -1 : 0;
+    lazy_stage *stage = out;
+    PyObject *rule;
+    int permanent = 0;
+    if (!PyArg_ParseTuple(tuple, "iO|p;a stage is (layer, rule) or (layer, rule, permanent)", &stage->layer, &rule, &permanent)) return -1;
+    stage->permanent = permanent;
+    stage->by_mass = PyTuple_Check(rule);
+    if (!stage->by_mass) stage->keep = PyFloat_AsDouble(rule);
+    else if (!PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max))
+        return -1;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
 {
-    PyObject *list = tuple_of(object, "pruning: stages must be a list of (layer, rule) or (layer, rule, permanent)");
-    if (!list) return -1;
-    Py_ssize_t size = PyTuple_Size(list);
-    lazy_stage *stages = PyMem_Calloc((size_t)size + 1, sizeof *stages);
-    int code = stages ? 0 : -1;
-    if (!stages) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < size && !code; i++) {
-        PyObject *rule, *stage = PyTuple_GetItem(list, i);
-        int permanent = 0;
-        if (!PyTuple_Check(stage)) {
-            PyErr_Format(PyExc_TypeError, "pruning: stage %R; it must be (layer, rule) or (layer, rule, permanent)", stage);
-            code = -1;
-        } else {
-            bool parsed =
-                PyArg_ParseTuple(stage, "iO|p;a stage is (layer, rule) or (layer, rule, permanent)", &stages[i].layer, &rule, &permanent);
-            code = parsed ? parse_rule(rule, &stages[i]) : -1;
-            stages[i].permanent = permanent;
-        }
-    }
-    Py_DECREF(list);
-    *out = stages;
-    *n = (int)size;
-    return code;
+    *out = parse_tuples(object, "stage", "(layer, rule) or (layer, rule, permanent)", sizeof **out, parse_stage, n);
+    return *out ? 0 : -1;
+}
+
+static int parse_span(PyObject *tuple, void *out)
+{
+    long long begin, end;
+    if (!PyArg_ParseTuple(tuple, "LL;a span is (begin, end)", &begin, &end)) return -1;
+    *(lazy_span *)out = (lazy_span){ begin, end };
+    return 0;
 }
 
 static int parse_decode(PyObject *object, lazy_pruning *pruning)
@@ -63,32 +66,6 @@ static int parse_decode(PyObject *object, lazy_pruning *pruning)
         return -1;
     }
     return 0;
-}
-
-static int parse_protect(PyObject *object, lazy_pruning *pruning)
-{
-    PyObject *list = tuple_of(object, "pruning: protect must be a list of (begin, end)");
-    if (!list) return -1;
-    Py_ssize_t size = PyTuple_Size(list);
-    lazy_span *spans = PyMem_Calloc((size_t)size + 1, sizeof *spans);
-    int code = spans ? 0 : -1;
-    if (!spans) PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < size && !code; i++) {
-        long long begin, end;
-        PyObject *pair = PyTuple_GetItem(list, i);
-        if (!PyTuple_Check(pair)) {
-            PyErr_Format(PyExc_TypeError, "pruning: span %R; it must be (begin, end)", pair);
-            code = -1;
-        } else if (!PyArg_ParseTuple(pair, "LL;a span is (begin, end)", &begin, &end)) {
-            code = -1;
-        } else {
-            spans[i] = (lazy_span){ begin, end };
-        }
-    }
-    Py_DECREF(list);
-    pruning->protect = spans;
-    pruning->n_protect = (int)size;
-    return code;
 }
 
 static int parse_policy(PyObject *dict, PyObject **policy)
@@ -130,12 +107,13 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     PyObject *protect = decode ? field_object(dict, WHAT, "protect") : NULL;
     int code = 0;
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
-        parse_protect(protect, pruning) || field_int(dict, WHAT, "sink", &pruning->sink) ||
-        field_int(dict, WHAT, "window", &pruning->window) || field_int(dict, WHAT, "queries", &pruning->queries) ||
-        parse_pooling(dict, &pruning->pooling) || field_int(dict, WHAT, "layers", &pruning->layers) ||
-        field_int(dict, WHAT, "smooth", &pruning->smooth) || field_double(dict, WHAT, "memory", &pruning->memory) ||
-        field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) || field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) ||
-        field_bool(dict, WHAT, "average", &pruning->average) || parse_policy(dict, policy)) {
+        !(pruning->protect = parse_tuples(protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span, &pruning->n_protect)) ||
+        field_int(dict, WHAT, "sink", &pruning->sink) || field_int(dict, WHAT, "window", &pruning->window) ||
+        field_int(dict, WHAT, "queries", &pruning->queries) || parse_pooling(dict, &pruning->pooling) ||
+        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
+        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
+        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
+        parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
     }

@@ -56,52 +56,52 @@ static int vocab_of(const SessionObject *self) { return lazy_model_config(self->
 /* ---- a pass ----------------------------------------------------------------------------- */
 
 /* Arguments of a pass. ids is owned: PyMem_Free. */
-typedef struct given {
+typedef struct arguments {
     int32_t *ids;
     int n;
     bool generated;
     PyObject *watch;
-} given;
+} arguments;
 
-static int read_given(const SessionObject *self, PyObject *ids, given *g)
+static int read_arguments(const SessionObject *self, PyObject *ids, arguments *a)
 {
-    if (g->watch != Py_None && !PyCallable_Check(g->watch)) {
-        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", g->watch);
+    if (a->watch != Py_None && !PyCallable_Check(a->watch)) {
+        PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", a->watch);
         return -1;
     }
-    if (array_read_ids(ids, &g->ids, &g->n)) return -1;
+    if (array_read_ids(ids, &a->ids, &a->n)) return -1;
     if (session_at_rest(self)) return 0;
-    PyMem_Free(g->ids);
+    PyMem_Free(a->ids);
     return -1;
 }
 
 /* The result of a pass; one of these is set, or none for the beginning of a prompt. With a sampler logits and token are. */
-typedef struct wanted {
+typedef struct outputs {
     float *logits;         /* (vocab,) */
     int32_t *token;        /* of the greatest logit, or drawn by the sampler */
     float *surprisal;      /* (n,) */
     lazy_sampler *sampler; /* or NULL */
-} wanted;
+} outputs;
 
-static int run_given(SessionObject *self, given g, wanted out)
+static int run_with(SessionObject *self, arguments a, outputs out)
 {
     lazy_error err = { 0 };
     watcher w;
     self->in_use = true;
     self->policy_ns = 0;
     self->watcher = &w;
-    watcher_begin(&w, g.watch == Py_None ? NULL : g.watch);
-    int code = out.logits      ? lazy_session_forward(self->session, g.ids, g.n, g.generated, out.logits, &w.watch, &err)
-               : out.token     ? lazy_session_greedy(self->session, g.ids, g.n, g.generated, out.token, &w.watch, &err)
-               : out.surprisal ? lazy_session_surprisal(self->session, g.ids, g.n, out.surprisal, &w.watch, &err)
-                               : lazy_session_read(self->session, g.ids, g.n, &w.watch, &err);
+    watcher_begin(&w, a.watch == Py_None ? NULL : a.watch);
+    int code = out.logits      ? lazy_session_forward(self->session, a.ids, a.n, a.generated, out.logits, &w.watch, &err)
+               : out.token     ? lazy_session_greedy(self->session, a.ids, a.n, a.generated, out.token, &w.watch, &err)
+               : out.surprisal ? lazy_session_surprisal(self->session, a.ids, a.n, out.surprisal, &w.watch, &err)
+                               : lazy_session_read(self->session, a.ids, a.n, &w.watch, &err);
     bool ended = !code;
     if (ended && out.sampler) code = lazy_sampler_next(out.sampler, out.logits, vocab_of(self), out.token, &err);
     watcher_end(&w);
     if (ended) self->drawn = !code && out.token ? *out.token : -1;
     self->watcher = NULL;
     self->in_use = false;
-    PyMem_Free(g.ids);
+    PyMem_Free(a.ids);
     if (code) core_raise(core_state_of(self), &err);
     PyObject *memo = self->memo;
     self->memo = NULL;
@@ -109,10 +109,10 @@ static int run_given(SessionObject *self, given g, wanted out)
     return code ? -1 : 0;
 }
 
-static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, wanted out)
+static int run_pass(SessionObject *self, PyObject *ids, bool generated, PyObject *watch, outputs out)
 {
-    given g = { .generated = generated, .watch = watch };
-    return read_given(self, ids, &g) ? -1 : run_given(self, g, out);
+    arguments a = { .generated = generated, .watch = watch };
+    return read_arguments(self, ids, &a) ? -1 : run_with(self, a, out);
 }
 
 static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *kwargs)
@@ -123,7 +123,7 @@ static PyObject *session_forward(SessionObject *self, PyObject *args, PyObject *
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|pO", names, &ids, &generated, &watch)) return NULL;
     float *data;
     PyObject *logits = array_new_float(vocab_of(self), &data);
-    if (logits && run_pass(self, ids, generated, watch, (wanted){ .logits = data })) Py_CLEAR(logits);
+    if (logits && run_pass(self, ids, generated, watch, (outputs){ .logits = data })) Py_CLEAR(logits);
     return logits;
 }
 
@@ -136,7 +136,7 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     core_state *state = core_state_of(self);
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
     int32_t token;
-    wanted out = { .token = &token };
+    outputs out = { .token = &token };
     lazy_error err = { 0 };
     if (!lazy_sampler_is_greedy(sampler->sampler)) { /* a greedy one saves the download of the logits */
         out.sampler = sampler->sampler;
@@ -153,13 +153,13 @@ static PyObject *session_surprisal(SessionObject *self, PyObject *args, PyObject
 {
     static char *names[] = { "ids", "watch", NULL };
     PyObject *ids;
-    given g = { .watch = Py_None };
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &g.watch)) return NULL;
-    if (read_given(self, ids, &g)) return NULL;
+    arguments a = { .watch = Py_None };
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &a.watch)) return NULL;
+    if (read_arguments(self, ids, &a)) return NULL;
     float *data;
-    PyObject *surprisal = array_new_float(g.n, &data);
-    if (!surprisal) PyMem_Free(g.ids);
-    else if (run_given(self, g, (wanted){ .surprisal = data })) Py_CLEAR(surprisal);
+    PyObject *surprisal = array_new_float(a.n, &data);
+    if (!surprisal) PyMem_Free(a.ids);
+    else if (run_with(self, a, (outputs){ .surprisal = data })) Py_CLEAR(surprisal);
     return surprisal;
 }
 
@@ -168,7 +168,7 @@ static PyObject *session_read(SessionObject *self, PyObject *args, PyObject *kwa
     static char *names[] = { "ids", "watch", NULL };
     PyObject *ids, *watch = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &ids, &watch)) return NULL;
-    if (run_pass(self, ids, false, watch, (wanted){ 0 })) return NULL;
+    if (run_pass(self, ids, false, watch, (outputs){ 0 })) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -216,20 +216,20 @@ static PyObject *session_fork(SessionObject *self, PyObject *none)
 {
     (void)none;
     if (!session_at_rest(self)) return NULL;
-    SessionObject *made = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
-    if (!made) return NULL;
+    SessionObject *fork = (SessionObject *)PyType_GenericAlloc(Py_TYPE((PyObject *)self), 0);
+    if (!fork) return NULL;
     lazy_error err = { 0 };
     int code;
-    made->model = (ModelObject *)Py_NewRef((PyObject *)self->model);
-    made->policy = Py_XNewRef(self->policy);
-    made->drawn = self->drawn;
+    fork->model = (ModelObject *)Py_NewRef((PyObject *)self->model);
+    fork->policy = Py_XNewRef(self->policy);
+    fork->drawn = self->drawn;
     self->in_use = true;
     Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_fork(&made->session, self->session, made, &err);
+    code = lazy_session_fork(&fork->session, self->session, fork, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
-    if (!code) return (PyObject *)made;
-    Py_DECREF(made);
+    if (!code) return (PyObject *)fork;
+    Py_DECREF(fork);
     return core_raise(core_state_of(self), &err);
 }
 

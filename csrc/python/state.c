@@ -55,8 +55,8 @@ PyObject *state_set(SessionObject *self, PyObject *args)
 {
     const char *name;
     int layer, part, code;
-    Py_buffer given;
-    if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &given)) return NULL;
+    Py_buffer rows;
+    if (!PyArg_ParseTuple(args, "siy*", &name, &layer, &rows)) return NULL;
     const lazy_config *c = lazy_model_config(self->model->model);
     const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
     lazy_error err = { 0 };
@@ -66,18 +66,18 @@ PyObject *state_set(SessionObject *self, PyObject *args)
                    : part == LAZY_STATE_AUX                             ? lazy_row_bytes(activations, c->hidden)
                                                                         : sizeof(float);
     Py_ssize_t row = (Py_ssize_t)bytes;
-    if (given.len % row) {
-        PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", given.len, name, row);
+    if (rows.len % row) {
+        PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", rows.len, name, row);
         goto end;
     }
     self->in_use = true;
     Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_write_state(self->session, (lazy_state_part)part, layer, (int)(given.len / row), given.buf, &err);
+    code = lazy_session_write_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row), rows.buf, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
     result = code ? core_raise(core_state_of(self), &err) : Py_NewRef(Py_None);
 end:
-    PyBuffer_Release(&given);
+    PyBuffer_Release(&rows);
     return result;
 }
 

@@ -1,4 +1,4 @@
-/* reference.c — the compute ops as plain loops. */
+/* reference.c — the values of weights and the compute ops by plain loops. */
 #include "reference.h"
 
 #include <math.h>
@@ -7,6 +7,111 @@
 #include "../../csrc/cpu/cpu.h"
 #include "../../csrc/error.h"
 #include "../../csrc/format.h"
+
+/* ---- values of weights ------------------------------------------------------------------ */
+
+static void widen_q8_0(float *y, const lazy_q8_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 32; i++) y[i] = scale * (float)block->q[i];
+}
+
+static void widen_q4_0(float *y, const lazy_q4_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)((block->q[i] & 15) - 8);
+        y[16 + i] = scale * (float)((block->q[i] >> 4) - 8);
+    }
+}
+
+static void widen_q4_1(float *y, const lazy_q4_1 *block)
+{
+    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)(block->q[i] & 15) + min;
+        y[16 + i] = scale * (float)(block->q[i] >> 4) + min;
+    }
+}
+
+/* Bit 4 of value i of a lazy_q5_0 or lazy_q5_1. */
+static int fifth_bit(const uint8_t fifth[4], int i) { return (fifth[i / 8] >> i % 8 & 1) << 4; }
+
+static void widen_q5_0(float *y, const lazy_q5_0 *block)
+{
+    float scale = lazy_widen_f16(block->scale);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)(((block->q[i] & 15) | fifth_bit(block->fifth, i)) - 16);
+        y[16 + i] = scale * (float)((block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) - 16);
+    }
+}
+
+static void widen_q5_1(float *y, const lazy_q5_1 *block)
+{
+    float scale = lazy_widen_f16(block->scale), min = lazy_widen_f16(block->min);
+    for (int i = 0; i < 16; i++) {
+        y[i] = scale * (float)((block->q[i] & 15) | fifth_bit(block->fifth, i)) + min;
+        y[16 + i] = scale * (float)(block->q[i] >> 4 | fifth_bit(block->fifth, 16 + i)) + min;
+    }
+}
+
+static void widen_q4_k(float *y, const lazy_q4_k *block)
+{
+    uint8_t unpacked[16];
+    lazy_k_scales(unpacked, block->packed);
+    for (int g = 0; g < 8; g++) {
+        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
+        for (int i = 0; i < 32; i++) y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
+    }
+}
+
+static void widen_q5_k(float *y, const lazy_q5_k *block)
+{
+    uint8_t unpacked[16];
+    lazy_k_scales(unpacked, block->packed);
+    for (int g = 0; g < 8; g++) {
+        float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
+        for (int i = 0; i < 32; i++) {
+            int q = (block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) | (block->fifth[i] >> g & 1) << 4;
+            y[32 * g + i] = scale * (float)q - min;
+        }
+    }
+}
+
+static void widen_q6_k(float *y, const lazy_q6_k *block)
+{
+    for (int g = 0; g < 8; g++) {
+        int h = g / 4, j = g % 4;
+        for (int i = 0; i < 32; i++) {
+            float scale = lazy_widen_f16(block->scale) * block->scales[2 * g + i / 16];
+            int low = block->low[64 * h + 32 * (j % 2) + i] >> 4 * (j / 2) & 15, high = block->high[32 * h + i] >> 2 * j & 3;
+            y[32 * g + i] = scale * (float)((low | high << 4) - 32);
+        }
+    }
+}
+
+void reference_widen(float *y, const void *blocks, lazy_dtype dtype, int n)
+{
+    const uint16_t *halves = blocks;
+    const char *block = blocks;
+    for (int i = 0; i < n; i += lazy_formats[dtype].values, block += lazy_formats[dtype].bytes) {
+        switch (dtype) {
+        case LAZY_F32: y[i] = ((const float *)blocks)[i]; break;
+        case LAZY_F16: y[i] = lazy_widen_f16(halves[i]); break;
+        case LAZY_BF16: y[i] = lazy_widen_bf16(halves[i]); break;
+        case LAZY_Q8_0: widen_q8_0(y + i, (const lazy_q8_0 *)block); break;
+        case LAZY_Q4_0: widen_q4_0(y + i, (const lazy_q4_0 *)block); break;
+        case LAZY_Q4_1: widen_q4_1(y + i, (const lazy_q4_1 *)block); break;
+        case LAZY_Q5_0: widen_q5_0(y + i, (const lazy_q5_0 *)block); break;
+        case LAZY_Q5_1: widen_q5_1(y + i, (const lazy_q5_1 *)block); break;
+        case LAZY_Q4_K: widen_q4_k(y + i, (const lazy_q4_k *)block); break;
+        case LAZY_Q5_K: widen_q5_k(y + i, (const lazy_q5_k *)block); break;
+        case LAZY_Q6_K: widen_q6_k(y + i, (const lazy_q6_k *)block); break;
+        }
+    }
+}
+
+/* ---- ops --------------------------------------------------------------------------------- */
 
 enum { ROWS_AT_ONCE = 32 }; /* of x: a weight is widened once for them */
 
@@ -21,7 +126,7 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
     const char *from = (const char *)part->data + (size_t)out * lazy_row_bytes(part->dtype, w->cols);
     for (int first = 0; first < w->cols; first += BLOCK) {
         int here = min_int(BLOCK, w->cols - first);
-        lazy_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
+        reference_widen(weights, from + lazy_row_bytes(part->dtype, first), part->dtype, here);
         for (int r = 0; r < n; r++) {
             const float *row = x + (int64_t)r * w->cols + first;
             double sum = sums[r];
@@ -154,7 +259,7 @@ static void attend_row(lazy_stream *stream, float *p, const float *q, int head, 
     double max = -INFINITY, sum = 0;
     for (int j = seen.begin; j < seen.end; j++) {
         double dot = 0;
-        lazy_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
+        reference_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
         p[j] = (float)(dot / sqrt(c->query_scalar ? c->query_scalar : d));
         max = fmax(max, p[j]);
@@ -181,7 +286,7 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
             attend_row(stream, p, (const float *)qkv + (int64_t)r * width, h, kv, in_play, seen);
             memset(sums, 0, (size_t)d * sizeof *sums);
             for (int j = seen.begin; j < seen.end; j++) {
-                lazy_widen(value, kv_row(stream, kv, kv.v, g, in_play[j]), stream->backend->kv, d);
+                reference_widen(value, kv_row(stream, kv, kv.v, g, in_play[j]), stream->backend->kv, d);
                 for (int i = 0; i < d; i++) sums[i] += (double)p[j] * value[i];
             }
             for (int i = 0; i < d; i++) out[i] = (float)sums[i];

@@ -191,10 +191,10 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         float *values = malloc((size_t)part->rows * (size_t)w->cols * sizeof *values);
         for (int r = 0; r < part->rows; r++) {
             memset(wide, 0, (size_t)padded * sizeof *wide);
-            lazy_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
+            reference_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
             if (to == LAZY_BF16) lazy_narrow(rounded, wide, to, padded);
             else lazy_quantize(rounded, wide, to, padded);
-            lazy_widen(wide, rounded, to, padded);
+            reference_widen(wide, rounded, to, padded);
             memcpy(values + (size_t)r * (size_t)w->cols, wide, (size_t)w->cols * sizeof *values);
         }
         part->data = values;
@@ -270,7 +270,7 @@ static void test_rounded_weights(side fast, int n)
     for (int dtype = LAZY_F32; dtype <= LAZY_BF16; dtype++) {
         lazy_matrix w = random_matrix(1, 75, cols, (lazy_dtype)dtype, false, false), blocks = w;
         float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(75 * cols) * sizeof *wide);
-        lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
+        reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
         for (int i = 0; i < 32; i++) wide[i] *= 0x1p-30f; /* the scale of this group is below those of f16 */
         for (int i = 32; i < 75 * cols; i += 5) wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
         blocks.part[0].data = malloc(75 * lazy_row_bytes(LAZY_Q8_0, cols));
@@ -336,7 +336,7 @@ static void test_quantized_dots(const char *variant)
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             lazy_matrix taken = weights_as_operands(&w, false);
             float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
-            lazy_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
+            reference_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
             for (int i = 0; i < n * ROWS; i++) {
                 double sum = 0;
                 for (int k = 0; k < cols; k++) sum += (double)x[i / ROWS * cols + k] * wide[i % ROWS * cols + k];
@@ -367,7 +367,7 @@ static void test_fixed_products(const char *variant)
             float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
             for (int k = 0; k < n * cols; k++) x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
-            lazy_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
+            reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             for (int j = 0; j < n * ROWS; j++) {
                 const float *row = x + j / ROWS * cols, *weights = wide + j % ROWS * cols;
@@ -551,7 +551,7 @@ static void test_widening(const char *variant)
     }
 }
 
-/* The kernels' values of quantized weights are those of lazy_widen, to the bit: extreme scales, negative ones and 0 among them. */
+/* The kernels' values of quantized weights are those of reference_widen, to the bit: extreme scales, negative ones and 0 among them. */
 static void test_dequantization(const char *variant)
 {
     enum { BLOCKS = 500 };
@@ -562,7 +562,7 @@ static void test_dequantization(const char *variant)
         int n = BLOCKS * lazy_formats[dtype].values, n_wrong = 0;
         for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)random_bits();
         lazy_kernels_find(variant, computing)->rows->widen_row(got, data, (lazy_dtype)dtype, n);
-        lazy_widen(want, data, (lazy_dtype)dtype, n);
+        reference_widen(want, data, (lazy_dtype)dtype, n);
         for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
         check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);
     }
@@ -734,7 +734,7 @@ static void test_narrowing(lazy_dtype dtype)
     double low = 0, step = 0;
     for (uint16_t half = 0; half < infinity; half++, low += step) {
         float next;
-        lazy_widen(&next, &(uint16_t){ (uint16_t)(half + 1) }, dtype, 1);
+        reference_widen(&next, &(uint16_t){ (uint16_t)(half + 1) }, dtype, 1);
         if (isfinite(next)) step = next - low; /* the last one is as far from infinity's place as from the one before */
         float middle = (float)(low + step / 2);
         const struct {
@@ -754,7 +754,7 @@ static void test_narrowing(lazy_dtype dtype)
     uint16_t got[2];
     float back[2];
     bool fits = lazy_narrow(got, (float[]){ NAN, -INFINITY }, dtype, 2);
-    lazy_widen(back, got, dtype, 2);
+    reference_widen(back, got, dtype, 2);
     check(fits && isnan(back[0]) && back[1] == -INFINITY, "rounding NaN and -Inf to %s: %g and %g", name, back[0], back[1]);
 }
 
