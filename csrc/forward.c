@@ -211,11 +211,15 @@ static int run_layer(pass *p, int l, lazy_error *err)
     int code, n = p->computed.n;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
 
-    void *normed = p->x_next; /* (capacity, d), free within a layer */
-    if ((code = p->ops->checked_rmsnorm(p->stream, normed, p->x, n, c->hidden, w->attention_norm, c->norm_eps, source, cache->notes, err)))
-        return lazy_fail_in(err, code, "attention norm");
-    if ((code = p->ops->matmul(p->stream, cache->qkv, normed, n, &w->qkv, false, err)))
-        return lazy_fail_in(err, code, "q, k and v projection");
+    for (int first = 0, here; first < n; first += here) {
+        here = even_part(n - first, p->session->model->backend->row_chunk);
+        void *part = offset(p, p->x, (size_t)first * d), *qkv = offset(p, cache->qkv, (size_t)first * width);
+        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, source,
+                                            cache->notes, err)))
+            return lazy_fail_in(err, code, "attention norm");
+        if ((code = p->ops->matmul(p->stream, qkv, cache->normed, here, &w->qkv, false, err)))
+            return lazy_fail_in(err, code, "q, k and v projection");
+    }
     if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm,
                                c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");

@@ -1,5 +1,5 @@
-/* attention.cu — softmax(q k^T) v: chooses the kernel, splits the keys into chunks where the rows alone do not fill the device, and
- * merges the chunks' partial results. */
+/* attention.cu — softmax(q k^T) v: chooses the kernel, splits the keys into chunks where the rows alone do not fill the
+ * device, and merges the chunks' partial results. */
 #include <algorithm>
 #include <cstdlib>
 #include <type_traits>
@@ -43,14 +43,15 @@ struct capacity {
 
 capacity capacity_of(const lazy_cuda *cuda, int head_dim, int rows)
 {
-    if (cuda->type == LAZY_F32 || !lazy_cuda_mma_takes(head_dim)) return { 1, cuda->processors * PLAIN_BLOCKS };
+    if (cuda->type == LAZY_F32 || !lazy_cuda_mma_supports(head_dim)) return { 1, cuda->processors * PLAIN_BLOCKS };
     lazy_tiling tiling = lazy_cuda_mma_tiling(head_dim, rows);
     int per_processor = (int)(cuda->shared_bytes / (tiling.shared_bytes + RESERVED_SHARED_BYTES));
     return { tiling.rows, cuda->processors * std::max(per_processor, 1) };
 }
 
-/* Chooses t->chunks, so that all blocks run at once. Depends only on the shapes and the device, so results are reproducible. A single row
- * attends to no more than `window` keys; of several, only the device knows how far apart their windows lie. */
+/* Chooses t->chunks, so that all blocks run at once. Depends only on the shapes and the device, so results are
+ * reproducible. A single row attends to no more than `window` keys; of several, only the device knows how far apart
+ * their windows lie. */
 template <class T> void split_keys(attention_task<T> *t, int window, const lazy_cuda *cuda)
 {
     t->chunks = 1;
@@ -62,13 +63,14 @@ template <class T> void split_keys(attention_task<T> *t, int window, const lazy_
     t->chunks = std::clamp(device.blocks / blocks, 1, std::min(units, (int)MAX_CHUNKS));
 }
 
-template <class T> cudaError_t attend_in_chunks(const attention_task<T> &t, [[maybe_unused]] bool wgmma, cudaStream_t queue)
+template <class T>
+cudaError_t attend_in_chunks(const attention_task<T> &t, [[maybe_unused]] bool wgmma, cudaStream_t queue)
 {
     if constexpr (!std::is_same_v<T, float>) {
-        if (wgmma && t.n > MAX_SPLIT_ROWS && lazy_cuda_wgmma_takes(t.d)) return lazy_cuda_attend_by_wgmma(t, queue);
-        if (lazy_cuda_mma_takes(t.d)) return lazy_cuda_attend_by_mma(t, queue);
+        if (wgmma && t.n > MAX_SPLIT_ROWS && lazy_cuda_wgmma_supports(t.d)) return lazy_cuda_attend_wgmma(t, queue);
+        if (lazy_cuda_mma_supports(t.d)) return lazy_cuda_attend_mma(t, queue);
     }
-    return lazy_cuda_attend_plainly(t, queue);
+    return lazy_cuda_attend_plain(t, queue);
 }
 
 template <class T> cudaError_t attend(attention_task<T> &t, int window, const lazy_cuda *cuda, cudaStream_t queue)
@@ -80,8 +82,8 @@ template <class T> cudaError_t attend(attention_task<T> &t, int window, const la
 }
 } // namespace
 
-/* The smaller of two bounds: MAX_CHUNKS for each row and head, and the rows x heads of all blocks that the device runs at once, whether
- * their tiles are for one row or for many. */
+/* The smaller of two bounds: MAX_CHUNKS for each row and head, and the rows x heads of all blocks that the device runs
+ * at once, whether their tiles are for one row or for many. */
 size_t lazy_cuda_max_partials(const lazy_config *config, const lazy_cuda *cuda, int n_rows)
 {
     size_t rows = (size_t)std::min(n_rows, (int)MAX_SPLIT_ROWS) * (size_t)config->n_heads, at_once = 0;
@@ -92,13 +94,13 @@ size_t lazy_cuda_max_partials(const lazy_config *config, const lazy_cuda *cuda, 
     return std::min(rows * MAX_CHUNKS, at_once);
 }
 
-int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play,
-                        int m, int window, lazy_error *err)
+int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
+                        const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     const lazy_key_range *ranges;
-    int code = lazy_cuda_limits(stream, rows, n, in_play, m, window, &ranges, err);
+    int code = lazy_cuda_find_ranges(stream, rows, n, in_play, m, window, &ranges, err);
     if (code) return code;
     return lazy_cuda_typed_op(stream, "attention", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);

@@ -1,5 +1,6 @@
-/* attention_plain.cu — attention without tensor cores, for f32 and for head sizes that the other kernels do not support. For each group of
- * 128 keys, each thread computes the score of one key, then accumulates up to four elements of the output. */
+/* attention_plain.cu — attention without tensor cores, for f32 and for head sizes that the other kernels do not
+ * support. For each group of 128 keys, each thread computes the score of one key, then accumulates up to four elements
+ * of the output. */
 #include "attention.h"
 
 namespace
@@ -30,19 +31,22 @@ template <class T> __device__ __forceinline__ float dot(const float *q, const T 
 /* A block processes one head of one row over one chunk of keys. */
 template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_task<T> t)
 {
-    __shared__ float q[MAX_D], share[THREADS], scratch[32];
-    int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z, g = head / t.group; /* rows with the most keys first */
+    __shared__ float q[MAX_D], powers[THREADS], scratch[32];
+    int row = t.n - 1 - (int)blockIdx.x, head = blockIdx.y, chunk = blockIdx.z,
+        g = head / t.group; /* rows with the most keys first */
     lazy_key_range keys = keys_of_chunk(t, row, row, chunk);
     float out[PER_THREAD] = {}, max_score = -INFINITY, sum = 0.0f;
-    for (int i = threadIdx.x; i < t.d; i += THREADS) q[i] = lazy_wide(t.qkv[(int64_t)row * t.width + head * t.d + i]) * t.scale;
+    for (int i = threadIdx.x; i < t.d; i += THREADS)
+        q[i] = lazy_wide(t.qkv[(int64_t)row * t.width + head * t.d + i]) * t.scale;
     __syncthreads();
     for (int first = keys.begin; first < keys.end; first += THREADS) {
         int j = first + (int)threadIdx.x, n = min((int)THREADS, keys.end - first);
         float score = j < keys.end ? dot(q, cache_row(t.k, t, g, j), t.d) : -INFINITY;
         float new_max = fmaxf(max_score, lazy_block_max(score, scratch)), rescale = exp2f(max_score - new_max),
               power = exp2f(score - new_max);
-        share[threadIdx.x] = power;
-        sum = sum * rescale + lazy_block_sum(power, scratch); /* its barriers also make share[] visible to the whole block */
+        powers[threadIdx.x] = power;
+        sum = sum * rescale +
+              lazy_block_sum(power, scratch); /* its barriers also make powers[] visible to the whole block */
         max_score = new_max;
 #pragma unroll
         for (int e = 0; e < PER_THREAD; e++) out[e] *= rescale;
@@ -51,7 +55,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
 #pragma unroll
             for (int e = 0; e < PER_THREAD; e++) {
                 int at = threadIdx.x + e * THREADS;
-                if (at < t.d) out[e] += share[i] * lazy_wide(value[at]);
+                if (at < t.d) out[e] += powers[i] * lazy_wide(value[at]);
             }
         }
         __syncthreads();
@@ -70,11 +74,11 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
 }
 } // namespace
 
-template <class T> cudaError_t lazy_cuda_attend_plainly(const attention_task<T> &t, cudaStream_t queue)
+template <class T> cudaError_t lazy_cuda_attend_plain(const attention_task<T> &t, cudaStream_t queue)
 {
     return lazy_launch(attend<T>, dim3(t.n, t.n_heads, t.chunks), dim3(THREADS), 0, queue, t);
 }
 
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<float> &, cudaStream_t);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__half> &, cudaStream_t);
-template cudaError_t lazy_cuda_attend_plainly(const attention_task<__nv_bfloat16> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plain(const attention_task<float> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plain(const attention_task<__half> &, cudaStream_t);
+template cudaError_t lazy_cuda_attend_plain(const attention_task<__nv_bfloat16> &, cudaStream_t);

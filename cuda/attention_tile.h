@@ -1,18 +1,22 @@
-/* attention_tile.h — softmax and output of a warp's 16 rows, shared by the mma.sync and wgmma kernels, which use one register layout:
- * x[j] of lane l holds columns 8j + 2 (l % 4) and 8j + 2 (l % 4) + 1 of row l / 4 (x[j][0], x[j][1]) and of row l / 4 + 8 (x[j][2],
- * x[j][3]). Rows are rows x heads of a tile. */
+/* attention_tile.h — softmax and output of a warp's 16 rows, shared by the mma.sync and wgmma kernels, which use one
+ * register layout: x[j] of lane l holds columns 8j + 2 (l % 4) and 8j + 2 (l % 4) + 1 of row l / 4 (x[j][0], x[j][1])
+ * and of row l / 4 + 8 (x[j][2], x[j][3]). Rows are rows x heads of a tile. */
 #ifndef LAZY_CUDA_ATTENTION_TILE_H
 #define LAZY_CUDA_ATTENTION_TILE_H
 
 #include "attention.h"
 
-/* Running softmax state of the two rows that a lane holds elements of. */
+/* Softmax so far of the two rows that a lane holds elements of. */
 struct row_pair {
-    lazy_key_range keys[2]; /* of the block's chunk that the row attends to; ascending, like the rows */
-    float max_score[2] = { -INFINITY, -INFINITY } /* of the unscaled dot products */, sum[2] = {} /* of this lane's powers */;
+    lazy_key_range keys[2]; /* keys of the block's chunk that the row attends to; both ends ascend */
+    float max_score[2] = { -INFINITY, -INFINITY }; /* of the unscaled dot products */
+    float sum[2] = {};                             /* of this lane's powers */
 };
 
-__device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16) { return __floats2bfloat162_rn(low, high); }
+__device__ __forceinline__ __nv_bfloat162 narrow_pair(float low, float high, __nv_bfloat16)
+{
+    return __floats2bfloat162_rn(low, high);
+}
 __device__ __forceinline__ __half2 narrow_pair(float low, float high, __half) { return __floats2half2_rn(low, high); }
 
 /* Packs two values into the lower and the upper half of a register. */
@@ -24,13 +28,14 @@ template <class T> __device__ __forceinline__ uint32_t pair_of(float low, float 
     return bits;
 }
 
-/* Packs the softmax weights of keys 16j … 16j+15 (`shares` = s[2j], `more` = s[2j + 1]) as the left operand of the product with V. */
-template <class T> __device__ __forceinline__ void narrow_shares(uint32_t (&to)[4], const float (&shares)[4], const float (&more)[4])
+/* Packs the powers of 16 keys, low = s[2j] and high = s[2j + 1], as a left operand of the product with V. */
+template <class T>
+__device__ __forceinline__ void narrow_step(uint32_t (&p)[4], const float (&low)[4], const float (&high)[4])
 {
-    to[0] = pair_of<T>(shares[0], shares[1]);
-    to[1] = pair_of<T>(shares[2], shares[3]);
-    to[2] = pair_of<T>(more[0], more[1]);
-    to[3] = pair_of<T>(more[2], more[3]);
+    p[0] = pair_of<T>(low[0], low[1]);
+    p[1] = pair_of<T>(low[2], low[3]);
+    p[2] = pair_of<T>(high[0], high[1]);
+    p[3] = pair_of<T>(high[2], high[3]);
 }
 
 /* Maximum and sum over the four lanes that hold one row. */
@@ -46,7 +51,8 @@ __device__ __forceinline__ float sum_of_row(float x)
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-template <class T> __device__ __forceinline__ row_pair rows_of_lane(const attention_task<T> &t, int warp_top, int end_of_chunk)
+template <class T>
+__device__ __forceinline__ row_pair rows_of_lane(const attention_task<T> &t, int warp_top, int end_of_chunk)
 {
     row_pair rows;
 #pragma unroll
@@ -71,10 +77,11 @@ template <int N> __device__ __forceinline__ void hide_unseen(float (&s)[N][4], c
         }
 }
 
-/* Replaces the dot products with keys first … first+8N-1 by powers of 2 relative to the running maximum, and updates that maximum and the
- * sum. The caller must multiply the outputs so far by rescale. */
+/* Replaces the dot products with keys first … first+8N-1 by powers of 2 relative to the running maximum, and updates
+ * that maximum and the sum. The caller must multiply the outputs so far by rescale. */
 template <int N>
-__device__ __forceinline__ void online_softmax(float (&s)[N][4], row_pair &rows, float (&rescale)[2], int first, float scale)
+__device__ __forceinline__ void online_softmax(float (&s)[N][4], row_pair &rows, float (&rescale)[2], int first,
+                                               float scale)
 {
     if (first < rows.keys[1].begin || first + 8 * N > rows.keys[0].end) hide_unseen(s, rows, first);
 #pragma unroll
@@ -104,8 +111,8 @@ template <int N> __device__ __forceinline__ void rescale_outputs(float (&out)[N]
 
 /* Writes normalised outputs to y (one chunk), or unnormalised outputs, maximum and sum to `partial` (several). */
 template <class T, int N>
-__device__ __forceinline__ void write_rows(const attention_task<T> &t, const float (&out)[N][4], const row_pair &rows, int warp_top, int g,
-                                           int chunk)
+__device__ __forceinline__ void write_rows(const attention_task<T> &t, const float (&out)[N][4], const row_pair &rows,
+                                           int warp_top, int g, int chunk)
 {
     constexpr int D = 8 * N;
     int lane = threadIdx.x % 32;

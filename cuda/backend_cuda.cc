@@ -28,7 +28,8 @@ int allocate(lazy_backend *backend, void **out, size_t bytes, const char *what, 
     cudaGetLastError(); /* clears the error: running out of memory is not sticky */
     size_t left = 0, total = 0;
     cudaMemGetInfo(&left, &total);
-    return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes requested; %s has %zu of %zu left", what, bytes, backend->name, left, total);
+    return lazy_fail(err, LAZY_MEMORY, "%s: %zu bytes requested; %s has %zu of %zu left", what, bytes, backend->name,
+                     left, total);
 }
 
 void release(lazy_backend *backend, void *memory)
@@ -42,8 +43,8 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
     int code = lazy_cuda_enter(backend, err);
     if (!code) code = lazy_cuda_check(cudaMemGetInfo(&left, &total), "asking for free memory", err);
     if (code || bytes <= left) return code;
-    return lazy_fail(err, LAZY_MEMORY, "%s take %.2f GiB; %s has %.2f of %.2f GiB left", what, (double)bytes / (1 << 30), backend->name,
-                     (double)left / (1 << 30), (double)total / (1 << 30));
+    return lazy_fail(err, LAZY_MEMORY, "%s take %.2f GiB; %s has %.2f of %.2f GiB left", what,
+                     (double)bytes / (1 << 30), backend->name, (double)left / (1 << 30), (double)total / (1 << 30));
 }
 
 /* ---- weights ---------------------------------------------------------------------------- */
@@ -51,7 +52,8 @@ int admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *e
 int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy_error *err)
 {
     size_t n = (size_t)part->rows * (size_t)cols, bytes = n * lazy_dtype_width(cuda->type);
-    if (part->dtype == cuda->type) return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
+    if (part->dtype == cuda->type)
+        return lazy_cuda_check(cudaMemcpy(to, part->data, bytes, cudaMemcpyHostToDevice), "weights", err);
     void *converted;
     int code = lazy_alloc(&converted, n, lazy_dtype_width(cuda->type), "converted weights", err);
     if (code) return code;
@@ -73,7 +75,8 @@ int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
         code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
         to += (size_t)matrix->part[i].rows * row;
     }
-    /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for the default stream. */
+    /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for
+     * the default stream. */
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
     if (code) {
         release(backend, memory);
@@ -104,7 +107,7 @@ std::array<scratch, 5> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
                { &s->gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type) },
-               { (void **)&s->shares, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->shares } } };
+               { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities } } };
 }
 
 void close_stream(lazy_stream *stream)
@@ -126,7 +129,8 @@ void close_stream(lazy_stream *stream)
 
 int clear_bad_score(lazy_cuda_stream *s, lazy_error *err)
 {
-    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue), "clearing the bad score", err);
+    return lazy_cuda_check(cudaMemsetAsync(s->bad_score, 0xff, sizeof *s->bad_score, s->queue),
+                           "clearing the bad score", err);
 }
 
 int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **out, lazy_error *err)
@@ -137,7 +141,8 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
     s->base.backend = backend;
     s->base.config = config;
     code = lazy_cuda_enter(backend, err);
-    if (!code) code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
+    if (!code)
+        code = lazy_cuda_check(cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking), "opening a stream", err);
     if (!code) code = lazy_staging_open(&s->staging, err);
     if (!code) code = lazy_cuda_check(cudaMallocHost((void **)&s->host, sizeof *s->host), "pinned memory", err);
     if (!code) code = allocate(backend, (void **)&s->count, sizeof *s->count, "a count", err);
@@ -151,12 +156,14 @@ int open_stream(lazy_backend *backend, const lazy_config *config, lazy_stream **
 uint64_t scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
 {
     uint64_t sum = LAZY_GEMM_WORKSPACE;
-    for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens)) sum += part.bytes;
+    for (const scratch &part : scratch_of(lazy_cuda_scratch(const_cast<lazy_stream *>(stream)), n_rows, n_tokens))
+        sum += part.bytes;
     return sum;
 }
 
-/* Also opens the matrix products on first use: their workspace is allocated only for streams that run passes. Each buffer of the scratch is
- * freed before the next one grows; those that have grown when another cannot are merely larger than needed. */
+/* Also opens the matrix products on first use: their workspace is allocated only for streams that run passes. Each
+ * buffer of the scratch is freed before the next one grows; those that have grown when another cannot are merely larger
+ * than needed. */
 int reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *err)
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
@@ -191,22 +198,26 @@ int download(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_enter(stream->backend, err);
-    if (!code) code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code)
-        code = lazy_cuda_check(cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
+        code = lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s->queue), "download", err);
+    if (!code)
+        code = lazy_cuda_check(
+            cudaMemcpyAsync(s->host, s->bad_score, sizeof *s->host, cudaMemcpyDeviceToHost, s->queue), "download", err);
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(s->queue), "waiting for the device", err);
     if (code || *s->host == LAZY_NO_BAD_SCORE) return code;
     clear_bad_score(s, nullptr);
-    return lazy_fail(err, LAZY_CHECKPOINT,
-                     "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
-                     (int)(*s->host >> 32), (int)(*s->host & INT32_MAX));
+    return lazy_fail(
+        err, LAZY_CHECKPOINT,
+        "after layer %d: the score of the token at position %d is not a number; the weights before it are damaged",
+        (int)(*s->host >> 32), (int)(*s->host & INT32_MAX));
 }
 
 int copy(lazy_stream *stream, void *to, const void *from, size_t bytes, lazy_error *err)
 {
     int code = lazy_cuda_enter(stream->backend, err);
     if (code) return code;
-    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue), "copy", err);
+    return lazy_cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, lazy_cuda_scratch(stream)->queue),
+                           "copy", err);
 }
 
 /* ---- the device ------------------------------------------------------------------------- */
@@ -259,23 +270,26 @@ int describe(lazy_cuda *cuda, lazy_error *err)
 {
     static const char *const types[] = { "f32", "f16", "bf16" }; /* indexed by lazy_dtype */
     cudaDeviceProp properties;
-    int code = lazy_cuda_check(cudaGetDeviceProperties(&properties, cuda->device), "asking for the device's properties", err);
+    int code =
+        lazy_cuda_check(cudaGetDeviceProperties(&properties, cuda->device), "asking for the device's properties", err);
     if (code) return code;
     if (properties.major < MIN_CAPABILITY)
-        return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, has compute capability %d.%d; at least %d.0 is needed", properties.name,
-                         cuda->device, properties.major, properties.minor, MIN_CAPABILITY);
+        return lazy_fail(err, LAZY_DEVICE, "%s, cuda:%d, has compute capability %d.%d; at least %d.0 is needed",
+                         properties.name, cuda->device, properties.major, properties.minor, MIN_CAPABILITY);
+    cuda->capability = 10 * properties.major + properties.minor;
     cuda->processors = properties.multiProcessorCount;
     cuda->shared_bytes = properties.sharedMemPerMultiprocessor;
     snprintf(cuda->name, sizeof cuda->name, "cuda:%d", cuda->device);
-    snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s", properties.name, properties.major, properties.minor,
-             types[cuda->type]);
+    snprintf(cuda->variant, sizeof cuda->variant, "%s, sm_%d%d, %s", properties.name, properties.major,
+             properties.minor, types[cuda->type]);
     return LAZY_OK;
 }
 } // namespace
 
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err)
 {
-    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "selecting the device", err);
+    return lazy_cuda_check(cudaSetDevice(reinterpret_cast<const lazy_cuda *>(backend)->device), "selecting the device",
+                           err);
 }
 
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err)
@@ -293,11 +307,12 @@ int lazy_cuda_count_devices(int *n, lazy_error *err)
     cudaDriverGetVersion(&driver);
     if (driver == 0) return lazy_fail(err, LAZY_DEVICE, "no CUDA driver is installed");
     if (driver / 1000 < needed)
-        return lazy_fail(
-            err, LAZY_DEVICE,
-            "the driver is for CUDA %d.%d, and the CUDA core was built for %d.0 or later (driver %s or later): update the driver, "
-            "or install again with nvcc %d.x: CUDA_HOME=/usr/local/cuda-%d LAZYLLM_CUDA=1 pip install .",
-            driver / 1000, driver % 1000 / 10, needed, needed == 12 ? "525" : "580", driver / 1000, driver / 1000);
+        return lazy_fail(err, LAZY_DEVICE,
+                         "the driver is for CUDA %d.%d, and the CUDA core was built for %d.0 or later (driver %s or "
+                         "later): update the driver, "
+                         "or install again with nvcc %d.x: CUDA_HOME=/usr/local/cuda-%d LAZYLLM_CUDA=1 pip install .",
+                         driver / 1000, driver % 1000 / 10, needed, needed == 12 ? "525" : "580", driver / 1000,
+                         driver / 1000);
     return lazy_cuda_check(cudaGetDeviceCount(n), "counting devices", err);
 }
 

@@ -34,31 +34,31 @@ def output_of(*command: str) -> str:
 
 
 def version_of(nvcc: str) -> int:
-    """The major version."""
-    found = re.search(r"release (\d+)\.", output_of(nvcc, "--version"))
-    if not found:
+    """nvcc's major version."""
+    release = re.search(r"release (\d+)\.", output_of(nvcc, "--version"))
+    if not release:
         raise SystemExit(f"{nvcc} --version names no release")
-    return int(found[1])
+    return int(release[1])
 
 
 def newest_cuda() -> int | None:
     """The newest major version of CUDA that this machine's driver runs; None if there is no driver."""
-    found = re.search(r"Kernel Module\D*(\d+)\.", DRIVER.read_text()) if DRIVER.exists() else None
-    if not found:
+    installed = re.search(r"Kernel Module\D*(\d+)\.", DRIVER.read_text()) if DRIVER.exists() else None
+    if not installed:
         return None
-    return max((cuda for cuda, driver in FIRST_DRIVERS.items() if driver <= int(found[1])), default=0)
+    return max((cuda for cuda, driver in FIRST_DRIVERS.items() if driver <= int(installed[1])), default=0)
 
 
 def all_nvcc() -> list[str]:
-    """In the order of the search: CUDA_HOME, the PATH, /usr/local, the wheel nvidia-cuda-nvcc."""
-    asked = os.environ.get("CUDA_HOME")
-    homes = [*sorted(map(str, Path("/usr/local").glob("cuda*"))), *(f"{e}/nvidia/cu13" for e in sys.path)]
-    places = [*([f"{asked}/bin/nvcc"] if asked else []), "nvcc", *(f"{home}/bin/nvcc" for home in homes)]
-    return list(dict.fromkeys(found for place in places if (found := shutil.which(place))))
+    """Every nvcc, in the order of the search: CUDA_HOME, the PATH, /usr/local, the wheel nvidia-cuda-nvcc."""
+    home = os.environ.get("CUDA_HOME")
+    others = [*sorted(map(str, Path("/usr/local").glob("cuda*"))), *(f"{e}/nvidia/cu13" for e in sys.path)]
+    places = [*([f"{home}/bin/nvcc"] if home else []), "nvcc", *(f"{other}/bin/nvcc" for other in others)]
+    return list(dict.fromkeys(path for place in places if (path := shutil.which(place))))
 
 
 def find_nvcc() -> str | None:
-    """The first that fits the driver, else the first of all."""
+    """The first nvcc that fits the driver, else the first of all."""
     candidates, newest = all_nvcc(), newest_cuda()
     fitting = (nvcc for nvcc in candidates if newest is None or OLDEST_NVCC <= version_of(nvcc) <= newest)
     return next(fitting, candidates[0] if candidates else None)
@@ -96,14 +96,14 @@ def wanted(wish: str) -> tuple[str | None, str]:
 
 def architectures(nvcc: str) -> list[str]:
     """sm_90 for LAZYLLM_CUDA_ARCHS=90; without that variable, all of CAPABILITIES that nvcc knows."""
-    known = output_of(nvcc, "--list-gpu-code").split()
-    asked = os.environ.get("LAZYLLM_CUDA_ARCHS")
-    if not asked:
-        return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in known]
-    names = [f"sm_{c.strip()}" for c in asked.split(",")]
-    if not set(names) <= set(known):
+    supported = output_of(nvcc, "--list-gpu-code").split()
+    setting = os.environ.get("LAZYLLM_CUDA_ARCHS")
+    if not setting:
+        return [f"sm_{c}" for c in CAPABILITIES if f"sm_{c}" in supported]
+    names = [f"sm_{c.strip()}" for c in setting.split(",")]
+    if not set(names) <= set(supported):
         raise SystemExit(
-            f"LAZYLLM_CUDA_ARCHS is {asked!r}; {nvcc} knows {', '.join(known)}: write 90, or 80,90"
+            f"LAZYLLM_CUDA_ARCHS is {setting!r}; {nvcc} knows {', '.join(supported)}: write 90, or 80,90"
         )
     return names
 

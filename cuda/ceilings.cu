@@ -25,8 +25,9 @@ int lazy_cuda_read(lazy_stream *stream, const void *memory, size_t bytes, lazy_e
 {
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int code = lazy_cuda_op(stream, "reading", err, [&](cudaStream_t queue) {
-        return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory, bytes / sizeof(uint4), s->count);
+        return lazy_launch(read_all, dim3(blocks(stream)), dim3(THREADS), 0, queue, (const uint4 *)memory,
+                           bytes / sizeof(uint4), s->count);
     });
-    int32_t waited;
-    return code ? code : stream->backend->ops->download(stream, &waited, s->count, sizeof waited, err);
+    int32_t ignored;
+    return code ? code : stream->backend->ops->download(stream, &ignored, s->count, sizeof ignored, err);
 }

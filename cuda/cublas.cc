@@ -50,24 +50,25 @@ __attribute__((format(printf, 2, 3))) static void append(text *t, const char *fo
 /* Fills the table from a loaded library. On failure, appends the reason to `trouble`. */
 static bool fill(lazy_cublas *table, void *library, text *trouble)
 {
-#define LOOK_UP(name, symbol)                                                                                                              \
-    table->name = reinterpret_cast<decltype(&symbol)>(dlsym(library, #symbol));                                                            \
-    if (!table->name) {                                                                                                                    \
-        append(trouble, "it has no %s", #symbol);                                                                                          \
-        return false;                                                                                                                      \
+#define LOOK_UP(name, symbol)                                                                                          \
+    table->name = reinterpret_cast<decltype(&symbol)>(dlsym(library, #symbol));                                        \
+    if (!table->name) {                                                                                                \
+        append(trouble, "it has no %s", #symbol);                                                                      \
+        return false;                                                                                                  \
     }
     LAZY_CUBLAS_FUNCTIONS(LOOK_UP)
 #undef LOOK_UP
     table->version = table->get_version();
     if (table->version < OLDEST) {
-        append(trouble, "it is version %zu.%zu, and at least 12.0 is needed", table->version / 10000, table->version / 100 % 100);
+        append(trouble, "it is version %zu.%zu, and at least 12.0 is needed", table->version / 10000,
+               table->version / 100 % 100);
         return false;
     }
     int driver = 0;
     cudaDriverGetVersion(&driver);
     if (driver && table->version / 10000 > (size_t)driver / 1000) {
-        append(trouble, "it is version %zu.%zu, and the driver is for CUDA %d.%d", table->version / 10000, table->version / 100 % 100,
-               driver / 1000, driver % 1000 / 10);
+        append(trouble, "it is version %zu.%zu, and the driver is for CUDA %d.%d", table->version / 10000,
+               table->version / 100 % 100, driver / 1000, driver % 1000 / 10);
         return false;
     }
     Dl_info found;
@@ -84,22 +85,25 @@ static bool try_file(lazy_cublas *table, const char *file, int flags, text *trou
     return false;
 }
 
-/* Like try_file for one of several candidates: ignores a missing file, and records the first existing file that cannot be used. */
-static bool try_place(lazy_cublas *table, const char *file, text *useless)
+/* Like try_file for one of several candidates: ignores a missing file, and records the first existing file that cannot
+ * be used. */
+static bool try_place(lazy_cublas *table, const char *file, text *unusable)
 {
     text trouble = {};
     if (try_file(table, file, 0, &trouble)) return true;
-    if (useless->length == 0 && access(file, F_OK) == 0) append(useless, " %s cannot be used: %.100s.", file, trouble.words);
+    if (unusable->length == 0 && access(file, F_OK) == 0)
+        append(unusable, " %s cannot be used: %.100s.", file, trouble.words);
     return false;
 }
 
 static bool find(lazy_cublas *table, const char *const *places, int n_places, lazy_error *err)
 {
-    text trouble = {}, useless = {};
-    const char *asked = getenv("LAZYLLM_CUBLAS");
-    if (asked && *asked) {
-        if (try_file(table, asked, 0, &trouble)) return true;
-        lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUBLAS=%s: %s; set it to the full path of a libcublasLt.so.13 or .12, or unset it", asked,
+    text trouble = {}, unusable = {};
+    const char *file = getenv("LAZYLLM_CUBLAS");
+    if (file && *file) {
+        if (try_file(table, file, 0, &trouble)) return true;
+        lazy_fail(err, LAZY_DEVICE,
+                  "LAZYLLM_CUBLAS=%s: %s; set it to the full path of a libcublasLt.so.13 or .12, or unset it", file,
                   trouble.words);
         return false;
     }
@@ -107,7 +111,7 @@ static bool find(lazy_cublas *table, const char *const *places, int n_places, la
         if (try_file(table, soname, RTLD_NOLOAD, &trouble)) return true;
     }
     for (int i = 0; i < n_places; i++) {
-        if (try_place(table, places[i], &useless)) return true;
+        if (try_place(table, places[i], &unusable)) return true;
     }
     for (const char *soname : SONAMES) {
         if (try_file(table, soname, 0, &trouble)) return true;
@@ -117,17 +121,18 @@ static bool find(lazy_cublas *table, const char *const *places, int n_places, la
         for (const char *soname : SONAMES) {
             char file[4096];
             int length = snprintf(file, sizeof file, "%s/lib64/%s", home, soname);
-            if (length > 0 && (size_t)length < sizeof file && try_place(table, file, &useless)) return true;
+            if (length > 0 && (size_t)length < sizeof file && try_place(table, file, &unusable)) return true;
         }
     }
 
-    text looked = {};
-    for (int i = 0; i < n_places; i++) append(&looked, "%s, ", places[i]);
+    text searched = {};
+    for (int i = 0; i < n_places; i++) append(&searched, "%s, ", places[i]);
     lazy_fail(err, LAZY_DEVICE,
-              "cuBLAS was not found: `pip install nvidia-cublas` (nvidia-cublas-cu12 for a driver older than 580), or set LAZYLLM_CUBLAS "
+              "cuBLAS was not found: `pip install nvidia-cublas` (nvidia-cublas-cu12 for a driver older than 580), or "
+              "set LAZYLLM_CUBLAS "
               "to the full path of libcublasLt.so.13 or .12.%s "
               "Looked for one already loaded, %sthe loader's, CUDA_HOME (%s)",
-              useless.words, looked.words, home && *home ? home : "not set");
+              unusable.words, searched.words, home && *home ? home : "not set");
     return false;
 }
 

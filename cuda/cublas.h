@@ -1,8 +1,8 @@
 /* cublas.h — declarations of the part of cuBLASLt's C API that matrix products use, and a table of those functions.
  *
- * cuBLASLt is not linked and not needed to build, because it is half a gigabyte and its location differs between machines. It is
- * loaded when the first device is opened. The values and layouts below are the library's binary interface, unchanged since
- * version 12. */
+ * cuBLASLt is not linked and not needed to build, because it is half a gigabyte and its location differs between
+ * machines. It is loaded when the first device is opened. The values and layouts below are the library's binary
+ * interface, unchanged since version 12. */
 #ifndef LAZY_CUBLAS_H
 #define LAZY_CUBLAS_H
 
@@ -91,52 +91,58 @@ size_t cublasLtGetVersion(void); /* 130100 is 13.1.0 */
 const char *cublasLtGetStatusName(cublasStatus_t status);
 
 /* Matrices are column-major. */
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld);
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
                                                 size_t bytes);
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasComputeType_t compute, cudaDataType_t scale_type);
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasComputeType_t compute,
+                                        cudaDataType_t scale_type);
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product);
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, const void *value,
-                                              size_t bytes);
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes);
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference);
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes);
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes);
 
 /* Up to max_found algorithms, best estimate first. */
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int max_found, cublasLtMatmulHeuristicResult_t *found,
-                                              int *n_found);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int max_found,
+                                              cublasLtMatmulHeuristicResult_t *found, int *n_found);
 /* d = alpha op(a) op(b) + beta c; alpha and beta are read from host memory before it returns. */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream);
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream);
 }
 #ifdef LAZY_CUDA_ON_CPU
 #pragma GCC visibility pop
 #endif
 
 /* FUNCTION(member of lazy_cublas, symbol in the library) */
-#define LAZY_CUBLAS_FUNCTIONS(FUNCTION)                                                                                                    \
-    FUNCTION(create, cublasLtCreate)                                                                                                       \
-    FUNCTION(destroy, cublasLtDestroy)                                                                                                     \
-    FUNCTION(get_version, cublasLtGetVersion)                                                                                              \
-    FUNCTION(status_name, cublasLtGetStatusName)                                                                                           \
-    FUNCTION(layout_create, cublasLtMatrixLayoutCreate)                                                                                    \
-    FUNCTION(layout_destroy, cublasLtMatrixLayoutDestroy)                                                                                  \
-    FUNCTION(layout_set, cublasLtMatrixLayoutSetAttribute)                                                                                 \
-    FUNCTION(product_create, cublasLtMatmulDescCreate)                                                                                     \
-    FUNCTION(product_destroy, cublasLtMatmulDescDestroy)                                                                                   \
-    FUNCTION(product_set, cublasLtMatmulDescSetAttribute)                                                                                  \
-    FUNCTION(preference_create, cublasLtMatmulPreferenceCreate)                                                                            \
-    FUNCTION(preference_destroy, cublasLtMatmulPreferenceDestroy)                                                                          \
-    FUNCTION(preference_set, cublasLtMatmulPreferenceSetAttribute)                                                                         \
-    FUNCTION(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                                                    \
+#define LAZY_CUBLAS_FUNCTIONS(FUNCTION)                                                                                \
+    FUNCTION(create, cublasLtCreate)                                                                                   \
+    FUNCTION(destroy, cublasLtDestroy)                                                                                 \
+    FUNCTION(get_version, cublasLtGetVersion)                                                                          \
+    FUNCTION(status_name, cublasLtGetStatusName)                                                                       \
+    FUNCTION(layout_create, cublasLtMatrixLayoutCreate)                                                                \
+    FUNCTION(layout_destroy, cublasLtMatrixLayoutDestroy)                                                              \
+    FUNCTION(layout_set, cublasLtMatrixLayoutSetAttribute)                                                             \
+    FUNCTION(product_create, cublasLtMatmulDescCreate)                                                                 \
+    FUNCTION(product_destroy, cublasLtMatmulDescDestroy)                                                               \
+    FUNCTION(product_set, cublasLtMatmulDescSetAttribute)                                                              \
+    FUNCTION(preference_create, cublasLtMatmulPreferenceCreate)                                                        \
+    FUNCTION(preference_destroy, cublasLtMatmulPreferenceDestroy)                                                      \
+    FUNCTION(preference_set, cublasLtMatmulPreferenceSetAttribute)                                                     \
+    FUNCTION(heuristic, cublasLtMatmulAlgoGetHeuristic)                                                                \
     FUNCTION(matmul, cublasLtMatmul)
 
 typedef struct lazy_cublas {
@@ -147,8 +153,8 @@ typedef struct lazy_cublas {
 #undef LAZY_CUBLAS_MEMBER
 } lazy_cublas;
 
-/* Loads the library once per process; *out is valid until the process ends. Thread-safe. Later calls return the library that the
- * first successful call found. Search order:
+/* Loads the library once per process; *out is valid until the process ends. Thread-safe. Later calls return the library
+ * that the first successful call found. Search order:
  *   the full path in the environment variable LAZYLLM_CUBLAS (if set, nothing else is tried);
  *   a libcublasLt.so.13 or .12 already loaded in this process;
  *   places[0 … n_places-1], full paths, read only during the call;

@@ -1,5 +1,5 @@
-/* cuda.h — declarations shared by the files of the CUDA backend. Weights, activations, K, V and Aux rows all have the backend's type;
- * sums are accumulated in f32 or wider. */
+/* cuda.h — declarations shared by the files of the CUDA backend. Weights, activations, K, V and Aux rows all have the
+ * backend's type; sums are accumulated in f32 or wider. */
 #ifndef LAZY_CUDA_H
 #define LAZY_CUDA_H
 
@@ -13,9 +13,8 @@ extern "C" {
 #include "gemm.h"
 #include "staging.h"
 
-enum { LAZY_FEW_ROWS = 4 /* up to here, products read each weight once with a kernel of this library */ };
-
-/* The first score that is not a number: layer in the upper 32 bits, position in the lower 32 bits, so that the minimum is the first. */
+/* A score that is not a number: its layer in the upper 32 bits and its position in the lower ones. The minimum is the
+ * first. */
 typedef unsigned long long lazy_bad_score;
 
 static const lazy_bad_score LAZY_NO_BAD_SCORE = ~0ull;
@@ -38,6 +37,7 @@ struct lazy_cuda {
     char name[16];     /* "cuda:0" */
     char variant[320]; /* "NVIDIA H200, sm_90, bf16" */
     lazy_dtype type;   /* of weights and activations */
+    int capability;    /* 90 is 9.0 */
     int processors;
     size_t shared_bytes; /* shared memory of a multiprocessor */
     bool wgmma;          /* attention of many rows uses the kernel in attention_sm90a.cu */
@@ -50,16 +50,17 @@ struct lazy_cuda_stream {
     lazy_gemm *gemm;
     lazy_staging staging;
     int rows, tokens;          /* that the scratch below has room for */
-    lazy_ranges full, local;   /* of layers without a window and with one; most layers of a pass have the same */
-    float *partial;            /* (lazy_cuda_max_partials, D + 2) outputs, maximum, sum for each row, head and chunk of keys */
+    lazy_ranges full, local;   /* of layers without a window, and with one */
+    float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
     void *gate_up;             /* (row_chunk, 2 F) */
-    float *shares;             /* (H, tokens) attention weights of one query row */
+    float *probabilities;      /* (H, tokens) softmax of one query row */
     int32_t *count;            /* result of `filter` or `mass` before its download */
     lazy_bad_score *bad_score; /* device memory; written by selection, checked by download */
     lazy_bad_score *host;      /* pinned host memory; download copies bad_score here */
 };
 
-/* How many devices there are. Without a driver, or with one that is too old for this build, the error names the way out. */
+/* *n = how many devices there are. Without a driver, or with one that is too old for this build, the error names the
+ * way out. */
 int lazy_cuda_count_devices(int *n, lazy_error *err);
 
 int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_error *err);
@@ -67,21 +68,27 @@ int lazy_cuda_open(lazy_backend **out, const lazy_cuda_options *options, lazy_er
 /* Makes the device current for the calling thread; must precede every other CUDA call. */
 int lazy_cuda_enter(const lazy_backend *backend, lazy_error *err);
 
-/* limits.cu: must follow every change of positions in device memory. */
+/* ranges.cu: must follow every change of positions in device memory. */
 void lazy_cuda_forget_ranges(lazy_stream *stream);
 
 /* LAZY_OK, or fails with `what` and CUDA's text for the error. */
 int lazy_cuda_check(cudaError_t code, const char *what, lazy_error *err);
 
-static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream) { return reinterpret_cast<lazy_cuda *>(stream->backend); }
-static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream) { return reinterpret_cast<lazy_cuda_stream *>(stream); }
+static inline lazy_cuda *lazy_cuda_of(const lazy_stream *stream)
+{
+    return reinterpret_cast<lazy_cuda *>(stream->backend);
+}
+static inline lazy_cuda_stream *lazy_cuda_scratch(lazy_stream *stream)
+{
+    return reinterpret_cast<lazy_cuda_stream *>(stream);
+}
 static inline cudaDataType_t lazy_cuda_data_type(lazy_dtype type)
 {
     return type == LAZY_F32 ? CUDA_R_32F : type == LAZY_F16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-/* hopper.cu: if LAZYLLM_CUDA_HOPPER is 1, decides whether attention may use wgmma, sets cuda->wgmma and appends the decision to the variant.
- * Waits. */
+/* hopper.cu: if LAZYLLM_CUDA_HOPPER is 1, decides whether attention may use wgmma, sets cuda->wgmma and appends the
+ * decision to the variant. Waits. */
 int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
 
 /* products.cu */
@@ -91,18 +98,20 @@ int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matri
 /* rows.cu */
 int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
-int lazy_cuda_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *, lazy_error *);
-int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float,
-                     lazy_error *);
+int lazy_cuda_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *,
+                              lazy_error *);
+int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *,
+                     float, lazy_error *);
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 /* attention.cu */
-int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
+int lazy_cuda_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int,
+                        lazy_error *);
 /* Maximum number of partial results (row, head, chunk of keys) in passes of up to n_rows rows. */
 size_t lazy_cuda_max_partials(const lazy_config *, const lazy_cuda *, int n_rows);
 /* scores.cu */
-int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv, const int32_t *, int, int,
-                     lazy_error *);
+int lazy_cuda_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv,
+                     const int32_t *, int, int, lazy_error *);
 /* pooling.cu */
 int lazy_cuda_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
 int lazy_cuda_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);
@@ -115,8 +124,8 @@ int lazy_cuda_select(lazy_stream *, int32_t *, const int32_t *, const float *, i
 /* sets.cu */
 int lazy_cuda_mark(lazy_stream *, int32_t *, const int32_t *, int, int, lazy_error *);
 int lazy_cuda_filter(lazy_stream *, int32_t *, int *, const int32_t *, int, const int32_t *, int, int, lazy_error *);
-int lazy_cuda_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int, int32_t *,
-                      lazy_error *);
+int lazy_cuda_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int,
+                      int32_t *, lazy_error *);
 /* ceilings.cu */
 int lazy_cuda_read(lazy_stream *, const void *, size_t, lazy_error *);
 

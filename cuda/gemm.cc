@@ -18,13 +18,13 @@ struct shape {
 
     bool operator==(const shape &o) const
     {
-        return n == o.n && rows == o.rows && cols == o.cols && in == o.in && out == o.out && accumulate == o.accumulate &&
-               alignment == o.alignment;
+        return n == o.n && rows == o.rows && cols == o.cols && in == o.in && out == o.out &&
+               accumulate == o.accumulate && alignment == o.alignment;
     }
 };
 
 struct choice {
-    shape of; /* n == 0: none yet */
+    shape of; /* n == 0: no choice yet */
     bool refused;
     cublasLtMatmulAlgo_t algorithm; /* unless refused */
 };
@@ -45,26 +45,30 @@ struct lazy_gemm {
 
 static int fail(const lazy_gemm *g, const shape &s, const char *call, cublasStatus_t status, lazy_error *err)
 {
-    return lazy_fail(err, LAZY_DEVICE, "matrix product (%d, %d) by (%d, %d)^T: %s: %s", s.n, s.cols, s.rows, s.cols, call,
-                     g->cublas->status_name(status));
+    return lazy_fail(err, LAZY_DEVICE, "matrix product (%d, %d) by (%d, %d)^T: %s: %s", s.n, s.cols, s.rows, s.cols,
+                     call, g->cublas->status_name(status));
 }
 
 static uint32_t width_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
-static cublasStatus_t set_layout(const lazy_cublas *c, cublasLtMatrixLayout_t layout, cudaDataType_t type, int rows, int cols)
+static cublasStatus_t set_layout(const lazy_cublas *c, cublasLtMatrixLayout_t layout, cudaDataType_t type, int rows,
+                                 int cols)
 {
     uint32_t type_value = type;
     uint64_t rows_value = (uint64_t)rows, cols_value = (uint64_t)cols;
     int64_t stride = rows;
     cublasStatus_t status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type_value, sizeof type_value);
-    if (status == CUBLAS_STATUS_SUCCESS) status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows_value, sizeof rows_value);
-    if (status == CUBLAS_STATUS_SUCCESS) status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &cols_value, sizeof cols_value);
-    if (status == CUBLAS_STATUS_SUCCESS) status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows_value, sizeof rows_value);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &cols_value, sizeof cols_value);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = c->layout_set(layout, CUBLASLT_MATRIX_LAYOUT_LD, &stride, sizeof stride);
     return status;
 }
 
-/* cuBLASLt treats matrices as column-major, so it sees ours transposed: w as (cols, rows), x as (cols, n), y as (rows, n). It is
- * therefore asked for y = w^T x, with w as the transposed operand. */
+/* cuBLASLt treats matrices as column-major, so it sees ours transposed: w as (cols, rows), x as (cols, n), y as (rows,
+ * n). It is therefore asked for y = w^T x, with w as the transposed operand. */
 static int set_layouts(const lazy_gemm *g, const shape &s, lazy_error *err)
 {
     cublasStatus_t status = set_layout(g->cublas, g->w, s.in, s.cols, s.rows);
@@ -73,67 +77,81 @@ static int set_layouts(const lazy_gemm *g, const shape &s, lazy_error *err)
     return status == CUBLAS_STATUS_SUCCESS ? LAZY_OK : fail(g, s, "cublasLtMatrixLayoutSetAttribute", status, err);
 }
 
-/* The first algorithm for operands of that alignment within that workspace; false if there is none. */
-static bool ask(const lazy_gemm *g, uint32_t alignment, uint64_t workspace, cublasLtMatmulAlgo_t *algorithm)
+/* *algorithm = the first that cuBLASLt proposes for operands of this alignment and this workspace; false if it proposes
+ * none. */
+static bool find_algorithm(const lazy_gemm *g, uint32_t alignment, uint64_t workspace, cublasLtMatmulAlgo_t *algorithm)
 {
     const lazy_cublas *c = g->cublas;
-    cublasStatus_t status = c->preference_set(g->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    cublasStatus_t status =
+        c->preference_set(g->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
     for (cublasLtMatmulPreferenceAttributes_t operand :
          { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES })
-        if (status == CUBLAS_STATUS_SUCCESS) status = c->preference_set(g->preference, operand, &alignment, sizeof alignment);
+        if (status == CUBLAS_STATUS_SUCCESS)
+            status = c->preference_set(g->preference, operand, &alignment, sizeof alignment);
     cublasLtMatmulHeuristicResult_t found = {};
     int n_found = 0;
     if (status == CUBLAS_STATUS_SUCCESS)
         status = c->heuristic(g->handle, g->desc, g->w, g->x, g->y, g->y, g->preference, 1, &found, &n_found);
-    if (status != CUBLAS_STATUS_SUCCESS || n_found < 1 || found.state != CUBLAS_STATUS_SUCCESS || found.workspaceSize > workspace)
+    if (status != CUBLAS_STATUS_SUCCESS || n_found < 1 || found.state != CUBLAS_STATUS_SUCCESS ||
+        found.workspaceSize > workspace)
         return false;
     *algorithm = found.algo;
     return true;
 }
 
-/* The choice for this shape. A new shape is asked for as it is, then as if it were aligned to one element and had no workspace. */
+/* The choice for this shape. For a new shape cuBLASLt is asked twice: as it is, then as if it were aligned to one
+ * element and had no workspace. */
 static choice *choose(lazy_gemm *g, const shape &s)
 {
-    for (choice &known : g->choices)
-        if (known.of == s) return &known;
-    choice *fresh = &g->choices[g->oldest];
+    for (choice &c : g->choices)
+        if (c.of == s) return &c;
+    choice *c = &g->choices[g->oldest];
     g->oldest = (g->oldest + 1) % MAX_CHOICES;
-    *fresh = {};
-    fresh->of = s;
-    fresh->refused = !ask(g, s.alignment, LAZY_GEMM_WORKSPACE, &fresh->algorithm) && !ask(g, width_of(s.in), 0, &fresh->algorithm);
-    return fresh;
+    *c = {};
+    c->of = s;
+    c->refused = !find_algorithm(g, s.alignment, LAZY_GEMM_WORKSPACE, &c->algorithm) &&
+                 !find_algorithm(g, width_of(s.in), 0, &c->algorithm);
+    return c;
 }
 
 static cublasStatus_t multiply(const lazy_gemm *g, const choice &c, void *y, const void *x, const void *w)
 {
     static const float ONE = 1, ZERO = 0;
-    return g->cublas->matmul(g->handle, g->desc, &ONE, w, g->w, x, g->x, c.of.accumulate ? &ONE : &ZERO, y, g->y, y, g->y, &c.algorithm,
-                             g->workspace, LAZY_GEMM_WORKSPACE, g->stream);
+    return g->cublas->matmul(g->handle, g->desc, &ONE, w, g->w, x, g->x, c.of.accumulate ? &ONE : &ZERO, y, g->y, y,
+                             g->y, &c.algorithm, g->workspace, LAZY_GEMM_WORKSPACE, g->stream);
 }
 
 /* True for the errors of a product that cuBLASLt does not support, as opposed to those of a device that fails. */
 static bool is_refusal(cublasStatus_t status)
 {
-    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE || status == CUBLAS_STATUS_ARCH_MISMATCH;
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+           status == CUBLAS_STATUS_ARCH_MISMATCH;
 }
 
-static bool known(cudaDataType_t type) { return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF; }
+static bool is_supported(cudaDataType_t type)
+{
+    return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF;
+}
 
-int lazy_gemm_run(lazy_gemm *g, void *y, const void *x, const void *w, int n, int rows, int cols, bool accumulate, cudaDataType_t in_type,
-                  cudaDataType_t out_type, bool *refused, lazy_error *err)
+int lazy_gemm_run(lazy_gemm *g, void *y, const void *x, const void *w, int n, int rows, int cols, bool accumulate,
+                  cudaDataType_t in_type, cudaDataType_t out_type, bool *refused, lazy_error *err)
 {
     *refused = false;
     if (n == 0) return LAZY_OK;
     if (!y || !x || !w || n < 0 || rows < 1 || cols < 1)
-        return lazy_fail(err, LAZY_INVALID, "matrix product (%d, %d) by (%d, %d)^T: a size is below 1, or a pointer is NULL", n, cols, rows,
-                         cols);
-    if (!known(in_type) || (out_type != in_type && out_type != CUDA_R_32F))
         return lazy_fail(err, LAZY_INVALID,
-                         "matrix product: type %d to type %d is not supported; f32, f16 and bf16 inputs give the same type or f32", in_type,
-                         out_type);
+                         "matrix product (%d, %d) by (%d, %d)^T: a size is below 1, or a pointer is NULL", n, cols,
+                         rows, cols);
+    if (!is_supported(in_type) || (out_type != in_type && out_type != CUDA_R_32F))
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "matrix product: type %d to type %d is not supported; f32, f16 and bf16 inputs give the same type or f32",
+            in_type, out_type);
     uintptr_t bits = (uintptr_t)x | (uintptr_t)w | (uintptr_t)y;
-    shape s = { n, rows, cols, in_type, out_type, accumulate, bits % 256 == 0 ? 256u : bits % 16 == 0 ? 16u : width_of(in_type) };
+    shape s = {
+        n, rows, cols, in_type, out_type, accumulate, bits % 256 == 0 ? 256u : bits % 16 == 0 ? 16u : width_of(in_type)
+    };
     int code = set_layouts(g, s, err);
     if (code) return code;
     choice *c = choose(g, s);
@@ -155,14 +173,17 @@ static cublasStatus_t open_cublas(lazy_gemm *g)
     uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* partial sums stay f32 */
     cublasStatus_t status = c->create(&g->handle);
     if (status == CUBLAS_STATUS_SUCCESS) status = c->product_create(&g->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (status == CUBLAS_STATUS_SUCCESS) status = c->product_set(g->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-    if (status == CUBLAS_STATUS_SUCCESS) status = c->product_set(g->desc, CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = c->product_set(g->desc, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = c->product_set(g->desc, CUBLASLT_MATMUL_DESC_TRANSB, &plain, sizeof plain);
     for (cublasLtMatrixLayout_t *layout : { &g->w, &g->x, &g->y }) {
         if (status == CUBLAS_STATUS_SUCCESS) status = c->layout_create(layout, CUDA_R_32F, 1, 1, 1);
     }
     if (status == CUBLAS_STATUS_SUCCESS) status = c->preference_create(&g->preference);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = c->preference_set(g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction);
+        status =
+            c->preference_set(g->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction);
     return status;
 }
 
@@ -178,10 +199,12 @@ int lazy_gemm_open(lazy_gemm **out, const lazy_cublas *cublas, cudaStream_t stre
     cudaError_t failed = cudaMalloc(&g->workspace, LAZY_GEMM_WORKSPACE);
     if (failed != cudaSuccess) {
         cudaGetLastError(); /* clears the error, which the next launch would otherwise report */
-        code = lazy_fail(err, failed == cudaErrorMemoryAllocation ? LAZY_MEMORY : LAZY_DEVICE,
-                         "matrix products: %zu bytes of workspace: %s", LAZY_GEMM_WORKSPACE, cudaGetErrorString(failed));
+        code =
+            lazy_fail(err, failed == cudaErrorMemoryAllocation ? LAZY_MEMORY : LAZY_DEVICE,
+                      "matrix products: %zu bytes of workspace: %s", LAZY_GEMM_WORKSPACE, cudaGetErrorString(failed));
     } else if (cublasStatus_t status = open_cublas(g)) {
-        code = lazy_fail(err, LAZY_DEVICE, "matrix products: %s could not be set up: %s", cublas->file, cublas->status_name(status));
+        code = lazy_fail(err, LAZY_DEVICE, "matrix products: %s could not be set up: %s", cublas->file,
+                         cublas->status_name(status));
     }
     if (code != LAZY_OK) {
         lazy_gemm_close(g);

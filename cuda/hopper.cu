@@ -1,6 +1,7 @@
-/* hopper.cu — decides whether attention uses the wgmma kernel: LAZYLLM_CUDA_HOPPER must be 1, the device must have compute capability 9.0,
- * and the kernel's results on it must agree with the portable kernel's, before the first pass. Until a device has passed, the kernel is not
- * used by default: one that hangs or destroys the context would not survive the comparison either. */
+/* hopper.cu — decides whether attention uses the wgmma kernel: LAZYLLM_CUDA_HOPPER must be 1, the device must have
+ * compute capability 9.0, and the kernel's results on it must agree with the portable kernel's, before the first pass.
+ * Until a device has passed, the kernel is not used by default: one that hangs or destroys the context would not
+ * survive the comparison either. */
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +20,8 @@ struct shape {
     int window;                       /* of keys in play */
 };
 
-/* A single row; odd numbers of rows x heads and of keys; several tiles and several groups of keys; a causal triangle (n = m); windows. */
+/* A single row; odd numbers of rows x heads and of keys; several tiles and several groups of keys; a causal
+ * triangle (n = m); windows. */
 const shape shapes[] = {
     { 1, 1, 1, 1, 64, 1 },      { 37, 150, 3, 1, 64, 150 },  { 67, 391, 4, 2, 64, 391 },  { 257, 257, 1, 1, 64, 100 },
     { 1, 129, 2, 1, 128, 129 }, { 37, 150, 3, 1, 128, 150 }, { 67, 391, 4, 2, 128, 300 }, { 257, 257, 1, 1, 128, 257 },
@@ -79,8 +81,8 @@ template <class T> double difference(const std::vector<T> &got, const std::vecto
     return worst / largest;
 }
 
-/* *error = difference between the two kernels' outputs on random data of this shape. Every other cache slot holds a token that is not in
- * play, filled with NaN. */
+/* *error = difference between the two kernels' outputs on random data of this shape. Every other cache slot holds a
+ * token that is not in play, filled with NaN. */
 template <class T> cudaError_t compare(const shape &c, double *error)
 {
     uint32_t seed = (uint32_t)(c.n + c.m + c.d);
@@ -124,9 +126,9 @@ template <class T> cudaError_t compare(const shape &c, double *error)
     t.chunks = 1;
     t.scale = (float)(M_LOG2E / sqrt((double)c.d));
     t.y = y.as<T>();
-    cudaError_t code = lazy_cuda_attend_by_mma(t, nullptr);
+    cudaError_t code = lazy_cuda_attend_mma(t, nullptr);
     t.y = other_y.as<T>();
-    if (!code) code = lazy_cuda_attend_by_wgmma(t, nullptr);
+    if (!code) code = lazy_cuda_attend_wgmma(t, nullptr);
     if (!code) code = y.read(by_mma);
     if (!code) code = other_y.read(by_wgmma);
     if (!code) *error = difference(by_wgmma, by_mma);
@@ -147,27 +149,28 @@ template <class T> verdict judge(double tolerance, cudaError_t *code)
 }
 
 /* Compares once per process for each device and type; later calls return the stored result. */
-int compare_once(const lazy_cuda *cuda, verdict *found, lazy_error *err)
+int compare_once(const lazy_cuda *cuda, verdict *out, lazy_error *err)
 {
     static std::mutex one_at_a_time;
-    static std::map<std::pair<int, int>, verdict> known;
+    static std::map<std::pair<int, int>, verdict> verdicts; /* by device and type */
     std::lock_guard hold(one_at_a_time);
-    auto at = known.find({ cuda->device, cuda->type });
-    if (at == known.end()) {
+    auto at = verdicts.find({ cuda->device, cuda->type });
+    if (at == verdicts.end()) {
         cudaError_t code = cudaSuccess;
         /* tolerance: both kernels round their softmax weights and their outputs to the type */
         verdict judged = cuda->type == LAZY_F16 ? judge<__half>(2e-3, &code) : judge<__nv_bfloat16>(1.5e-2, &code);
         cudaGetLastError();
         if (code && cudaDeviceSynchronize() != cudaSuccess)
-            return lazy_fail(err, LAZY_DEVICE, "the wgmma kernel failed on %s: %s; unset LAZYLLM_CUDA_HOPPER to run without it", cuda->name,
-                             cudaGetErrorString(code));
+            return lazy_fail(err, LAZY_DEVICE,
+                             "the wgmma kernel failed on %s: %s; unset LAZYLLM_CUDA_HOPPER to run without it",
+                             cuda->name, cudaGetErrorString(code));
         if (code) { /* a temporary failure, such as too little free memory: not stored, so the next model tries again */
-            *found = judged;
+            *out = judged;
             return LAZY_OK;
         }
-        at = known.emplace(std::make_pair(cuda->device, (int)cuda->type), judged).first;
+        at = verdicts.emplace(std::make_pair(cuda->device, (int)cuda->type), judged).first;
     }
-    *found = at->second;
+    *out = at->second;
     return LAZY_OK;
 }
 } // namespace
@@ -176,17 +179,13 @@ int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err)
 {
     const char *setting = getenv("LAZYLLM_CUDA_HOPPER");
     if (!setting || strcmp(setting, "1") != 0) return LAZY_OK;
-    int major = 0, minor = 0;
-    int code =
-        lazy_cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device), "asking for the capability", err);
-    if (!code)
-        code = lazy_cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device), "asking for the capability",
-                               err);
-    if (code || major != 9 || minor != 0 || cuda->type == LAZY_F32) return code;
-    verdict found = {};
-    if ((code = compare_once(cuda, &found, err))) return code;
-    cuda->wgmma = found.agrees;
+    if (cuda->capability != 90 || cuda->type == LAZY_F32) return LAZY_OK;
+    verdict result = {};
+    int code = compare_once(cuda, &result, err);
+    if (code) return code;
+    cuda->wgmma = result.agrees;
     size_t length = strlen(cuda->variant);
-    snprintf(cuda->variant + length, sizeof cuda->variant - length, found.agrees ? ", wgmma" : ", no wgmma: %s", found.reason.c_str());
+    snprintf(cuda->variant + length, sizeof cuda->variant - length, result.agrees ? ", wgmma" : ", no wgmma: %s",
+             result.reason.c_str());
     return LAZY_OK;
 }

@@ -1,16 +1,16 @@
 /* kernel.h — included by every .cu file: launches, and the PTX instructions that kernels use.
  *
- * nvcc compiles a .cu file for the GPU. g++ (`-x c++`) compiles it for the CPU, where each CUDA thread is a fiber, so that every kernel is
- * tested without a GPU, also under sanitizers: see cuda_on_cpu/cuda_on_cpu.h. The names below exist in both builds. Rules for kernels:
+ * nvcc compiles a .cu file for the GPU. g++ (`-x c++`) compiles it for the CPU, where each CUDA thread is a fiber, so
+ * that every kernel is tested without a GPU, also under sanitizers: see cuda_on_cpu/cuda_on_cpu.h. The names below
+ * exist in both builds. Rules for kernels:
  *
  * - They are started with lazy_launch, never with <<<>>>.
  * - They are static or in an unnamed namespace; otherwise ASan does not put red zones around their __shared__ arrays.
  * - Static shared memory is declared with __shared__, dynamic shared memory with LAZY_DYNAMIC_SHARED, once per kernel.
- * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++ generates for memcpy
- *   and memset.
+ * - Shared memory is read and written by assignment (of uint4, for example): TSan does not see the code that g++
+ *   generates for memcpy and memset.
  * - PTX is written only in this file, with its emulation in cuda_on_cpu.h.
- * - A block must not wait for another block: on the CPU, blocks run one after the other. A thread that waits in a loop for other threads
- *   of its block calls __nanosleep in the loop.
+ * - A block must not wait for another block: on the CPU, blocks run one after the other.
  *
  * Pointers into shared memory are generic addresses. Instructions need sm_80; those of warpgroups need sm_90a. */
 #ifndef LAZY_KERNEL_H
@@ -27,7 +27,8 @@
 
 /* Launches `kernel` and returns the launch's error; errors of earlier kernels may be reported here too. */
 template <class... P, class... A>
-cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
+cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                        A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
     constexpr size_t always_allowed = 48 * 1024;
@@ -39,35 +40,40 @@ cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shar
 }
 
 /* T *name: the dynamic shared memory of the block, aligned to 16 bytes */
-#define LAZY_DYNAMIC_SHARED(T, name)                                                                                                       \
-    extern __shared__ __align__(16) unsigned char lazy_dynamic_shared[];                                                                   \
+#define LAZY_DYNAMIC_SHARED(T, name)                                                                                   \
+    extern __shared__ __align__(16) unsigned char lazy_dynamic_shared[];                                               \
     T *name = reinterpret_cast<T *>(lazy_dynamic_shared)
 
 /* ---- warp instructions: all 32 threads execute the same one together (.sync.aligned) ---- */
 
-/* d += a b, accumulated in f32; a: (16, 16), b: (16, 8), d: (16, 8). With g = lane / 4, t = lane % 4, and the value of the lower index in
- * the lower half of a register:
- *   a[0] = A[g][2t, 2t + 1]   a[1] = A[g + 8][2t, 2t + 1]   a[2] = A[g][2t + 8, 2t + 9]   a[3] = A[g + 8][2t + 8, 2t + 9]
+/* d += a b, accumulated in f32; a: (16, 16), b: (16, 8), d: (16, 8). With g = lane / 4, t = lane % 4, and the value of
+ * the lower index in the lower half of a register:
+ *   a[0] = A[g][2t, 2t + 1]       a[1] = A[g + 8][2t, 2t + 1]
+ *   a[2] = A[g][2t + 8, 2t + 9]   a[3] = A[g + 8][2t + 8, 2t + 9]
  *   b[0] = B[2t, 2t + 1][g]   b[1] = B[2t + 8, 2t + 9][g]
  *   d[0], d[1] = D[g][2t, 2t + 1]   d[2], d[3] = D[g + 8][2t, 2t + 1]
  * The last argument only selects the type of a and b. */
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16)
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             __nv_bfloat16)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half)
 {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
+                 "%1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Loads four 8x8 matrices of 16-bit values from shared memory. Lane l passes the address of row l % 8 of matrix l / 8: 16 bytes, aligned to
- * 16. r[i] receives, from matrix i, [lane / 4][2 (lane % 4)] and the value to its right (in the upper half); with _trans,
- * [2 (lane % 4)][lane / 4] and the value below it. Not a memory barrier: reading what other lanes wrote needs a __syncwarp before. */
+/* Loads four 8x8 matrices of 16-bit values from shared memory. Lane l passes the address of row l % 8 of matrix l / 8:
+ * 16 bytes, aligned to 16. r[i] receives, from matrix i, [lane / 4][2 (lane % 4)] and the value to its right (in the
+ * upper half); with _trans, [2 (lane % 4)][lane / 4] and the value below it. Not a memory barrier: reading what other
+ * lanes wrote needs a __syncwarp before. */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -86,12 +92,12 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void *
 
 /* ---- asynchronous copies from global to shared memory ---- */
 
-/* Copies 16 bytes, or writes 16 zeros if not valid (`global` is not read then); both addresses are aligned to 16. The data is undefined
- * until this thread has waited; other threads need a barrier after that. */
+/* Copies 16 bytes, or writes 16 zeros if not valid (`global` is not read then); both addresses are aligned to 16. The
+ * data is undefined until this thread has waited; other threads need a barrier after that. */
 __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bool valid)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global),
-                 "r"(valid ? 16 : 0)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
+                 "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
 }
 
@@ -99,22 +105,30 @@ __device__ __forceinline__ void cp_async_16(void *shared, const void *global, bo
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /* Waits until at most the N newest groups of this thread are pending. */
-template <int N> __device__ __forceinline__ void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+template <int N> __device__ __forceinline__ void cp_async_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
 
 /* ---- asynchronous matrix products of a warpgroup (sm_90a): four consecutive warps, the first a multiple of four ----
  *
- * All 128 threads execute these together. Required order: wgmma_fence on all registers used, products, wgmma_commit, wgmma_wait on the
- * registers to be read. Between a product and its wait, its registers (d and a) must not be read or written, and its shared memory must
- * not be written. */
+ * All 128 threads execute these together. Required order: wgmma_fence on all registers used, products, wgmma_commit,
+ * wgmma_wait on the registers to be read. Between a product and its wait, its registers (d and a) must not be read or
+ * written, and its shared memory must not be written. */
 
-/* Makes this thread's writes to shared memory, including its completed cp.async copies, visible to wgmma. Every writing thread needs its
- * own fence, followed by a barrier. */
-__device__ __forceinline__ void fence_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+/* The proxy fence: makes this thread's writes to shared memory by the generic proxy, its completed cp.async copies
+ * among them, visible to the async proxy, by which wgmma reads. Every writing thread needs its own fence, followed by a
+ * barrier. */
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-/* The 32-bit address in the shared state space, as matrix descriptors use it. */
-__device__ __forceinline__ uint32_t shared_address(const void *shared) { return (uint32_t)__cvta_generic_to_shared(shared); }
+/* The 32-bit address in the shared state space, which matrix descriptors hold. */
+__device__ __forceinline__ uint32_t shared_address(const void *shared)
+{
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
 
-/* The compiler does not know that pending products use these registers: this keeps it from moving accesses to them across this point. */
+/* The compiler does not know that pending products use these registers: this keeps it from moving accesses to them
+ * across this point. */
 template <int N> __device__ __forceinline__ void hold_registers(float (&r)[N][4])
 {
 #pragma unroll
@@ -127,7 +141,7 @@ template <int N> __device__ __forceinline__ void hold_registers(uint32_t (&r)[N]
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
 }
 
-/* Must follow the last write to the registers of the next products; one fence serves all products up to the next wait. */
+/* Follows the last write to the registers of the next products; one fence serves all products up to the next wait. */
 template <class... R> __device__ __forceinline__ void wgmma_fence(R &...registers)
 {
     (hold_registers(registers), ...);
@@ -144,44 +158,45 @@ template <int N, class... R> __device__ __forceinline__ void wgmma_wait(R &...re
     (hold_registers(registers), ...);
 }
 
-/* d (+)= a b. d: (64, 8N) f32; warp w of the four holds rows 16w … 16w+15, and its d[j] columns 8j … 8j+7 in mma_m16n8k16's layout.
- * a: (64, 16), row-major in shared memory, or in registers in mma_m16n8k16's layout per warp.
- * b: (16, 8N) in shared memory, column-major (_by_columns) or row-major (_by_rows). Matrices in shared memory are passed as wgmma_matrix's
- * descriptors. Without `accumulate`, d is overwritten. The last argument only selects the type of a and b. */
-#define LAZY_D32                                                                                                                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                                               \
+/* d (+)= a b. d: (64, 8N) f32; warp w of the four holds rows 16w … 16w+15, and its d[j] columns 8j … 8j+7 in
+ * mma_m16n8k16's layout. a: (64, 16), K-major in shared memory, or in registers in mma_m16n8k16's layout per warp. b:
+ * (16, 8N) in shared memory, K-major (consecutive values along k) or MN-major (along n). Matrices in shared memory are
+ * passed as descriptors. Without `accumulate`, d is overwritten. The last argument only selects the type of a and b. */
+#define LAZY_D32                                                                                                       \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                           \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define LAZY_D64                                                                                                                           \
-    LAZY_D32 ", "                                                                                                                          \
-             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                                            \
+#define LAZY_D64                                                                                                       \
+    LAZY_D32 ", "                                                                                                      \
+             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                        \
              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define LAZY_F1(d, j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define LAZY_F8(d, j)                                                                                                                      \
-    LAZY_F1(d, j), LAZY_F1(d, j + 1), LAZY_F1(d, j + 2), LAZY_F1(d, j + 3), LAZY_F1(d, j + 4), LAZY_F1(d, j + 5), LAZY_F1(d, j + 6),       \
-        LAZY_F1(d, j + 7)
-#define LAZY_WGMMA(T, type)                                                                                                                \
-    __device__ __forceinline__ void wgmma_by_columns(float(&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T)                         \
-    {                                                                                                                                      \
-        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LAZY_D64      \
-                     "}, %64, %65, p, 1, 1, 0, 0;}"                                                                                        \
-                     : LAZY_F8(d, 0), LAZY_F8(d, 8)                                                                                        \
-                     : "l"(a), "l"(b), "r"((int)accumulate)                                                                                \
-                     : "memory");                                                                                                          \
-    }                                                                                                                                      \
-    __device__ __forceinline__ void wgmma_by_rows(float(&d)[16][4], const uint32_t(&a)[4], uint64_t b, T)                                  \
-    {                                                                                                                                      \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LAZY_D64                                            \
-                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                                           \
-                     : LAZY_F8(d, 0), LAZY_F8(d, 8)                                                                                        \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                                                  \
-                     : "memory");                                                                                                          \
-    }                                                                                                                                      \
-    __device__ __forceinline__ void wgmma_by_rows(float(&d)[8][4], const uint32_t(&a)[4], uint64_t b, T)                                   \
-    {                                                                                                                                      \
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" LAZY_D32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;" \
-                     : LAZY_F8(d, 0)                                                                                                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                                                  \
-                     : "memory");                                                                                                          \
+#define LAZY_F8(d, j)                                                                                                  \
+    LAZY_F1(d, j), LAZY_F1(d, j + 1), LAZY_F1(d, j + 2), LAZY_F1(d, j + 3), LAZY_F1(d, j + 4), LAZY_F1(d, j + 5),      \
+        LAZY_F1(d, j + 6), LAZY_F1(d, j + 7)
+#define LAZY_WGMMA(T, type)                                                                                            \
+    __device__ __forceinline__ void wgmma_k_major(float(&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T)        \
+    {                                                                                                                  \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." type         \
+                     "." type " {" LAZY_D64 "}, %64, %65, p, 1, 1, 0, 0;}"                                             \
+                     : LAZY_F8(d, 0), LAZY_F8(d, 8)                                                                    \
+                     : "l"(a), "l"(b), "r"((int)accumulate)                                                            \
+                     : "memory");                                                                                      \
+    }                                                                                                                  \
+    __device__ __forceinline__ void wgmma_mn_major(float(&d)[16][4], const uint32_t(&a)[4], uint64_t b, T)             \
+    {                                                                                                                  \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" LAZY_D64                        \
+                     "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                       \
+                     : LAZY_F8(d, 0), LAZY_F8(d, 8)                                                                    \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                              \
+                     : "memory");                                                                                      \
+    }                                                                                                                  \
+    __device__ __forceinline__ void wgmma_mn_major(float(&d)[8][4], const uint32_t(&a)[4], uint64_t b, T)              \
+    {                                                                                                                  \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " {" LAZY_D32                         \
+                     "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                                       \
+                     : LAZY_F8(d, 0)                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                                              \
+                     : "memory");                                                                                      \
     }
 LAZY_WGMMA(__nv_bfloat16, "bf16")
 LAZY_WGMMA(__half, "f16")
@@ -207,21 +222,23 @@ __device__ __forceinline__ float fast_exp2f(float x)
 
 /* ---- layout of a matrix of 16-bit values in shared memory for wgmma: 128-byte swizzle ----
  *
- * Rows of 64 values (128 bytes); eight rows form an atom of 1024 bytes, aligned to 1024. The 16-byte piece i of row r is stored at piece
- * i ^ (r % 8), so that the same piece of eight consecutive rows lies in different banks. The hardware swizzles complete addresses, so a
- * descriptor that starts within a row gives the unswizzled address, which is its address in row 0. */
+ * Rows of 64 values (128 bytes) along the major dimension; eight rows form a swizzle atom of 1024 bytes, aligned to
+ * 1024. Chunk i (16 bytes) of row r is stored as chunk i ^ (r % 8), so that the same chunk of eight consecutive rows
+ * lies in different banks. The hardware swizzles complete addresses, so the start address of a matrix that begins
+ * within a row is the unswizzled one, which is its address in row 0. */
 
 enum { WGMMA_ROW = 64, WGMMA_ATOM = 8 * WGMMA_ROW /* values */ };
 
-/* Offset, in values, of the eight values at 8 `piece` in a row. */
-__host__ __device__ constexpr int wgmma_place(int row, int piece) { return row * WGMMA_ROW + (piece ^ row % 8) * 8; }
+/* Offset, in values, of chunk `chunk` of a row. */
+__host__ __device__ constexpr int wgmma_swizzled(int row, int chunk) { return row * WGMMA_ROW + (chunk ^ row % 8) * 8; }
 
-/* Matrix descriptor. `from`: the first atom. Operands whose rows run along k use 16 values of each row, beginning at `first`. Operands
- * whose rows run along n or m use 16 whole rows; columns beyond 64 continue `next` values after `from`. */
-__device__ __forceinline__ uint64_t wgmma_matrix(const void *from, int first, int next)
+/* Matrix descriptor. atom: the first one; first: index of the first value in its rows. A K-major operand has 16 values
+ * of each row, and its LBO (leading dimension byte offset) is not used. An MN-major operand has 16 whole rows, and the
+ * LBO leads from 64 columns to the next 64. The SBO (stride dimension byte offset) leads from 8 rows to the next 8. */
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void *atom, int first, uint64_t lbo)
 {
-    uint64_t address = shared_address(from) + 2 * first, leading = 2 * next, stride = 2 * WGMMA_ATOM, swizzle_128_bytes = 1;
-    return (address & 0x3ffff) >> 4 | leading >> 4 << 16 | stride >> 4 << 32 | swizzle_128_bytes << 62;
+    uint64_t start = shared_address(atom) + 2 * first, sbo = 2 * WGMMA_ATOM, swizzle_128_bytes = 1;
+    return (start & 0x3ffff) >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | swizzle_128_bytes << 62;
 }
 
 #endif

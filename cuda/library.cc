@@ -21,21 +21,22 @@ int look(lazy_cuda_facts *facts, const char *const *libraries, int n_libraries, 
     if (code) return code;
     cudaDriverGetVersion(&driver);
     cudaRuntimeGetVersion(&runtime);
-    snprintf(facts->versions, sizeof facts->versions, "driver for CUDA %d.%d, runtime %d.%d", driver / 1000, driver % 1000 / 10,
-             runtime / 1000, runtime % 1000 / 10);
+    snprintf(facts->versions, sizeof facts->versions, "driver for CUDA %d.%d, runtime %d.%d", driver / 1000,
+             driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     size_t length = 0;
     for (int i = 0; i < facts->n_devices && length < sizeof facts->devices; i++) {
         cudaDeviceProp properties;
-        if ((code = lazy_cuda_check(cudaGetDeviceProperties(&properties, i), "asking for a device's properties", err))) return code;
-        length +=
-            (size_t)snprintf(facts->devices + length, sizeof facts->devices - length, "%scuda:%d %s, %.0f GiB, sm_%d%d", i ? ", " : "", i,
-                             properties.name, (double)properties.totalGlobalMem / (1 << 30), properties.major, properties.minor);
+        if ((code = lazy_cuda_check(cudaGetDeviceProperties(&properties, i), "asking for a device's properties", err)))
+            return code;
+        length += (size_t)snprintf(facts->devices + length, sizeof facts->devices - length,
+                                   "%scuda:%d %s, %.0f GiB, sm_%d%d", i ? ", " : "", i, properties.name,
+                                   (double)properties.totalGlobalMem / (1 << 30), properties.major, properties.minor);
     }
     const lazy_cublas *cublas;
     lazy_error missing = {};
     if (lazy_cublas_load(&cublas, libraries, n_libraries, &missing) == LAZY_OK)
-        snprintf(facts->cublas, sizeof facts->cublas, "cuBLASLt %zu.%zu.%zu from %s", cublas->version / 10000, cublas->version / 100 % 100,
-                 cublas->version % 100, cublas->file);
+        snprintf(facts->cublas, sizeof facts->cublas, "cuBLASLt %zu.%zu.%zu from %s", cublas->version / 10000,
+                 cublas->version / 100 % 100, cublas->version % 100, cublas->file);
     else snprintf(facts->cublas, sizeof facts->cublas, "%.*s", LAZY_CUDA_TEXT - 1, missing.message);
     return LAZY_OK;
 }
@@ -45,4 +46,7 @@ const lazy_cuda_library library = {
 };
 } // namespace
 
-extern "C" __attribute__((visibility("default"))) const lazy_cuda_library *lazy_cuda_library_get(void) { return &library; }
+extern "C" __attribute__((visibility("default"))) const lazy_cuda_library *lazy_cuda_library_get(void)
+{
+    return &library;
+}

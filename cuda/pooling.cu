@@ -44,27 +44,31 @@ __global__ void __launch_bounds__(THREADS) recall(float *scores, float *remember
 }
 } // namespace
 
-int lazy_cuda_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
-                    lazy_error *err)
+int lazy_cuda_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
+                    const uint8_t *flags, lazy_error *err)
 {
     return lazy_cuda_op(stream, "shares of a layer", err, [&](cudaStream_t queue) {
         return lazy_launch(share_scores, dim3(1), dim3(THREADS), 0, queue, share, scores, in_play, m, flags);
     });
 }
 
-int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m,
-                      bool also, lazy_error *err)
+int lazy_cuda_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity,
+                      const int32_t *in_play, int m, bool also, lazy_error *err)
 {
     return lazy_cuda_op(stream, "scores over layers", err, [&](cudaStream_t queue) {
-        return lazy_launch(find_largest, blocks_of(m), dim3(THREADS), 0, queue, scores, shares, n, capacity, in_play, m, also);
+        return lazy_launch(find_largest, blocks_of(m), dim3(THREADS), 0, queue, scores, shares, n, capacity, in_play, m,
+                           also);
     });
 }
 
-int lazy_cuda_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play,
-                       int m, lazy_error *err)
+int lazy_cuda_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
+                       const int32_t *in_play, int m, lazy_error *err)
 {
     return lazy_cuda_op(stream, "remembered scores", err, [&](cudaStream_t queue) {
-        cudaError_t failed = lazy_launch(fade, blocks_of(length), dim3(THREADS), 0, queue, remembered, n_old, length, factor);
-        return failed != cudaSuccess ? failed : lazy_launch(recall, blocks_of(m), dim3(THREADS), 0, queue, scores, remembered, in_play, m);
+        cudaError_t failed =
+            lazy_launch(fade, blocks_of(length), dim3(THREADS), 0, queue, remembered, n_old, length, factor);
+        return failed != cudaSuccess
+                   ? failed
+                   : lazy_launch(recall, blocks_of(m), dim3(THREADS), 0, queue, scores, remembered, in_play, m);
     });
 }

@@ -6,7 +6,12 @@
 
 namespace
 {
-enum { THREADS = 256, HELD_PACKS = 4 /* of 16 bytes, by one thread */, HEAD_WARPS = 4 /* per block */, LOGIT_THREADS = 1024 };
+enum {
+    THREADS = 256,
+    PACKS = 4 /* of 16 bytes, in one thread's registers */,
+    HEAD_WARPS = 4 /* per block */,
+    LOGIT_THREADS = 1024
+};
 
 /* Transformers rounds the scale to the type of the embeddings before it multiplies. */
 template <class T>
@@ -20,7 +25,8 @@ __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < d; i += THREADS) lazy_narrow(&to[i], lazy_wide(from[i]) * lazy_wide(rounded));
 }
 
-/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. wide_squares(): the same sum in double, for squares that overflow. */
+/* 1 / sqrt(mean of squares + eps), from each thread's sum of squares. wide_squares(): the same sum in double, for
+ * squares that overflow. */
 template <class F> __device__ __forceinline__ float norm_factor(float squares, int d, float eps, F wide_squares)
 {
     __shared__ float scratch[32];
@@ -29,10 +35,10 @@ template <class F> __device__ __forceinline__ float norm_factor(float squares, i
     return factor != 0.0f ? factor : (float)(1.0 / sqrt(lazy_block_sum(wide_squares(), wide_scratch) / d + eps));
 }
 
-/* The place that notes a layer's NaN or Inf. */
+/* Where a layer with a NaN or Inf is noted. */
 struct layer_check {
     int layer;
-    int32_t *first_bad; /* NULL: nowhere */
+    int32_t *first_bad; /* NULL: not noted */
 };
 
 /* The factor of a row is NaN beside a NaN, and 0 beside an Inf. */
@@ -62,11 +68,11 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* The same for rows of whole packs, up to HELD_PACKS of each thread. Everything is loaded into registers before the reduction: in a decode
- * step there is one row, whose time is that of its loads one after the other. */
+/* The same for rows of whole packs, up to PACKS for each thread. All of a row is loaded into registers before the
+ * reduction: in a decode step there is one row, whose time is that of its loads one after the other. */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    norm_held_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
+    norm_in_registers(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
 {
     constexpr int WIDE = 16 / sizeof(T);
     struct alignas(16) factors {
@@ -74,22 +80,22 @@ __global__ void __launch_bounds__(THREADS)
     };
     auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)blockIdx.x * d);
     auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)blockIdx.x * d);
-    lazy_pack<T> values[HELD_PACKS] = {}, sums[HELD_PACKS] = {};
-    factors weights[HELD_PACKS] = {};
+    lazy_pack<T> values[PACKS] = {}, sums[PACKS] = {};
+    factors weights[PACKS] = {};
 #pragma unroll
-    for (int h = 0; h < HELD_PACKS; h++) {
-        int at = threadIdx.x + h * blockDim.x;
+    for (int p = 0; p < PACKS; p++) {
+        int at = threadIdx.x + p * blockDim.x;
         if (at >= d / WIDE) break;
-        values[h] = from[at];
-        weights[h] = reinterpret_cast<const factors *>(weight)[at];
-        if (accumulate) sums[h] = to[at];
+        values[p] = from[at];
+        weights[p] = reinterpret_cast<const factors *>(weight)[at];
+        if (accumulate) sums[p] = to[at];
     }
     auto add_squares = [&](auto sum) {
 #pragma unroll
-        for (int h = 0; h < HELD_PACKS; h++)
+        for (int p = 0; p < PACKS; p++)
 #pragma unroll
             for (int i = 0; i < WIDE; i++) {
-                decltype(sum) value = lazy_wide(values[h].value[i]);
+                decltype(sum) value = lazy_wide(values[p].value[i]);
                 sum += value * value;
             }
         return sum;
@@ -97,22 +103,23 @@ __global__ void __launch_bounds__(THREADS)
     float factor = norm_factor(add_squares(0.0f), d, eps, [&] { return add_squares(0.0); });
     note(check, factor);
 #pragma unroll
-    for (int h = 0; h < HELD_PACKS; h++) {
-        int at = threadIdx.x + h * blockDim.x;
+    for (int p = 0; p < PACKS; p++) {
+        int at = threadIdx.x + p * blockDim.x;
         if (at >= d / WIDE) break;
 #pragma unroll
         for (int i = 0; i < WIDE; i++) {
-            float value = lazy_wide(values[h].value[i]) * factor * weights[h].value[i];
-            lazy_narrow(&sums[h].value[i], accumulate ? lazy_wide(sums[h].value[i]) + value : value);
+            float value = lazy_wide(values[p].value[i]) * factor * weights[p].value[i];
+            lazy_narrow(&sums[p].value[i], accumulate ? lazy_wide(sums[p].value[i]) + value : value);
         }
-        to[at] = sums[h];
+        to[at] = sums[p];
     }
 }
 
-/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2). One warp per head; `to` may be `from`.
- * rope: (D,) cosines, then sines, of the row's position. */
+/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2). One warp per head; `to` may be
+ * `from`. rope: (D,) cosines, then sines, of the row's position. */
 template <class T>
-__device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d, float eps)
+__device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d,
+                                            float eps)
 {
     int lane = threadIdx.x % 32, half = d / 2;
     float factor = 1.0f;
@@ -150,7 +157,8 @@ struct rotation {
 /* qkv: (n, (H + 2G) D); k, v: (G, capacity, D); one warp per head of a row. Grid: (n, blocks of heads). */
 template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_rows(T *qkv, T *k, T *v, rotation t)
 {
-    int d = t.d, position = t.rows[blockIdx.x], h = blockIdx.y * HEAD_WARPS + threadIdx.x / 32, g = (h - t.n_heads) % t.n_kv_heads;
+    int d = t.d, position = t.rows[blockIdx.x], h = blockIdx.y * HEAD_WARPS + threadIdx.x / 32,
+        g = (h - t.n_heads) % t.n_kv_heads;
     if (h >= t.n_heads + 2 * t.n_kv_heads) return;
     T *from = qkv + ((int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) + h) * d;
     const float *rope = t.rope + (int64_t)position * d;
@@ -162,19 +170,22 @@ template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_row
 }
 
 /* logits: (n, vocab); one block per row */
-__global__ void __launch_bounds__(THREADS) surprisal_of_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
+__global__ void __launch_bounds__(THREADS)
+    surprisal_of_rows(float *surprisal, const float *logits, int vocab, const int32_t *ids)
 {
     __shared__ float scratch[32];
     const float *row = logits + (int64_t)blockIdx.x * vocab;
     float max_logit = -INFINITY, sum = 0.0f;
-    for (int v = threadIdx.x; v < vocab; v += THREADS) max_logit = fmaxf(max_logit, row[v]); /* fmaxf ignores NaN; the sum keeps it */
+    for (int v = threadIdx.x; v < vocab; v += THREADS)
+        max_logit = fmaxf(max_logit, row[v]); /* fmaxf ignores NaN; the sum keeps it */
     max_logit = lazy_block_max(max_logit, scratch);
     for (int v = threadIdx.x; v < vocab; v += THREADS) sum += expf(row[v] - max_logit);
     sum = lazy_block_sum(sum, scratch);
     if (threadIdx.x == 0) surprisal[blockIdx.x] = logf(sum) + (max_logit - row[ids[blockIdx.x]]);
 }
 
-/* A key whose minimum is the argmax: smaller for greater logits, then for smaller ids; smallest for logits that are not finite. */
+/* A key whose minimum is the argmax: smaller for greater logits, then for smaller ids; smallest for logits that are not
+ * finite. */
 __device__ __forceinline__ unsigned long long key_of(float logit, int id)
 {
     unsigned bits = __float_as_uint(logit + 0.0f); /* -0 becomes 0 */
@@ -197,16 +208,17 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
     if (threadIdx.x == 0) *id = min_key >> 32 ? (int)(unsigned)min_key : -1 - (int)(unsigned)min_key;
 }
 
-int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate, layer_check check,
-         lazy_error *err)
+int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
+         layer_check check, lazy_error *err)
 {
     return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         constexpr int WIDE = 16 / sizeof(T);
-        bool held = d % WIDE == 0 && d / WIDE <= HELD_PACKS * THREADS;
-        int threads = held ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
-        return lazy_launch(held ? norm_held_rows<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y, (const T *)x, d, weight, eps,
-                           accumulate, check);
+        bool fits = d % WIDE == 0 && d / WIDE <= PACKS * THREADS;
+        int threads =
+            fits ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
+        return lazy_launch(fits ? norm_in_registers<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y,
+                           (const T *)x, d, weight, eps, accumulate, check);
     });
 }
 } // namespace
@@ -215,25 +227,25 @@ int lazy_cuda_embed(lazy_stream *stream, void *x, const int32_t *ids, int n, con
 {
     return lazy_cuda_typed_op(stream, "embedding", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data, table->cols,
-                           stream->config->embedding_scale);
+        return lazy_launch(embed_rows<T>, dim3(n), dim3(THREADS), 0, queue, (T *)x, ids, (const T *)table->part[0].data,
+                           table->cols, stream->config->embedding_scale);
     });
 }
 
-int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
-                      lazy_error *err)
+int lazy_cuda_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
+                      bool accumulate, lazy_error *err)
 {
     return norm(stream, y, x, n, d, weight, eps, accumulate, {}, err);
 }
 
-int lazy_cuda_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
-                              int32_t *first_bad, lazy_error *err)
+int lazy_cuda_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
+                              int layer, int32_t *first_bad, lazy_error *err)
 {
     return norm(stream, y, x, n, d, weight, eps, false, { layer, first_bad }, err);
 }
 
-int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
-                     const float *k_norm, float eps, lazy_error *err)
+int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope,
+                     const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     rotation t = { rows, c->n_heads, c->n_kv_heads, c->head_dim, kv.capacity, rope, q_norm, k_norm, eps };
@@ -244,7 +256,8 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
     });
 }
 
-int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+int lazy_cuda_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
+                        lazy_error *err)
 {
     return lazy_cuda_op(stream, "surprisal", err, [&](cudaStream_t queue) {
         return lazy_launch(surprisal_of_rows, dim3(n), dim3(THREADS), 0, queue, surprisal, logits, vocab, ids);

@@ -10,7 +10,7 @@ struct scan_scratch { /* in shared memory */
     int of_warp[SCAN_WARPS];
 };
 
-/* The number of threads before this one with `yes`; *total = the number in the block, which has SCAN_THREADS threads. */
+/* The number of earlier threads with `yes`; *total = the number in the whole block of SCAN_THREADS threads. */
 __device__ __forceinline__ int rank_in_block(bool yes, int *total, scan_scratch *scratch)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

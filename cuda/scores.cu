@@ -1,14 +1,15 @@
-/* scores.cu — the attention of the query rows to each token in play. Only these rows' attention weights are computed, one row at a time.
+/* scores.cu — the attention of the query rows to each token in play. Only these rows' attention weights are computed,
+ * one row at a time.
  *
- * The query rows are those of the last `queries` rows whose tokens are new. Only the device knows the rows' positions, so kernels are
- * launched for all of the last `queries` rows, and return at once for a row that is not a query row. */
-#include "limits.h"
+ * The query rows are those of the last `queries` rows whose tokens are new. Only the device knows the rows' positions,
+ * so kernels are launched for all of the last `queries` rows, and return at once for a row that is not a query row. */
+#include "ranges.h"
 
 namespace
 {
 enum { THREADS = 256, KEYS = 128 /* per block, one thread each */ };
 
-/* One candidate row r, and the range of rows whose scores are pooled. */
+/* Row r, which may be a query row, and the rows whose scores are pooled. */
 struct query {
     const int32_t *rows;           /* (n,) */
     const lazy_key_range *ranges;  /* (n,) the part of in_play that each row attends to */
@@ -19,11 +20,11 @@ struct query {
 
 __device__ __forceinline__ bool is_query(const query &t) { return t.rows[t.r] >= t.first_asking; }
 
-/* The first query row; rows ascend, so all later ones are query rows too. */
+/* The first query row; rows ascend, so that all later ones are query rows too. */
 __device__ __forceinline__ int begin_of(const query &t)
 {
     int first = t.first;
-    while (t.rows[first] < t.first_asking) first++; /* ends: the last row is always a new token */
+    while (t.rows[first] < t.first_asking) first++; /* the last row is a new token always */
     return first;
 }
 
@@ -35,8 +36,8 @@ template <class T> struct keys {
     float scale;
 };
 
-/* shares[h, j] = scale * q_h . k_j, for the keys that the row attends to. Grid: (blocks of keys, H). */
-template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *shares, keys<T> k, query t)
+/* p[h, j] = scale * q_h . k_j, for the keys that the row attends to. Grid: (blocks of keys, H). */
+template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *p, keys<T> k, query t)
 {
     constexpr int WIDE = 16 / sizeof(T);
     int h = blockIdx.y, j = blockIdx.x * KEYS + threadIdx.x;
@@ -47,55 +48,58 @@ template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *
         for (int i = 0; i < k.d; i++) sum += lazy_wide(q[i]) * lazy_wide(key[i]);
     else
         for (int i = 0; i < k.d; i += WIDE) {
-            lazy_pack<T> a = *reinterpret_cast<const lazy_pack<T> *>(q + i), b = *reinterpret_cast<const lazy_pack<T> *>(key + i);
+            lazy_pack<T> a = *reinterpret_cast<const lazy_pack<T> *>(q + i),
+                         b = *reinterpret_cast<const lazy_pack<T> *>(key + i);
 #pragma unroll
             for (int e = 0; e < WIDE; e++) sum += lazy_wide(a.value[e]) * lazy_wide(b.value[e]);
         }
-    shares[(int64_t)h * t.m + j] = sum * k.scale;
+    p[(int64_t)h * t.m + j] = sum * k.scale;
 }
 
-/* Softmax over the keys of shares[h], with powers of 2; one block per head. */
-__global__ void __launch_bounds__(THREADS) normalise_heads(float *shares, query t)
+/* Softmax over the keys of p[h], by powers of 2; one block per head. */
+__global__ void __launch_bounds__(THREADS) normalise_heads(float *p, query t)
 {
     __shared__ float scratch[32];
     if (!is_query(t)) return;
-    float *share = shares + (int64_t)blockIdx.x * t.m, max_score = -INFINITY, sum = 0.0f;
+    float *own = p + (int64_t)blockIdx.x * t.m, max_score = -INFINITY, sum = 0.0f;
     lazy_key_range keys = t.ranges[t.r];
     for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS)
-        max_score = fmaxf(max_score, share[j]); /* fmaxf ignores NaN; the sum keeps it */
+        max_score = fmaxf(max_score, own[j]); /* fmaxf ignores NaN; the sum keeps it */
     max_score = lazy_block_max(max_score, scratch);
     for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) {
-        share[j] = exp2f(share[j] - max_score);
-        sum += share[j];
+        own[j] = exp2f(own[j] - max_score);
+        sum += own[j];
     }
     float factor = 1.0f / lazy_block_sum(sum, scratch);
-    for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) share[j] *= factor;
+    for (int j = keys.begin + (int)threadIdx.x; j < keys.end; j += THREADS) own[j] *= factor;
 }
 
-/* Adds the row's part of the mean over query rows to scores, or takes the larger of both. The first query row initialises scores. */
-__global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float *shares, query t)
+/* Adds the row's part of the mean over query rows to scores, or takes the larger of both. The first query row
+ * initialises scores. */
+__global__ void __launch_bounds__(THREADS) pool_heads(float *scores, const float *p, query t)
 {
     int j = blockIdx.x * THREADS + threadIdx.x;
     if (j >= t.m || !is_query(t)) return;
     int begin = begin_of(t);
     bool visible = j >= t.ranges[t.r].begin && j < t.ranges[t.r].end;
     double sum = 0.0;
-    for (int h = 0; h < t.n_heads && visible; h++) sum += shares[(int64_t)h * t.m + j];
+    for (int h = 0; h < t.n_heads && visible; h++) sum += p[(int64_t)h * t.m + j];
     bool largest = t.pooling == LAZY_POOLING_MAX;
-    float share = (float)(sum / ((double)t.n_heads * (largest ? 1 : t.n - begin))), earlier = scores[j];
-    if (t.r == begin) scores[j] = share;
-    else scores[j] = largest ? lazy_larger(earlier, share) : earlier + share;
+    float mean = (float)(sum / ((double)t.n_heads * (largest ? 1 : t.n - begin))), earlier = scores[j];
+    if (t.r == begin) scores[j] = mean;
+    else scores[j] = largest ? lazy_larger(earlier, mean) : earlier + mean;
 }
 } // namespace
 
-int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
-                     int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
+                     lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window,
+                     lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cuda_stream *s = lazy_cuda_scratch(stream);
     int d = c->head_dim, width = (c->n_heads + 2 * c->n_kv_heads) * d, first = n > queries ? n - queries : 0;
     const lazy_key_range *ranges;
-    int code = lazy_cuda_limits(stream, rows, n, in_play, m, window, &ranges, err);
+    int code = lazy_cuda_find_ranges(stream, rows, n, in_play, m, window, &ranges, err);
     query t = { rows, ranges, 0, first, n, first_asking, m, c->n_heads, pooling };
     for (t.r = first; t.r < n && !code; t.r++)
         code = lazy_cuda_typed_op(stream, "scores", err, [&](auto type, cudaStream_t queue) {
@@ -107,11 +111,13 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const 
                           c->n_heads / c->n_kv_heads,
                           kv.capacity,
                           lazy_cuda_scale(c) };
-            cudaError_t failed =
-                lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0, queue, s->shares, k, t);
-            if (failed == cudaSuccess) failed = lazy_launch(normalise_heads, dim3(c->n_heads), dim3(THREADS), 0, queue, s->shares, t);
+            cudaError_t failed = lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0,
+                                             queue, s->probabilities, k, t);
             if (failed == cudaSuccess)
-                failed = lazy_launch(pool_heads, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, scores, s->shares, t);
+                failed = lazy_launch(normalise_heads, dim3(c->n_heads), dim3(THREADS), 0, queue, s->probabilities, t);
+            if (failed == cudaSuccess)
+                failed = lazy_launch(pool_heads, dim3((m + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, scores,
+                                     s->probabilities, t);
             return failed;
         });
     return code;

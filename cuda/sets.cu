@@ -12,8 +12,8 @@ __global__ void __launch_bounds__(THREADS) mark_rows(int32_t *depth, const int32
 }
 
 /* Launched with one block, so that the order is preserved. */
-__global__ void __launch_bounds__(SCAN_THREADS)
-    filter_positions(int32_t *out, int32_t *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high)
+__global__ void __launch_bounds__(SCAN_THREADS) filter_positions(int32_t *out, int32_t *n_out, const int32_t *positions,
+                                                                 int n, const int32_t *depth, int low, int high)
 {
     __shared__ scan_scratch scratch;
     int found = 0;
@@ -44,11 +44,11 @@ template <class T> __device__ __forceinline__ void copy_row(T *__restrict__ to, 
     for (int i = threadIdx.x; i < d; i += THREADS) to[i] = from[i];
 }
 
-/* One block per row: blocks 0 … n_new-1 fill y from x or, for revived tokens, from aux; the others store evicted rows in aux, if there is
- * one. Revived and evicted positions are disjoint, so the blocks need no order. */
+/* One block per row: blocks 0 … n_new-1 fill y from x or, for revived tokens, from aux; the others store evicted rows
+ * in aux, if there is one. Revived and evicted positions are disjoint, so the blocks need no order. */
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    move_rows(T *y, const int32_t *new_rows, int n_new, const T *x, const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
+__global__ void __launch_bounds__(THREADS) move_rows(T *y, const int32_t *new_rows, int n_new, const T *x,
+                                                     const int32_t *rows, int n, T *aux, int d, int32_t *n_revived)
 {
     int i = blockIdx.x;
     if (i < n_new) {
@@ -66,23 +66,25 @@ __global__ void __launch_bounds__(THREADS)
 int lazy_cuda_mark(lazy_stream *stream, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *err)
 {
     return lazy_cuda_op(stream, "marking depths", err, [&](cudaStream_t queue) {
-        return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n, value);
+        return lazy_launch(mark_rows, dim3((n + THREADS - 1) / THREADS), dim3(THREADS), 0, queue, depth, rows, n,
+                           value);
     });
 }
 
-int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low,
-                     int high, lazy_error *err)
+int lazy_cuda_filter(lazy_stream *stream, int32_t *out, int *n_out, const int32_t *positions, int n,
+                     const int32_t *depth, int low, int high, lazy_error *err)
 {
     lazy_cuda_forget_ranges(stream);
     int32_t *count = lazy_cuda_scratch(stream)->count;
     int code = lazy_cuda_op(stream, "filtering positions", err, [&](cudaStream_t queue) {
-        return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth, low, high);
+        return lazy_launch(filter_positions, dim3(1), dim3(SCAN_THREADS), 0, queue, out, count, positions, n, depth,
+                           low, high);
     });
     return code ? code : stream->backend->ops->download(stream, n_out, count, sizeof *n_out, err);
 }
 
-int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n,
-                      void *aux, int d, int32_t *n_revived, lazy_error *err)
+int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int n_new, const void *x,
+                      const int32_t *rows, int n, void *aux, int d, int32_t *n_revived, lazy_error *err)
 {
     int code = lazy_cuda_enter(stream->backend, err);
     if (!code)
@@ -91,7 +93,7 @@ int lazy_cuda_regroup(lazy_stream *stream, void *y, const int32_t *new_rows, int
     if (code) return code;
     return lazy_cuda_typed_op(stream, "regrouping rows", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new, (const T *)x, rows, n, (T *)aux,
-                           d, n_revived);
+        return lazy_launch(move_rows<T>, dim3(n_new + n), dim3(THREADS), 0, queue, (T *)y, new_rows, n_new,
+                           (const T *)x, rows, n, (T *)aux, d, n_revived);
     });
 }

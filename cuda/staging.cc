@@ -7,7 +7,8 @@
 
 int lazy_staging_open(lazy_staging *staging, lazy_error *err)
 {
-    int code = lazy_cuda_check(cudaMallocHost((void **)&staging->memory, staging->SLOTS * staging->SLOT_BYTES), "pinned memory", err);
+    int code = lazy_cuda_check(cudaMallocHost((void **)&staging->memory, staging->SLOTS * staging->SLOT_BYTES),
+                               "pinned memory", err);
     for (cudaEvent_t &copied : staging->copied)
         if (!code) code = lazy_cuda_check(cudaEventCreateWithFlags(&copied, cudaEventDisableTiming), "an event", err);
     return code;
@@ -20,7 +21,8 @@ void lazy_staging_close(lazy_staging *staging)
     cudaFreeHost(staging->memory);
 }
 
-int lazy_staging_upload(lazy_staging *staging, void *to, const void *from, size_t bytes, cudaStream_t queue, lazy_error *err)
+int lazy_staging_upload(lazy_staging *staging, void *to, const void *from, size_t bytes, cudaStream_t queue,
+                        lazy_error *err)
 {
     cudaError_t code = cudaSuccess;
     for (size_t done = 0, n; done < bytes && !code; done += n) {

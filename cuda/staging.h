@@ -1,4 +1,5 @@
-/* staging.h — uploads through pinned memory, so that the host may overwrite what it uploads and need not wait for the device. */
+/* staging.h — uploads through pinned memory, so that the host may overwrite what it uploads and need not wait for the
+ * device. */
 #ifndef LAZY_CUDA_STAGING_H
 #define LAZY_CUDA_STAGING_H
 
@@ -23,6 +24,7 @@ int lazy_staging_open(lazy_staging *staging, lazy_error *err);
 void lazy_staging_close(lazy_staging *staging);
 
 /* Queues the copy of from[0 … bytes-1] (host) to the device; `from` may be overwritten once this returns. */
-int lazy_staging_upload(lazy_staging *staging, void *to, const void *from, size_t bytes, cudaStream_t queue, lazy_error *err);
+int lazy_staging_upload(lazy_staging *staging, void *to, const void *from, size_t bytes, cudaStream_t queue,
+                        lazy_error *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* values.h — conversion of the three element types to and from float, launches of ops, and reductions over warps and blocks. */
+/* values.h — conversion of the three element types to and from float, launches of ops, and reductions over warps and
+ * blocks. */
 #ifndef LAZY_CUDA_VALUES_H
 #define LAZY_CUDA_VALUES_H
 

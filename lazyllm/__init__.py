@@ -10,97 +10,58 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from lazyllm import longbench as longbench
     from lazyllm import reproduce as reproduce
-    from lazyllm.calibration.calibrate import calibrate
-    from lazyllm.checkpoints.demo_model import demo_model
-    from lazyllm.errors import CheckpointError, DeviceError
-    from lazyllm.generation import Generation
-    from lazyllm.llm import LLM, load
-    from lazyllm.machine.info import info
-    from lazyllm.method import Method
-    from lazyllm.methods import (
-        CLAA,
-        FastKV,
-        GemFilter,
-        Preset,
-        PromptCompression,
-        RandomDrop,
-        StaticPruning,
-        parse_method,
-    )
-    from lazyllm.policy import Policy
-    from lazyllm.prefix_cache import PrefixCache
-    from lazyllm.pruning import Drop, Mass, Pruning
-    from lazyllm.sampling import SamplingParams
-    from lazyllm.searching.results import Search
-    from lazyllm.searching.search import search
-    from lazyllm.session import Session
-    from lazyllm.sweeps.sweep import Sweep, sweep
-    from lazyllm.trace import Trace
+    from lazyllm.calibration.calibrate import calibrate as calibrate
+    from lazyllm.checkpoints.demo_model import demo_model as demo_model
+    from lazyllm.errors import CheckpointError as CheckpointError
+    from lazyllm.errors import DeviceError as DeviceError
+    from lazyllm.generation import Generation as Generation
+    from lazyllm.llm import LLM as LLM
+    from lazyllm.llm import load as load
+    from lazyllm.machine.info import info as info
+    from lazyllm.method import Method as Method
+    from lazyllm.methods import CLAA as CLAA
+    from lazyllm.methods import FastKV as FastKV
+    from lazyllm.methods import GemFilter as GemFilter
+    from lazyllm.methods import Preset as Preset
+    from lazyllm.methods import PromptCompression as PromptCompression
+    from lazyllm.methods import RandomDrop as RandomDrop
+    from lazyllm.methods import StaticPruning as StaticPruning
+    from lazyllm.methods import parse_method as parse_method
+    from lazyllm.policy import Policy as Policy
+    from lazyllm.prefix_cache import PrefixCache as PrefixCache
+    from lazyllm.pruning import Pruning as Pruning
+    from lazyllm.sampling import SamplingParams as SamplingParams
+    from lazyllm.searching.results import Search as Search
+    from lazyllm.searching.search import search as search
+    from lazyllm.session import Session as Session
+    from lazyllm.stages import Drop as Drop
+    from lazyllm.stages import Mass as Mass
+    from lazyllm.sweeps.sweep import Sweep as Sweep
+    from lazyllm.sweeps.sweep import sweep as sweep
+    from lazyllm.trace import Trace as Trace
 
-__all__ = [
-    "CLAA",
-    "LLM",
-    "CheckpointError",
-    "DeviceError",
-    "Drop",
-    "FastKV",
-    "GemFilter",
-    "Generation",
-    "Mass",
-    "Method",
-    "Policy",
-    "PrefixCache",
-    "Preset",
-    "PromptCompression",
-    "Pruning",
-    "RandomDrop",
-    "SamplingParams",
-    "Search",
-    "Session",
-    "StaticPruning",
-    "Sweep",
-    "Trace",
-    "calibrate",
-    "demo_model",
-    "info",
-    "load",
-    "parse_method",
-    "search",
-    "sweep",
-]
-
-_HOMES = {
-    "CLAA": "methods",
-    "CheckpointError": "errors",
-    "DeviceError": "errors",
-    "Drop": "pruning",
-    "FastKV": "methods",
-    "GemFilter": "methods",
-    "Generation": "generation",
-    "LLM": "llm",
-    "Mass": "pruning",
-    "Method": "method",
-    "Policy": "policy",
-    "PrefixCache": "prefix_cache",
-    "Preset": "methods",
-    "PromptCompression": "methods",
-    "Pruning": "pruning",
-    "RandomDrop": "methods",
-    "SamplingParams": "sampling",
-    "Search": "searching.results",
-    "Session": "session",
-    "StaticPruning": "methods",
-    "Sweep": "sweeps.sweep",
-    "Trace": "trace",
-    "calibrate": "calibration.calibrate",
-    "demo_model": "checkpoints.demo_model",
-    "info": "machine.info",
-    "load": "llm",
-    "parse_method": "methods",
-    "search": "searching.search",
-    "sweep": "sweeps.sweep",
+_NAMES_OF = {
+    "calibration.calibrate": "calibrate",
+    "checkpoints.demo_model": "demo_model",
+    "errors": "CheckpointError DeviceError",
+    "generation": "Generation",
+    "llm": "LLM load",
+    "machine.info": "info",
+    "method": "Method",
+    "methods": "CLAA FastKV GemFilter Preset PromptCompression RandomDrop StaticPruning parse_method",
+    "policy": "Policy",
+    "prefix_cache": "PrefixCache",
+    "pruning": "Pruning",
+    "sampling": "SamplingParams",
+    "searching.results": "Search",
+    "searching.search": "search",
+    "session": "Session",
+    "stages": "Drop Mass",
+    "sweeps.sweep": "Sweep sweep",
+    "trace": "Trace",
 }
-
+_HOMES = {name: module for module, names in _NAMES_OF.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 _MODULES = ("longbench", "reproduce")
 
 

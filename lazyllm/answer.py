@@ -98,9 +98,9 @@ class Answer:
         if self._stream is None:
             return ""
         piece = ""
-        for one in self.drawn[self._n_read :]:
-            if not self._is_end(one.token):
-                piece += self._finder.push(self._stream.push(one.token))
+        for drawn in self.drawn[self._n_read :]:
+            if not self._is_end(drawn.token):
+                piece += self._finder.push(self._stream.push(drawn.token))
         self._n_read = len(self.drawn)
         if self.complete:
             piece += self._finder.push(self._stream.finish()) + self._finder.finish()
@@ -116,15 +116,15 @@ class Answer:
             finish_reason = "stop" if self._stopped else "length"
         return Generation(
             text=self.text,
-            token_ids=[one.token for one in self.drawn],
+            token_ids=[drawn.token for drawn in self.drawn],
             prompt_ids=self.prompt_ids,
             n_given=self.encoded.n_given,
             ttft=self.drawn[0].seconds,
             seconds=self.drawn[-1].seconds,
             tokenize_seconds=self.encoded.tokenize_seconds,
             policy_seconds=self.recorder.policy_seconds,
-            computed_series=np.array([one.computed for one in self.drawn]),
-            reached_top_series=np.array([one.reached_top for one in self.drawn]),
+            computed_series=np.array([drawn.computed for drawn in self.drawn]),
+            reached_top_series=np.array([drawn.reached_top for drawn in self.drawn]),
             passes=self.recorder.counts(),
             recorded=self.recorder.trace(
                 self._core.ids.tolist(),

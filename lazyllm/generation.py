@@ -12,6 +12,8 @@ import numpy as np
 
 from lazyllm.method import Method
 from lazyllm.sampling import SamplingParams
+from lazyllm.support import checked
+from lazyllm.support.tables import Table
 from lazyllm.trace import Trace
 
 FinishReason = Literal["stop", "length", "interrupted"]
@@ -98,12 +100,9 @@ class Generation:
             "pruning": self.pruning,
             **({"nothing was dropped": self.unpruned} if self.unpruned else {}),
         }
-        heads = "".join(f"<th style='text-align:left'>{escape(name)}</th>" for name in figures)
-        cells = "".join(
-            f"<td style='text-align:left'>{escape(str(value))}</td>" for value in figures.values()
-        )
+        table = Table("", list(figures), [[str(value) for value in figures.values()]])
         text = f"<div style='white-space:pre-wrap;margin-bottom:0.5em'>{escape(self.text)}</div>"
-        return f"{text}<table><thead><tr>{heads}</tr></thead><tbody><tr>{cells}</tr></tbody></table>"
+        return text + table.html()
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,7 @@ class Request:
         progress: bool,
         tools: Iterable[Mapping[str, Any]] = (),
     ) -> Request:
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int | np.integer):
-            raise TypeError(f"max_new_tokens must be a whole number, not {max_new_tokens!r}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+        n_new = checked.whole(max_new_tokens, "max_new_tokens", 1)
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {sampling!r}")
         if not isinstance(stop, Iterable):
@@ -146,7 +142,7 @@ class Request:
         if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
             raise TypeError(f"tools must be a list of dicts, not {tools!r}")
         options = bool(trace), bool(progress), tuple(tools)
-        return cls(int(max_new_tokens), sampling or SamplingParams(), strings, *options)
+        return cls(n_new, sampling or SamplingParams(), strings, *options)
 
 
 class Stream(Iterator[str]):

@@ -22,6 +22,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import Messages, PromptIds, Tools, is_batch
 from lazyllm.sampling import SamplingParams
 from lazyllm.session import Session
+from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
@@ -53,25 +54,25 @@ def load(
     """
     if not isinstance(path, str | Path):
         raise TypeError(f"path must be a folder or a hub id, not {path!r}")
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int)):
-        raise TypeError(f"threads must be a whole number or None, not {threads!r}")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise ValueError(f"threads must be 1 to {MAX_THREADS}, or None for all physical cores, not {threads}")
+    if threads is not None:
+        threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
     check_weights(weights)
     check_kv(kv)
     checkpoint = open_checkpoint(resolve(path))
     _check_dtype(dtype, checkpoint)
     compute = chosen_compute(compute, device)
-    if compute == "int8" and weights == "auto" and can_be_rounded(checkpoint):
+    can_round = can_be_rounded(checkpoint)
+    if compute == "int8" and weights == "auto" and can_round:
         weights = "q8"  # else every pass would round them again
+    can_round = can_round and not device.startswith("cuda")  # the core refuses others by name
     stored, rounding = (checkpoint.shards, checkpoint.tensors), weights
     if cache_weights:
         if weights == "auto":
             raise ValueError('cache_weights keeps rounded weights; give weights="q8" or "q4" too')
-        if can_be_rounded(checkpoint) and not device.startswith("cuda"):  # the core refuses these by name
+        if can_round:
             stored, rounding = rounded(checkpoint, weights), "auto"
-    if rounding != "auto" and can_be_rounded(checkpoint) and not device.startswith("cuda"):
+    if rounding != "auto" and can_round:
         check_memory(rounded_bytes(checkpoint, weights), f"{checkpoint.path} with weights={weights!r}")
     try:
         core = open_model(checkpoint.config, stored, device, threads, compute, rounding, kv)
@@ -142,8 +143,8 @@ class LLM(Model):
 
     def changed(self) -> Path | None:
         """A file of this model or of a sibling that has been written to or replaced since it was opened."""
-        found = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
-        return next(filter(None, found), None)
+        changed = (model.checkpoint.changed() for model in (self, *self._siblings.values()))
+        return next(filter(None, changed), None)
 
     def sibling(self, path: str) -> LLM:
         """Another model on the same device; opened by the first call and kept."""

@@ -37,6 +37,11 @@ class Method:
 
     # ---- the setting -----------------------------------------------------------------------------
 
+    def _set(self, **values: Any) -> None:
+        """Sets fields of a frozen dataclass, in its `__init__` or `__post_init__`."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal setting back."""
         return json.dumps({"method": self.name, **self._plain()})
@@ -46,26 +51,25 @@ class Method:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        value = parse_json(text, cls.name, strict=True)
-        if not isinstance(value, dict):
-            raise TypeError(f"{cls.name} must be a JSON object, not {text.strip()}")
-        return cls.from_fields(value)
+        return cls.from_fields(parse_json(text, cls.name or "pruning", strict=True))
 
     @classmethod
-    def from_fields(cls, fields_given: Mapping[str, Any]) -> Self:
+    def from_fields(cls, value: Any) -> Self:
         """The setting with these arguments of the class, of which `method` may be its name."""
-        values = dict(fields_given)
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{cls.name} must be a JSON object, not {value!r}")
+        values = dict(value)
         if (named := values.pop("method", cls.name)) != cls.name:
             raise ValueError(f"method is {named!r}; it must be {cls.name!r}")
         parameters = inspect.signature(cls).parameters
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-            for name in values:
-                if name not in parameters:
-                    known = ", ".join(parameters)
-                    raise ValueError(f"{cls.name} has no field {name!r}; its fields are {known}")
-        for name, one in parameters.items():
-            needed = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-            if needed and name not in values:
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        for name in values:
+            if name not in parameters and not takes_any:
+                known = ", ".join(parameters)
+                raise ValueError(f"{cls.name} has no field {name!r}; its fields are {known}")
+        for name, parameter in parameters.items():
+            variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if name not in values and parameter.default is parameter.empty and not variadic:
                 raise ValueError(f"{cls.name} needs {name}")
         return cls(**values)
 
@@ -91,9 +95,9 @@ class Method:
 
     def without_compression(self) -> Self:
         """The same method for a prompt that `compress` has shortened already."""
-        made = copy(self)
-        object.__setattr__(made, "compresses", False)
-        return made
+        other = copy(self)
+        other._set(compresses=False)
+        return other
 
     def kept(self, n_prompt: int) -> int:
         """The number of tokens of a prompt that reach the model."""
@@ -143,11 +147,9 @@ class Method:
 def source_digest(cls: type[Any]) -> str | None:
     """The hash of the source of a class and its bases outside this package; None where there is no source."""
     ours = (__name__.partition(".")[0], "builtins", "abc")
-    theirs = [one for one in cls.__mro__ if one.__module__.partition(".")[0] not in ours]
-    hasher = hashlib.sha256()
-    for one in theirs:
-        try:
-            hasher.update(inspect.getsource(one).encode())
-        except (OSError, TypeError):
-            return None
-    return hasher.hexdigest() if theirs else None
+    theirs = [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ours]
+    try:
+        sources = "".join(inspect.getsource(base) for base in theirs)
+    except (OSError, TypeError):
+        return None
+    return hashlib.sha256(sources.encode()).hexdigest() if theirs else None

@@ -51,13 +51,13 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        found = self.tokenizer_if_any
-        if found is None:
+        tokenizer = self.tokenizer_if_any
+        if tokenizer is None:
             raise CheckpointError(
                 f"{self.checkpoint.path} has neither tokenizer.json nor tokenizer.model, nor a GGUF file's "
                 "vocabulary; give token ids"
             )
-        return found
+        return tokenizer
 
     @property
     def tokenizer_if_any(self) -> Tokenizer | None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
-from lazyllm.pruning import Counted, Mass, Pruning, StagesInput, bare_flops
+from lazyllm.pruning import Pruning, Scheduled
+from lazyllm.stages import Mass, StagesInput
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -171,7 +173,7 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-class Policy(Counted):
+class Policy(Scheduled):
     """A schedule whose tokens are scored by a subclass; the paper's rule would be
 
         class Mine(lazyllm.Policy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -95,6 +95,29 @@ def _part_text(name: str, part: Any) -> str:
     )
 
 
+class PromptPlace(NamedTuple):
+    """A prompt in the context: its first position, its tokens there, and those given with removed ones."""
+
+    begins: int
+    n_run: int
+    n_given: int
+
+    @classmethod
+    def checked(cls, value: Any) -> PromptPlace:
+        """From a file."""
+        begins, n_run, n_given = value
+        return cls(
+            checked.whole(begins, "a prompt's begin", 0),
+            checked.whole(n_run, "the tokens of a prompt", 1),
+            checked.whole(n_given, "the given tokens of a prompt", 1),
+        )
+
+    def cut(self, length: int) -> PromptPlace:
+        """The part of the prompt within this length; of the removed tokens the same share counts."""
+        n_run = min(self.n_run, max(0, length - self.begins))
+        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+
+
 @dataclass(frozen=True)
 class Turn:
     """Messages and the answer to them, with the positions of their first token and of the answer's."""
@@ -109,20 +132,16 @@ class Turn:
     @classmethod
     def checked(cls, values: Any) -> Turn:
         """From a file."""
-        made = cls(**{**values, "tools": tuple(values.get("tools", ()))})
-        checked.whole(made.begins, "a turn's begin", 0)
-        checked.whole(made.answer_begins, "the begin of a turn's answer", 0)
-        if not (
-            isinstance(made.text, str)
-            and isinstance(made.cut, bool)
-            and made.messages
-            and isinstance(made.messages, list)
-        ):
+        turn = cls(**{**values, "tools": tuple(values.get("tools", ()))})
+        checked.whole(turn.begins, "a turn's begin", 0)
+        checked.whole(turn.answer_begins, "the begin of a turn's answer", 0)
+        is_turn = isinstance(turn.text, str) and isinstance(turn.cut, bool)
+        if not (is_turn and isinstance(turn.messages, list) and turn.messages):
             raise TypeError(f"a turn is {values!r:.80}")
-        checked_messages(made.messages)
-        if not all(isinstance(tool, dict) for tool in made.tools):
-            raise TypeError(f"a turn's tools are {made.tools!r:.80}")
-        return made
+        checked_messages(turn.messages)
+        if not all(isinstance(tool, dict) for tool in turn.tools):
+            raise TypeError(f"a turn's tools are {turn.tools!r:.80}")
+        return turn
 
 
 class Conversation:
@@ -171,11 +190,11 @@ class Conversation:
         turn = Turn(begins, answer_begins, self._messages(prompt), text, tools=tuple(self._tools(tools)))
         self.turns += (turn,)
 
-    def _tools(self, given: Tools) -> Tools:
-        known = self.turns[-1].tools if self.turns else given
-        if given and list(given) != list(known):
+    def _tools(self, new: Tools) -> Tools:
+        tools = self.turns[-1].tools if self.turns else new
+        if new and list(new) != list(tools):
             raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
-        return known
+        return tools
 
     def truncate(self, length: int) -> None:
         """Drops the turns that begin at this position or behind it, and marks one that it cuts."""
@@ -209,8 +228,8 @@ class Conversation:
             )
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
-        _, found, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
-        if not found:
+        _, marked, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
+        if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
             )

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
+from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method
+from lazyllm.stages import (
+    Mass,
+    Stages,
+    StagesInput,
+    checked_pairs,
+    checked_stages,
+    core_stages,
+    largest_keep,
+    plain_stages,
+)
 from lazyllm.support import checked
-from lazyllm.support.json_text import parse_json
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
+Candidate = TypeVar("Candidate")
 Shapes = Sequence[tuple[Mapping[float, float], float]]
 """Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
 taken; in the order in which they are tried."""
@@ -29,161 +39,23 @@ SPEEDUP_SHAPES: Shapes = (
 PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
 NARROWEST, WIDEST = 13, 31  # tokens of a place
 RECOMMENDED_SINK = 4
-LAYER_LIMIT = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Mass:
-    """A stage's rule: keep the best tokens until they hold the share `mass` of all prompt tokens' scores.
-
-    The count depends on the data; `keep_min` and `keep_max`, shares of the prompt, bound it.
-    """
-
-    mass: float
-    keep_min: float = 0.0
-    keep_max: float = 1.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(
-                self, field.name, checked.number(getattr(self, field.name), f"Mass {field.name}")
-            )
-        if not 0.0 < self.mass <= 1.0:
-            raise ValueError(f"Mass mass must be above 0 and at most 1, not {self.mass}")
-        if not 0.0 < self.keep_max <= 1.0:
-            raise ValueError(f"Mass keep_max must be above 0 and at most 1, not {self.keep_max}")
-        if not 0.0 <= self.keep_min <= self.keep_max:
-            raise ValueError(f"Mass keep_min must be from 0 to keep_max={self.keep_max}, not {self.keep_min}")
-
-    def __repr__(self) -> str:
-        bounds = [f"keep_min={self.keep_min!r}"] if self.keep_min != 0.0 else []
-        bounds += [f"keep_max={self.keep_max!r}"] if self.keep_max != 1.0 else []
-        return f"Mass({', '.join([f'{self.mass!r}', *bounds])})"
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """A stage's rule: what it drops is gone for good, from every layer of all later passes.
-
-    `keep` is the share of the prompt that stays: `Pruning({7: Drop(0.4), 15: 0.3})`.
-    """
-
-    keep: float
-
-    def __post_init__(self) -> None:
-        if isinstance(self.keep, Mass):
-            raise TypeError(
-                f"Drop takes a keep, not {self.keep}: each decode step would drop part of what is left"
-            )
-        object.__setattr__(self, "keep", checked.keep(self.keep, "Drop keep"))
-
-    def __repr__(self) -> str:
-        return f"Drop({self.keep!r})"
-
-
-Rule = float | Mass | Drop
-Stages = tuple[tuple[int, Rule], ...]
-StagesInput = Mapping[Any, Any] | Sequence[Any] | None
-
-
-def _layer(value: object) -> int:
-    if isinstance(value, str):
-        if not (value.isascii() and value.isdecimal()):
-            raise ValueError(f"a stage's layer must be a whole number, not {value!r}")
-        value = int(value)
-    return checked.whole(value, "a stage's layer", 0, LAYER_LIMIT)
-
-
-def _rule(value: object, layer: int) -> Rule:
-    if isinstance(value, Mass | Drop):
-        return value
-    if isinstance(value, Mapping):
-        if set(value) == {"drop"}:
-            return Drop(value["drop"])
-        if "mass" not in value or not set(value) <= {field.name for field in fields(Mass)}:
-            raise ValueError(
-                f"the stage at layer {layer} must be a keep, or have drop, or mass, keep_min, keep_max, "
-                f"not {value!r}"
-            )
-        return Mass(**value)
-    return checked.keep(value, f"keep of the stage at layer {layer}")
-
-
-def largest_keep(rule: Rule) -> float:
-    """The largest share of the prompt that a stage keeps."""
-    if isinstance(rule, Mass):
-        return rule.keep_max
-    return rule.keep if isinstance(rule, Drop) else rule
-
-
-def _stages(value: StagesInput, what: str) -> Stages:
-    """The stages as pairs. A mapping may name its layers in any order; a list must be in ascending order."""
-    if value is None:
-        return ()
-    if isinstance(value, Mapping):
-        pairs = sorted(((_layer(layer), rule) for layer, rule in value.items()), key=operator.itemgetter(0))
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        pairs = []
-        for item in value:
-            if isinstance(item, str | bytes) or not isinstance(item, Sequence) or len(item) != 2:
-                raise TypeError(
-                    f"{what} must be a mapping or a list of (layer, keep) pairs, but has {item!r}"
-                )
-            pairs.append((_layer(item[0]), item[1]))
-    else:
-        raise TypeError(f"{what} must be a mapping or a list of (layer, keep) pairs, not {value!r}")
-    stages = tuple((layer, _rule(rule, layer)) for layer, rule in pairs)
-    last_layer, last_keep = -1, 1.0
-    for layer, rule in stages:
-        if layer <= last_layer:
-            raise ValueError(
-                f"{what}: layers must rise strictly, but layer {layer} follows layer {last_layer}"
-            )
-        last_layer = layer
-        if isinstance(rule, Mass):
-            continue
-        keep = largest_keep(rule)
-        if keep > last_keep:
-            raise ValueError(f"{what}: keeps must not rise, but layer {layer} keeps {keep} after {last_keep}")
-        last_keep = keep
-    return stages
-
-
-def _spans(value: Iterable[Any]) -> tuple[tuple[int, int], ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise TypeError(f"protect must be a list of spans (first, end), not {value!r}")
+def _spans(value: object) -> tuple[tuple[int, int], ...]:
     spans = []
-    for item in value:
-        if isinstance(item, str | bytes) or not isinstance(item, Sequence) or len(item) != 2:
-            raise TypeError(f"protect must be a list of spans (first, end), but has {item!r}")
-        first, end = (
-            checked.whole(item[0], "a protected span's first position", 0),
-            checked.whole(item[1], "a protected span's end", 0),
-        )
+    for pair in checked_pairs(value, "protect", "a list of spans (first, end)"):
+        first = checked.whole(pair[0], "a protected span's first position", 0)
+        end = checked.whole(pair[1], "a protected span's end", 0)
         if end <= first:
             raise ValueError(f"a protected span must end after its first position, not ({first}, {end})")
         spans.append((first, end))
     return tuple(spans)
 
 
-def _plain(stages: Stages) -> dict[str, Any]:
-    def plain(rule: Rule) -> Any:
-        if isinstance(rule, Mass):
-            return {"mass": rule.mass, "keep_min": rule.keep_min, "keep_max": rule.keep_max}
-        return {"drop": rule.keep} if isinstance(rule, Drop) else rule
-
-    return {str(layer): plain(rule) for layer, rule in stages}
-
-
-def _core_stages(stages: Stages) -> list[tuple[Any, ...]]:
-    """(layer, keep), (layer, (mass, keep_min, keep_max)), or for Drop (layer, keep, True)."""
-
-    def core(rule: Rule) -> tuple[Any, ...]:
-        if isinstance(rule, Mass):
-            return ((rule.mass, rule.keep_min, rule.keep_max),)
-        return (rule.keep, True) if isinstance(rule, Drop) else (rule,)
-
-    return [(layer, *core(rule)) for layer, rule in stages]
+def _decode(value: Any) -> str | Stages:
+    if value is None or (isinstance(value, str) and value not in ("same", "frozen")):
+        raise ValueError(f'decode must be "same", "frozen" or stages, not {value!r}')
+    return value if isinstance(value, str) else checked_stages(value, "decode")
 
 
 def _check_config(config: object) -> None:
@@ -191,12 +63,36 @@ def _check_config(config: object) -> None:
         raise TypeError(f"config must be that of a model, such as llm.config, not {config!r}")
 
 
-class Counted(Method, ABC):
-    """A method whose prefill's operations are known before it runs."""
+class Scheduled(Method, ABC):
+    """A method that runs a `Pruning` in the engine, maybe on fewer tokens: its work can be counted."""
 
+    @property
     @abstractmethod
+    def schedule(self) -> Pruning:
+        """The stages and options that run in the engine."""
+
+    def core(self) -> dict[str, Any]:
+        return self.schedule.core()
+
+    def check(self, config: ModelConfig) -> None:
+        self.schedule.check(config)
+
     def flops(self, config: ModelConfig, n_prompt: int) -> int:
-        """Counted operations of the prefill of `n_prompt` tokens."""
+        """Counted operations of the prefill of `n_prompt` tokens, as `Pruning.flops` counts them."""
+        self.check(config)
+        n_prompt = checked.whole(n_prompt, "n_prompt", 1)
+        n = self.kept(n_prompt)
+        return self.schedule.flops(config, n) + self.extra_flops(config, n_prompt, n, n)
+
+    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
+        in_play, computed = np.asarray(last_pass)[0, :2].tolist()
+        extra = self.extra_flops(config, n_prompt, in_play, computed)
+        return self.schedule.pass_flops(config, last_pass) + extra
+
+    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
+        """Counted operations beside the schedule's, for a prompt of `n_prompt` tokens. `in_play` and
+        `computed` are the numbers of tokens in layer 0."""
+        return 0
 
     def speedup(self, config: ModelConfig, n_prompt: int) -> float:
         """Dense prefill's counted operations over those of this method."""
@@ -204,7 +100,7 @@ class Counted(Method, ABC):
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class Pruning(Counted):
+class Pruning(Scheduled):
     """A schedule of stages and the options of the selection; frozen and hashable.
 
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
@@ -245,39 +141,22 @@ class Pruning(Counted):
         min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
-        if isinstance(decode, str):
-            if decode not in ("same", "frozen"):
-                raise ValueError(f'decode must be "same", "frozen" or stages, not {decode!r}')
-        elif decode is None:
-            raise TypeError('decode must be "same", "frozen" or stages, not None')
-        else:
-            decode = _stages(decode, "decode")
-        if pooling not in ("mean", "max"):
-            raise ValueError(f'pooling must be "mean" or "max", not {pooling!r}')
-        width = checked.whole(smooth, "smooth", 1)
-        if width % 2 == 0:
-            raise ValueError(f"smooth must be odd, so that a mean has a centre, not {width}")
-        remembered = checked.number(memory, "memory")
-        if not 0.0 <= remembered <= 1.0:
-            raise ValueError(f"memory must be from 0 to 1, not {remembered}")
-        if not isinstance(prune_generated, bool):
-            raise TypeError(f"prune_generated must be True or False, not {prune_generated!r}")
-        values = {
-            "stages": _stages(stages, "stages"),
-            "decode": decode,
-            "sink": checked.whole(sink, "sink", 0),
-            "window": checked.whole(window, "window", 0),
-            "protect": _spans(protect),
-            "queries": checked.whole(queries, "queries", 1),
-            "pooling": pooling,
-            "layers": checked.whole(layers, "layers", 1),
-            "smooth": width,
-            "memory": remembered,
-            "min_tokens": checked.whole(min_tokens, "min_tokens", 0),
-            "prune_generated": prune_generated,
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self._set(
+            stages=checked_stages(stages, "stages"),
+            decode=_decode(decode),
+            sink=checked.whole(sink, "sink", 0),
+            window=checked.whole(window, "window", 0),
+            protect=_spans(protect),
+            queries=checked.whole(queries, "queries", 1),
+            pooling=checked.choice(pooling, "pooling", ("mean", "max")),
+            layers=checked.whole(layers, "layers", 1),
+            smooth=checked.whole(smooth, "smooth", 1),
+            memory=checked.share(memory, "memory"),
+            min_tokens=checked.whole(min_tokens, "min_tokens", 0),
+            prune_generated=checked.truth(prune_generated, "prune_generated"),
+        )
+        if smooth % 2 == 0:
+            raise ValueError(f"smooth must be odd, so that a mean has a centre, not {smooth}")
 
     def __repr__(self) -> str:
         def braces(stages: Stages) -> str:
@@ -293,24 +172,23 @@ class Pruning(Counted):
                 parts.append(f"{field.name}={getattr(self, field.name)!r}")
         return f"Pruning({', '.join(parts)})"
 
+    @property
+    def schedule(self) -> Pruning:
+        return self
+
     # ---- JSON ------------------------------------------------------------------------------------
+
+    def _plain(self) -> dict[str, Any]:
+        decode = self.decode if isinstance(self.decode, str) else plain_stages(self.decode)
+        return {**super()._plain(), "stages": plain_stages(self.stages), "decode": decode}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""
-        table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        table["stages"] = _plain(self.stages)
-        if isinstance(self.decode, tuple):
-            table["decode"] = _plain(self.decode)
-        return json.dumps(table)
+        return json.dumps(self._plain())
 
     @classmethod
-    def from_json(cls, text: str) -> Pruning:
-        """A Pruning from what `to_json` writes, or from the stages alone: `{"10": 0.7, "20": 0.5}`."""
-        return cls.from_fields(parse_json(text, "pruning", strict=True))
-
-    @classmethod
-    def from_fields(cls, value: object) -> Pruning:
-        """A Pruning from a mapping of its fields, or from the stages alone."""
+    def from_fields(cls, value: Any) -> Pruning:
+        """A Pruning from a mapping of its fields, or from the stages alone: `{"10": 0.7, "20": 0.5}`."""
         if value is None or isinstance(value, list | tuple):
             return cls(value)
         if not isinstance(value, Mapping):
@@ -330,13 +208,14 @@ class Pruning(Counted):
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        table: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        table["stages"] = _core_stages(self.stages)
-        table["decode"] = self.decode if isinstance(self.decode, str) else _core_stages(self.decode)
-        table["protect"] = list(self.protect)
-        table["average"] = False
-        table["policy"] = None
-        return table
+        return {
+            **super()._plain(),
+            "stages": core_stages(self.stages),
+            "decode": self.decode if isinstance(self.decode, str) else core_stages(self.decode),
+            "protect": list(self.protect),
+            "average": False,
+            "policy": None,
+        }
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
@@ -361,7 +240,7 @@ class Pruning(Counted):
         keys as the window holds.
         """
         in_play = self.planned(config, n_prompt)
-        return self._counted(config, in_play, in_play, dict(self._stages_of(in_play[0])))
+        return self._counted(config, in_play, in_play, self._stages_of(in_play[0]))
 
     def planned(self, config: ModelConfig, n_prompt: int) -> list[int]:
         """The number of tokens in play in each layer during the prefill of `n_prompt` tokens."""
@@ -386,14 +265,11 @@ class Pruning(Counted):
         in_play, computed = (column.tolist() for column in np.asarray(last_pass).T[:2])
         # what is gone counts for min_tokens but is not in play; a pass that dropped something had stages
         n_context = math.inf if in_play[-1] < in_play[0] else in_play[0]
-        return self._counted(config, in_play, computed, dict(self._stages_of(n_context, generated)))
-
-    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        return self.pass_flops(config, last_pass)
+        return self._counted(config, in_play, computed, self._stages_of(n_context, generated))
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         stages = [*self.stages, *(self.decode if isinstance(self.decode, tuple) else ())]
-        if isinstance(self.min_tokens, int) and n_context < self.min_tokens:
+        if n_context < self.min_tokens:
             return f"min_tokens={self.min_tokens} is more than the context's {n_context} tokens"
         if not stages:
             return "the setting has no stages"
@@ -406,26 +282,21 @@ class Pruning(Counted):
 
     def _stages_of(self, n_context: float, generated: bool = False) -> Stages:
         """The stages of a pass over a context of that length."""
-        if isinstance(self.min_tokens, int) and n_context < self.min_tokens:
+        if n_context < self.min_tokens:
             return ()
         if generated and self.decode != "same":
             return () if isinstance(self.decode, str) else self.decode
         return self.stages
 
-    def _counted(
-        self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Collection[int]
-    ) -> int:
+    def _counted(self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Stages) -> int:
         total = bare_flops(config, in_play, computed)
+        sees = [window or math.inf for window in config.windows]
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            if any(self._scores(config, layer, stage) for stage in stages):
-                window = min(config.windows[layer] or m, m)
-                total += min(self.queries, n) * window * 2 * config.n_heads * config.head_dim
+            # it scores if it is one of the last `layers` up to a stage and sees as far as the stage's layer
+            above = [stage for stage, _ in stages if layer <= stage < layer + self.layers]
+            if any(sees[layer] >= sees[stage] for stage in above):
+                total += score_flops(config, m, min(self.queries, n), config.windows[layer])
         return total
-
-    def _scores(self, config: ModelConfig, layer: int, stage: int) -> bool:
-        """Whether the layer is one of the last `layers` up to the stage and sees as far as its layer."""
-        sees, must = (config.windows[one] or math.inf for one in (layer, stage))
-        return layer <= stage < layer + self.layers and sees >= must
 
     def _always_kept(self, n_prompt: int) -> int:
         """The number of prompt tokens that every stage keeps: protected spans, sink, window, query token."""
@@ -472,7 +343,7 @@ class Pruning(Counted):
         top = config.n_layers - 2
         if top < 0:
             raise ValueError("the model has one layer, so no stage fits below the last one")
-        seeing = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
+        seeing = seeing_layers(config, top)
 
         def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
             return with_scores(cls._scaled(keeps, factor))
@@ -482,22 +353,19 @@ class Pruning(Counted):
             if scaled(keeps, least).speedup(config, n_prompt) >= target:
                 break
 
-        low, high = 0.0, 1 / min(keeps.values())
-        best = scaled(keeps, low)
-        reach = best.speedup(config, n_prompt)
-        if reach < target:
+        most = scaled(keeps, 0.0)
+        if (reach := most.speedup(config, n_prompt)) < target:
             raise ValueError(
                 f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
                 f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
             )
-        while high - low > 1e-5:
-            middle = (low + high) / 2
-            candidate = scaled(keeps, middle)
-            if candidate.speedup(config, n_prompt) >= target:
-                low, best = middle, candidate
-            else:
-                high = middle
-        return best
+        largest = largest_that(
+            lambda candidate: candidate.speedup(config, n_prompt) >= target,
+            lambda factor: scaled(keeps, factor),
+            high=1 / min(keeps.values()),
+            tolerance=1e-5,
+        )
+        return most if largest is None else largest
 
     @classmethod
     def _scaled(cls, keeps: Mapping[int, float], factor: float) -> Pruning:
@@ -535,30 +403,29 @@ def _placed(keeps: Mapping[int, float], layers: list[int]) -> dict[int, float]:
     return placed
 
 
-def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
-    """Counted operations of a pass without scores; the lists have a number of tokens for each layer."""
-    layers = enumerate(zip(in_play, computed, strict=True))
-    return 2 * config.hidden * config.vocab + sum(
-        layer_flops(config, layer, m, n) for layer, (m, n) in layers
-    )
+def seeing_layers(config: ModelConfig, top: int) -> list[int]:
+    """The layers up to `top` that see the whole context, or all of them if none does."""
+    layers = range(top + 1)
+    return [layer for layer in layers if not config.windows[layer]] or list(layers)
 
 
-def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:
-    """Counted operations of one layer that computes the last of the tokens in play, without scores."""
-    width = config.n_heads * config.head_dim
-    kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
-    other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
-    rows = 1 if layer == config.n_layers - 1 else computed
-    window = min(config.windows[layer] or in_play, in_play)
-    pairs = _visible_pairs(in_play, rows, window)
-    return computed * kv_row + rows * other_row + pairs * 4 * width
-
-
-def _visible_pairs(m: int, rows: int, window: int) -> int:
-    """Pairs of query and visible key, for the last `rows` of `m` tokens; each sees at most `window` keys."""
-    full = min(rows, m - window)  # rows that see a whole window
-    rest = rows - full  # the others see 1 more key each than the row before, the first m - rows + 1
-    return full * window + rest * (2 * (m - rows) + rest + 1) // 2
+def largest_that(
+    reaches: Callable[[Candidate], bool],
+    scaled: Callable[[float], Candidate],
+    high: float,
+    tolerance: float,
+) -> Candidate | None:
+    """`scaled(factor)` for the largest factor up to `high` that reaches a goal, found by bisection; None if
+    no factor does."""
+    low, best = 0.0, None
+    while high - low > tolerance:
+        factor = (low + high) / 2
+        candidate = scaled(factor)
+        if reaches(candidate):
+            low, best = factor, candidate
+        else:
+            high = factor
+    return best
 
 
 DENSE = Pruning()

@@ -8,18 +8,17 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from lazyllm import __version__, _core, session_file
+from lazyllm import __version__, _core
 from lazyllm.answer import Answer, Drawn
-from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory, fits
-from lazyllm.method import Method, source_digest
-from lazyllm.methods import parse_method
+from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import LEAST_PASS, PrefixCache
 from lazyllm.prompt import (
@@ -27,13 +26,14 @@ from lazyllm.prompt import (
     EncodedPrompt,
     Prompt,
     PromptIds,
+    PromptPlace,
     Tools,
-    Turn,
     checked_ids,
     checked_messages,
     is_messages,
 )
 from lazyllm.sampling import SamplingParams
+from lazyllm.session_file import Description, SessionFile, identity, write
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import prefill_watch
@@ -45,55 +45,8 @@ SPARE = 4  # and a quarter of the context on the CPU, which takes no memory for 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
     """The result of `work()`, and the seconds that it took."""
-    begun = time.perf_counter()
-    return work(), time.perf_counter() - begun
-
-
-IDENTITY = {
-    "sha256": "a model of SHA-256",
-    "compute": "compute",
-    "weights": "weights",
-    "activations": "hidden states in",
-    "kv": "keys and values in",
-    "pruning": "the pruning",
-    "source": "a pruning whose source has the SHA-256",
-}
-"""Properties that a saved session must share with the model and the setting that it is restored for."""
-
-
-def _identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
-    return {
-        "sha256": weights_digest(model.checkpoint, progress),
-        "compute": model.compute,
-        "weights": model.weights,
-        "activations": model.core.activations,
-        "kv": model.core.kv,
-        "pruning": method.to_json(),
-        "source": source_digest(type(method)) or "",
-    }
-
-
-class PromptPlace(NamedTuple):
-    """A prompt in the context: its first position, its tokens there, and those given with removed ones."""
-
-    begins: int
-    n_run: int
-    n_given: int
-
-    @classmethod
-    def checked(cls, value: Any) -> PromptPlace:
-        """From a file."""
-        begins, n_run, n_given = value
-        return cls(
-            checked.whole(begins, "a prompt's begin", 0),
-            checked.whole(n_run, "the tokens of a prompt", 1),
-            checked.whole(n_given, "the given tokens of a prompt", 1),
-        )
-
-    def cut(self, length: int) -> PromptPlace:
-        """The part of the prompt within this length; of the removed tokens the same share counts."""
-        n_run = min(self.n_run, max(0, length - self.begins))
-        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+    start = time.perf_counter()
+    return work(), time.perf_counter() - start
 
 
 class Session:
@@ -113,8 +66,8 @@ class Session:
     ) -> None:
         if core is None:
             method.check(model.config)
-            if told := method.mismatch(model.checkpoint, progress):
-                warnings.warn(told, stacklevel=3)
+            if message := method.mismatch(model.checkpoint, progress):
+                warnings.warn(message, stacklevel=3)
             core = model.core.session(method.core())
         self.llm = model
         self.pruning = method
@@ -212,73 +165,27 @@ class Session:
         with self._exclusive_use():
             if not self.length:
                 raise ValueError("the session is empty; there is nothing to save")
-            session_file.write(path, self.core, self.llm.config, self._description(progress), progress)
-
-    def _description(self, progress: bool) -> session_file.Description:
-        return session_file.Description(
-            lazyllm=__version__,
-            model=self.llm.config.name,
-            drawn=self.core.drawn,
-            prompts=[list(prompt) for prompt in self._prompts],
-            turns=[asdict(turn) for turn in self._conversation.turns],
-            **_identity(self.llm, self.pruning, progress),
-        )
+            description = Description(
+                lazyllm=__version__,
+                model=self.llm.config.name,
+                drawn=self.core.drawn,
+                prompts=[list(prompt) for prompt in self._prompts],
+                turns=[asdict(turn) for turn in self._conversation.turns],
+                **identity(self.llm, self.pruning, progress),
+            )
+            write(path, self.core, self.llm.config, description, progress)
 
     @classmethod
     def restored(cls, model: Model, path: Path, pruning: Method | None, progress: bool) -> Session:
         """The session of a file; ValueError for one of another model or setting, and for a damaged file."""
-        saved = session_file.SessionFile(path, progress)
-        told = saved.description
-        try:
-            method = parse_method(told.pruning) if pruning is None else pruning
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is a session with {told.pruning}; give it as pruning=: {error}"
-            ) from None
-        identity = _identity(model, method, progress)
-        for name, words in IDENTITY.items():
-            there, here = getattr(told, name), identity[name]
-            if there != here:
-                models = f" ({told.model} and {model.config.name})" if name == "sha256" else ""
-                raise ValueError(f"{path} is a session with {words} {there}; here it is {here}{models}")
-        made = cls(model, method, progress=progress)
-        with made._exclusive_use():
-            made._reserve(saved.length)
-            saved.fill(made.core, model.config)
-            try:
-                made._prompts = [PromptPlace.checked(prompt) for prompt in told.prompts]
-                turns = [Turn.checked(turn) for turn in told.turns]
-                made._check_places(turns)
-            except (TypeError, ValueError) as error:
-                saved.damaged(str(error))
-            made._conversation = Conversation(model, turns)
-        return made
-
-    def _check_places(self, turns: list[Turn]) -> None:
-        """Raises ValueError for prompts and turns that are not where the context has prompt tokens."""
-        prompt_tokens = np.flatnonzero(self.kinds != 1).tolist()
-        n_run = sum(place.n_run for place in self._prompts)
-        if n_run != len(prompt_tokens) or prompt_tokens != [
-            i for place in self._prompts for i in range(place.begins, place.begins + place.n_run)
-        ]:
-            raise ValueError("its prompts are not where its prompt tokens are")
-        if not self.pruning.compresses and any(place.n_given < place.n_run for place in self._prompts):
-            raise ValueError("a prompt has more tokens in the context than were given")
-        begins, end = {place.begins for place in self._prompts}, 0
-        for turn in turns:
-            asks = (
-                turn.answer_begins <= self.length
-                and (self.kinds[turn.begins : turn.answer_begins] != 1).all()
-            )
-            if turn.begins not in begins or not (
-                end <= turn.begins < turn.answer_begins and (turn.cut or asks)
-            ):
-                raise ValueError(
-                    f"no prompt reaches from {turn.begins} to {turn.answer_begins}, as a turn does"
-                )
-            if turn.tools != turns[0].tools or (turn.cut and turn is not turns[-1]):
-                raise ValueError("the turns are not those of one chat")
-            end = turn.answer_begins
+        file = SessionFile(path, progress)
+        session = cls(model, file.method_for(model, pruning, progress), progress=progress)
+        with session._exclusive_use():
+            session._reserve(file.length)
+            file.fill(session.core, model.config)
+            session._prompts, turns = file.prompts_and_turns(session.kinds, session.pruning)
+            session._conversation = Conversation(model, turns)
+        return session
 
     # ---- growing the context ---------------------------------------------------------------------
 
@@ -294,13 +201,11 @@ class Session:
             self._run_pending()
             begins, end = self.length, self.length + len(new)
             try:
-                if not generated:
-                    if self._prefixes is not None and not self.length:
-                        self._read_shared(self._prefixes, new, progress)
-                        n_given, new = n_given - self.length, new[self.length :]
-                    self._begin_prompt(n_given, len(new))
-                with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-                    logits = self.core.forward(new, generated=generated, watch=watch)
+                if not generated and self._prefixes is not None and not self.length:
+                    self._read_shared(self._prefixes, new, progress)
+                    n_given, new = n_given - self.length, new[self.length :]
+                forward = partial(self.core.forward, generated=generated)
+                logits = self._pass(forward, new, None if generated else n_given, progress)
             except BaseException:
                 if self.length < end:
                     self.core.truncate(begins)  # what a PrefixCache had of the prompt
@@ -319,13 +224,8 @@ class Session:
             raise ValueError(f"prompts cannot be read in parts with {self.pruning}")
         with self._exclusive_use():
             self._reserve(len(new))
-            self._read(new, progress)
-
-    def _read(self, new: PromptIds, progress: bool) -> None:
-        self._run_pending()
-        self._begin_prompt(len(new), len(new))
-        with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-            self.core.read(new, watch=watch)
+            self._run_pending()
+            self._pass(self.core.read, new, len(new), progress)
 
     def surprisal(self, ids: PromptIds, progress: bool = True) -> np.ndarray:
         """Runs new prompt tokens; returns -ln p (n,) of each given all before it.
@@ -340,10 +240,14 @@ class Session:
         with self._exclusive_use():
             self._reserve(len(new))
             self._run_pending()
-            self._begin_prompt(len(new), len(new))
-            with prefill_watch(len(new), self.llm.config.n_layers, progress) as watch:
-                surprisal = self.core.surprisal(new, watch=watch)
-        return np.asarray(surprisal)
+            return np.asarray(self._pass(self.core.surprisal, new, len(new), progress))
+
+    def _pass(self, run: Callable[..., T], ids: list[int], n_given: int | None, progress: bool) -> T:
+        """The result of a pass over these ids; of a prompt of `n_given` tokens, unless that is None."""
+        with prefill_watch(len(ids), self.llm.config.n_layers, progress) as watch:
+            if n_given is not None:
+                self._begin_prompt(n_given, len(ids))
+            return run(ids, watch=watch)
 
     def ask(
         self,
@@ -445,10 +349,10 @@ class Session:
         if isinstance(prompt, str):
             return self.pruning.compress(self.llm, prompt)
         return [
-            {**one, "content": self.pruning.compress(self.llm, one["content"])}
-            if one["role"] == "user"
-            else one
-            for one in checked_messages(prompt)
+            {**message, "content": self.pruning.compress(self.llm, message["content"])}
+            if message["role"] == "user"
+            else message
+            for message in checked_messages(prompt)
         ]
 
     def _refuse_ids(self) -> None:
@@ -510,7 +414,7 @@ class Session:
         try:
             if len(ahead) - self.length >= LEAST_PASS:
                 self._reserve(len(ids) - self.length)
-                self._read(ahead[self.length :], progress)
+                self._pass(self.core.read, ahead[self.length :], len(ahead) - self.length, progress)
                 self._hand_over(prefixes)
         except BaseException:
             self.core.truncate(0)
@@ -551,14 +455,12 @@ class Session:
 
     def _run_prompt(self, answer: Answer) -> None:
         assert answer.begins is not None
-        n_read, n_layers = self.length - answer.begins, self.llm.config.n_layers
-        ids = answer.prompt_ids[n_read:]
-        with prefill_watch(len(ids), n_layers, answer.request.progress) as watch:
-            self._begin_prompt(answer.encoded.n_given - n_read, len(ids))
-            if answer.request.never_first:
-                self.core.forward(ids, watch=watch)
-            else:
-                self.core.advance(ids, answer.sampler, watch=watch)
+        n_read = self.length - answer.begins
+        run: Callable[..., Any] = partial(self.core.advance, sampler=answer.sampler)
+        if answer.request.never_first:
+            run = self.core.forward
+        n_given = answer.encoded.n_given - n_read
+        self._pass(run, answer.prompt_ids[n_read:], n_given, answer.request.progress)
 
     def _take(self, answer: Answer, started: float) -> None:
         """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
@@ -610,7 +512,7 @@ class Session:
     def _settle(self) -> None:
         """Brings what is known of prompts and turns in line with the context, which may have been truncated,
         or not have grown by a prompt whose pass failed."""
-        self._prompts = [one.cut(self.length) for one in self._prompts if one.begins < self.length]
+        self._prompts = [place.cut(self.length) for place in self._prompts if place.begins < self.length]
         self._conversation.truncate(self.length)
 
     def _check_room(self, n_given: int, n_new: int) -> int:

@@ -12,14 +12,20 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import HEADER_LIMIT, header_bytes, read_shard
+from lazyllm.checkpoints.checkpoint import header_bytes, read_shard
 from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.method import Method, source_digest
+from lazyllm.methods import parse_method
+from lazyllm.model import Model
+from lazyllm.prompt import PromptPlace, Turn
 from lazyllm.support.files import whole_file
 from lazyllm.support.json_text import parse_object
 from lazyllm.support.progress import bar
 
 FORMAT, VERSION = "lazyllm session", "2"
 DIGEST = "sha256"
+HEADER_LIMIT = 100_000_000  # bytes
 TOKENS = {"ids": "I32", "depths": "I32", "kinds": "U8", "gone": "U8"}
 WIDTHS = {"F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
 KINDS = {"drawn": int | None, "prompts": list, "turns": list}
@@ -27,6 +33,30 @@ KINDS = {"drawn": int | None, "prompts": list, "turns": list}
 BLOCK = 1 << 24  # bytes
 MIB = 20  # the shift from bytes to MiB
 LARGE = 256  # MiB that take long enough for a bar
+
+
+IDENTITY = {
+    "sha256": "a model of SHA-256",
+    "compute": "compute",
+    "weights": "weights",
+    "activations": "hidden states in",
+    "kv": "keys and values in",
+    "pruning": "the pruning",
+    "source": "a pruning whose source has the SHA-256",
+}
+"""Properties that a saved session must share with the model and the setting that it is restored for."""
+
+
+def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
+    return {
+        "sha256": weights_digest(model.checkpoint, progress),
+        "compute": model.compute,
+        "weights": model.weights,
+        "activations": model.core.activations,
+        "kv": model.core.kv,
+        "pruning": method.to_json(),
+        "source": source_digest(type(method)) or "",
+    }
 
 
 @dataclass(frozen=True)
@@ -140,23 +170,23 @@ class SessionFile:
         raise ValueError(f"{self.path} is damaged: {problem}")
 
     def _described(self) -> Description:
-        told = f"{self.path} is no session of lazyllm"
+        message = f"{self.path} is no session of lazyllm"
         length = int.from_bytes(self._data[:8].tobytes(), "little")
         if not 0 < length <= min(HEADER_LIMIT, len(self._data) - 8):
-            raise ValueError(told)
+            raise ValueError(message)
         try:
             metadata = parse_object(self._data[8 : 8 + length].tobytes(), self.path)["__metadata__"]
             form, version = metadata["format"], metadata["version"]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{told}, or is damaged") from None
+            raise ValueError(f"{message}, or is damaged") from None
         if form != FORMAT:
-            raise ValueError(f"{told}: its format is {form!r}")
+            raise ValueError(f"{message}: its format is {form!r}")
         if version != VERSION:
             raise ValueError(f"{self.path} has version {version} of the format; this lazyllm reads {VERSION}")
         try:
             description = Description(**parse_object(metadata["session"], self.path))
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{told}, or is damaged") from None
+            raise ValueError(f"{message}, or is damaged") from None
         for name, value in vars(description).items():
             if not isinstance(value, KINDS.get(name, str)):
                 self.damaged(f"{name} is {value!r:.80}")
@@ -171,6 +201,33 @@ class SessionFile:
     def length(self) -> int:
         return len(self.tensor("kinds"))
 
+    def method_for(self, model: Model, pruning: Method | None, progress: bool) -> Method:
+        """The setting; ValueError if the session is of another one than `pruning`, or of another model."""
+        saved = self.description
+        try:
+            method = parse_method(saved.pruning) if pruning is None else pruning
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} is a session with {saved.pruning}; give it as pruning=: {error}"
+            ) from None
+        for name, here in identity(model, method, progress).items():
+            if (stored := getattr(saved, name)) != here:
+                models = f" ({saved.model} and {model.config.name})" if name == "sha256" else ""
+                raise ValueError(
+                    f"{self.path} is a session with {IDENTITY[name]} {stored}; here it is {here}{models}"
+                )
+        return method
+
+    def prompts_and_turns(self, kinds: np.ndarray, method: Method) -> tuple[list[PromptPlace], list[Turn]]:
+        """Of a context whose tokens are of these kinds."""
+        try:
+            prompts = [PromptPlace.checked(prompt) for prompt in self.description.prompts]
+            turns = [Turn.checked(turn) for turn in self.description.turns]
+            check_places(prompts, turns, kinds, method)
+        except (TypeError, ValueError) as error:
+            self.damaged(str(error))
+        return prompts, turns
+
     def fill(self, core: _core.Session, config: ModelConfig) -> None:
         """Makes an empty session, of the same model and setting, what this one was."""
         try:
@@ -184,6 +241,25 @@ class SessionFile:
             core.check_state()
         except (ValueError, OverflowError) as error:
             self.damaged(str(error))
-        found = dict(layout(core, config, self.description))
-        if found != {name: (dtype, shape, n) for name, dtype, shape, _, _, n in self._places.values()}:
+        tensors = dict(layout(core, config, self.description))
+        if tensors != {name: (dtype, shape, n) for name, dtype, shape, _, _, n in self._places.values()}:
             self.damaged("its tensors are not those of its tokens")
+
+
+def check_places(prompts: list[PromptPlace], turns: list[Turn], kinds: np.ndarray, method: Method) -> None:
+    """Raises ValueError for prompts and turns that are not where the context has prompt tokens."""
+    prompt_tokens = np.flatnonzero(kinds != 1).tolist()
+    if sum(place.n_run for place in prompts) != len(prompt_tokens) or prompt_tokens != [
+        i for place in prompts for i in range(place.begins, place.begins + place.n_run)
+    ]:
+        raise ValueError("its prompts are not where its prompt tokens are")
+    if not method.compresses and any(place.n_given < place.n_run for place in prompts):
+        raise ValueError("a prompt has more tokens in the context than were given")
+    begins, end = {place.begins for place in prompts}, 0
+    for turn in turns:
+        asks = turn.answer_begins <= len(kinds) and (kinds[turn.begins : turn.answer_begins] != 1).all()
+        if turn.begins not in begins or not (end <= turn.begins < turn.answer_begins and (turn.cut or asks)):
+            raise ValueError(f"no prompt reaches from {turn.begins} to {turn.answer_begins}, as a turn does")
+        if turn.tools != turns[0].tools or (turn.cut and turn is not turns[-1]):
+            raise ValueError("the turns are not those of one chat")
+        end = turn.answer_begins

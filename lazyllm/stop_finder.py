@@ -18,10 +18,10 @@ class StopFinder:
         if self.stopped:
             return ""
         text = self._held + piece
-        found = [place for place in map(text.find, self._stops) if place >= 0]
-        if found:
+        places = [place for place in map(text.find, self._stops) if place >= 0]
+        if places:
             self.stopped = True
-            return text[: min(found)]
+            return text[: min(places)]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]

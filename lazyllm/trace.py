@@ -72,7 +72,7 @@ class Trace:
     @property
     def stages(self) -> list[TracedStage]:
         """The stages of all passes, in the order they ran."""
-        return [stage for one in self.passes for stage in one.stages]
+        return [stage for passed in self.passes for stage in passed.stages]
 
     def __repr__(self) -> str:
         return f"<Trace: {len(self.passes)} passes, {len(self.stages)} stages, {len(self.token_ids)} tokens>"
@@ -86,7 +86,7 @@ class Trace:
             return np.concatenate([np.empty(0, kind), *parts])
 
         positions = column([stage.in_play for stage in stages], int)
-        made: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(
+        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(
             {
                 "pass_": np.repeat(np.array([stage.pass_ for stage in stages], int), sizes),
                 "layer": np.repeat(np.array([stage.layer for stage in stages], int), sizes),
@@ -97,7 +97,7 @@ class Trace:
                 "kept": column([np.isin(stage.in_play, stage.kept) for stage in stages], bool),
             }
         )
-        return made
+        return frame
 
     def heatmap(self) -> Heatmap:
         """The prompt's own text, each token coloured by how many layers computed it in prefill."""
@@ -150,20 +150,20 @@ class Recorder:
 
     @property
     def policy_seconds(self) -> float:
-        return float(sum(one.policy_seconds for one in self._stored))
+        return float(sum(stored.policy_seconds for stored in self._stored))
 
     def counts_at(self, length: int) -> np.ndarray:
         """A copy of the counts (layers, 3) of the pass after which the context had this length."""
-        return next(one.counts.copy() for one in self._stored if one.length == length)
+        return next(stored.counts.copy() for stored in self._stored if stored.length == length)
 
     @property
     def dropped(self) -> bool:
         """True if a pass ran without one of the context's tokens somewhere."""
-        return any((one.counts[:, 0] < one.length).any() for one in self._stored)
+        return any((stored.counts[:, 0] < stored.length).any() for stored in self._stored)
 
     def counts(self) -> np.ndarray:
         """One row per pass and layer."""
-        counts = np.stack([one.counts for one in self._stored])
+        counts = np.stack([stored.counts for stored in self._stored])
         n_passes, n_layers, _ = counts.shape
         table = np.empty(n_passes * n_layers, PASSES)
         table["pass_"] = np.repeat(np.arange(n_passes), n_layers)
@@ -176,8 +176,8 @@ class Recorder:
         self, token_ids: list[int], n_layers: int, pruning: Method, tokenizer: Tokenizer | None
     ) -> Trace | None:
         core = self._core
-        passes = [one.traced for one in self._stored if one.traced]
-        prefill = [one.depths for one in self._stored if one.traced and not one.traced.generated]
+        passes = [stored.traced for stored in self._stored if stored.traced]
+        prefill = [stored.depths for stored in self._stored if stored.traced and not stored.traced.generated]
         if not prefill or prefill[-1] is None:
             return None
         return Trace(

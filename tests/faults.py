@@ -301,30 +301,8 @@ def placed(*infos: bytes) -> Change:
     return gguf(tensors=b"".join(infos), n_tensors=len(infos))
 
 
-def number(name: bytes, value: int) -> Change:
-    """A number of the metadata, as it stands in the file."""
-
-    def change(path: Path) -> None:
-        contents = path.read_bytes()
-        begin = contents.index(string(name)) + 8 + len(name) + 4
-        path.write_bytes(contents[:begin] + struct.pack("<I", value) + contents[begin + 4 :])
-
-    return change
-
-
-def typed(name: bytes, kind: int) -> Change:
-    """The type of a metadata field, whose bytes stay."""
-
-    def change(path: Path) -> None:
-        contents = path.read_bytes()
-        begin = contents.index(string(name)) + 8 + len(name)
-        path.write_bytes(contents[:begin] + struct.pack("<I", kind) + contents[begin + 4 :])
-
-    return change
-
-
-def of_tensor(name: bytes, at: int, raw: bytes) -> Change:
-    """Bytes of a tensor's entry: at 4 its shape begins."""
+def after(name: bytes, at: int, raw: bytes) -> Change:
+    """Bytes behind a name: at 0 the type of a metadata field, at 4 its value or the shape of a tensor."""
 
     def change(path: Path) -> None:
         contents = path.read_bytes()
@@ -332,6 +310,11 @@ def of_tensor(name: bytes, at: int, raw: bytes) -> Change:
         path.write_bytes(contents[:begin] + raw + contents[begin + len(raw) :])
 
     return change
+
+
+def number(name: bytes, value: int) -> Change:
+    """A number of the metadata, as it stands in the file."""
+    return after(name, 4, struct.pack("<I", value))
 
 
 # ---- the faults --------------------------------------------------------------------------------------------
@@ -346,7 +329,6 @@ JSON_TEXTS = {
 }
 WHOLE = "is not a whole safetensors file: "
 TWICE = b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2)
-NAN, INF = b"\0\0\xc0\x7f", b"\0\0\x80\x7f"
 
 
 def template(text: str) -> Change:
@@ -360,11 +342,7 @@ FOLDER = [
         ("missing", remove, "is missing"),
         ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
         ("another model", having(architectures=["GPT2LMHeadModel"]), "architectures is .*; expected one of"),
-        (
-            "two models",
-            having(architectures=["LlamaForCausalLM"] * 2),
-            "architectures is .*; expected one of",
-        ),
+        ("two models", having(architectures=["LlamaForCausalLM"] * 2), "architectures is .*; expected one"),
         ("two types", having(model_type="qwen2"), "model_type is 'qwen2'; expected 'llama'"),
         ("no layers", having(num_hidden_layers=0), "num_hidden_layers is 0; expected"),
         ("10^9 layers", having(num_hidden_layers=10**9), "num_hidden_layers is 1000000000; expected"),
@@ -397,24 +375,12 @@ FOLDER = [
     *faults(
         ".",  # config.json and the weights do not agree: the folder is named
         ("a layer more", inside(CONFIG, having(num_hidden_layers=7)), r"layers\.6\.\S+: missing"),
-        (
-            "wider heads",
-            inside(CONFIG, having(head_dim=16)),
-            r"q_proj\S+ shape \(32, 32\), but .* \(64, 32\)",
-        ),
+        ("wider heads", inside(CONFIG, having(head_dim=16)), r"q_proj\S+ shape \(32, 32\), but .* \(64,"),
         ("a wide FFN", inside(CONFIG, having(intermediate_size=1 << 20)), r"asks for \(1048576, 32\)"),
-        (
-            "a row more",
-            inside(CONFIG, having(vocab_size=301)),
-            r"embed_tokens.* \(300, 32\), but .* \(301, 32",
-        ),
+        ("a row more", inside(CONFIG, having(vocab_size=301)), r"embed_tokens.* \(300, 32\), but .* \(301,"),
         ("biases", inside(CONFIG, having(attention_bias=True)), r"q_proj\.bias: missing from the checkpoint"),
         ("no weights", inside(WEIGHTS, remove), "neither model.safetensors nor"),
-        (
-            "pickles",
-            both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))),
-            "pickles, which can run code",
-        ),
+        ("pickles", both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))), "pickles, which can run"),
         ("a tensor missing", inside(WEIGHTS, header(lambda e: e.update(x=e.pop(NORM)))), f"{NORM}: missing"),
         ("integers", inside(WEIGHTS, tensor(dtype="I32")), f"{NORM}: dtype I32 is not supported; F32"),
         ("a matrix", inside(WEIGHTS, tensor(shape=[4, 8])), rf"{NORM}: shape \(4, 8\), but the config asks"),
@@ -422,42 +388,19 @@ FOLDER = [
     ),
     *faults(
         WEIGHTS,
-        *((f"header {name}", holds(joined(text, b"")), words) for name, (text, words) in JSON_TEXTS.items()),
-        ("empty", holds(b""), "has 0 bytes and a header said to have 0"),
-        ("7 bytes", holds(b"1234567"), "has 7 bytes"),
-        ("a header of 2^63", holds((1 << 63).to_bytes(8, "little") + b"{}"), "9223372036854775808; expected"),
-        (
-            "a header of 1 GiB",
-            sized(1 << 31, (1 << 30).to_bytes(8, "little")),
-            "said to have 1073741824; expected a whole file with a header of at most",
-        ),
-        ("a header that is longer", cut(100), "has 100 bytes and a header said to have"),
-        ("an entry that is a number", only(1), "tensor 'a' is 1; expected data_offsets"),
-        ("no place", only({"dtype": "F32", "shape": [1]}), "tensor 'a' is .*; expected data_offsets"),
-        ("three offsets", only(entry() | {"data_offsets": [0, 4, 8]}), "expected data_offsets of two"),
-        (
-            "offsets with a point",
-            only(entry() | {"data_offsets": [0.0, 4.0]}),
-            "expected data_offsets of two",
-        ),
-        ("offsets of truth", only(entry() | {"data_offsets": [False, 4]}), "expected data_offsets of two"),
+        *((f"header {name}", holds(joined(text, b"")), WHOLE) for name, (text, _) in JSON_TEXTS.items()),
+        ("empty", holds(b""), f"{WHOLE}.*header too small"),
+        ("a header of 2^63", holds((1 << 63).to_bytes(8, "little") + b"{}"), f"{WHOLE}.*header too large"),
+        ("a header of 1 GiB", sized(1 << 31, (1 << 30).to_bytes(8, "little")), f"{WHOLE}.*too large"),
         ("a negative offset", only(entry(-4, 0)), WHOLE),
-        ("an end before its begin", only(entry(4, 0)), WHOLE),
-        ("offsets of 2^63", only(entry(1 << 63, (1 << 63) + 4)), WHOLE),
         ("a negative shape", only(entry(shape=[-1])), WHOLE),
-        ("a shape with a point", only(entry(shape=[1.0])), WHOLE),
-        ("a shape of text", only(entry(shape="1")), WHOLE),
         ("2^64 values", only(entry(shape=[1 << 62, 4])), WHOLE),
-        ("2^64 + 1 values", only(entry(shape=[(1 << 64) + 1])), WHOLE),
         ("more values than bytes", only(entry(shape=[2])), WHOLE),
-        ("another type", only(entry(dtype="F31")), WHOLE),
         ("two in one place", several(a=entry(0, 8, [2]), b=entry(4, 12, [2])), WHOLE),
         ("a hole", several(a=entry(0, 4), b=entry(8, 12)), WHOLE),
-        ("a hole before the first", several(a=entry(4, 12, [2])), WHOLE),
         ("a tail", longer, WHOLE),
         ("cut by a byte", cut(-1), WHOLE),
         ("a name twice", holds(joined(TWICE, b"1234")), "'a' appears twice"),
-        ("metadata of a number", header(lambda e: e.update(__metadata__=3)), WHOLE),
         ("nine dimensions", extra("a", shape=[1] * 9), "'a' has 9 dimensions; expected at most 8"),
         ("a name with NUL", extra("a\0b"), "and a name without NUL"),
         ("a name that is no text", extra("\ud800"), WHOLE),
@@ -467,31 +410,11 @@ FOLDER = [
         *((name, holds(text), "is not a tokenizer.json: ") for name, (text, _) in JSON_TEXTS.items()),
         ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
         ("another kind", edited(lambda t: t["model"].update(type="Own")), "is not a tokenizer.json: "),
-        (
-            "an id beyond",
-            edited(lambda t: t["model"]["vocab"].update(x=1 << 31)),
-            "up to 2147483648; expected",
-        ),
-        (
-            "an id of 2^40",
-            edited(lambda t: t["model"]["vocab"].update(x=1 << 40)),
-            "is not a tokenizer.json: ",
-        ),
-        (
-            "a token that only merges name",
-            edited(lambda t: t["model"].update(merges=[["x", "yy"]])),
-            "is not a",
-        ),
-        (
-            "another decoder",
-            having(decoder={"type": "BPEDecoder", "suffix": "_"}),
-            "BPEDecoder is not supported",
-        ),
-        (
-            "a damaged expression",
-            having(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}),
-            "is not a",
-        ),
+        ("an id beyond", edited(lambda t: t["model"]["vocab"].update(x=1 << 31)), "up to 2147483648;"),
+        ("an id of 2^40", edited(lambda t: t["model"]["vocab"].update(x=1 << 40)), "is not a tokenizer.json"),
+        ("a token of merges only", edited(lambda t: t["model"].update(merges=[["x", "yy"]])), "is not a"),
+        ("another decoder", having(decoder={"type": "BPEDecoder", "suffix": "_"}), "BPEDecoder is not"),
+        ("a broken pattern", having(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}}), "is not a"),
     ),
     *faults(
         "tokenizer.model",
@@ -514,36 +437,18 @@ FOLDER = [
         *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
         ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
         ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
-        (
-            "code",
-            both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})),
-            "auto_map is .* co",
-        ),
+        ("code", both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})), "auto_map is"),
         ("a template of a number", having(chat_template=3), "chat_template is a int; expected a string"),
         ("a template that is none", template("{% if %}"), "the chat template is not valid: "),
-        (
-            "a template in 30 loops",
-            template("{% for a in 'a' %}" * 30 + "{% endfor %}" * 30),
-            "is not valid: ",
-        ),
-        (
-            "a template in 10^4 brackets",
-            template("{{" + "(" * 10**4 + "1" + ")" * 10**4 + "}}"),
-            "is not valid: ",
-        ),
-        (
-            "a template that breaks out",
-            template("{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-            "failed: ",
-        ),
+        ("a template in 30 loops", template("{% for a in 'a' %}" * 30 + "{% endfor %}" * 30), "is not valid"),
+        ("a template in brackets", template("{{" + "(" * 10**4 + "1" + ")" * 10**4 + "}}"), "is not valid: "),
+        ("a template that breaks out", template("{{ ''.__class__.__mro__[1].__subclasses__() }}"), "failed:"),
         ("a template that reads globals", template("{{ cycler.__init__.__globals__ }}"), "failed: "),
         ("a template that changes messages", template("{{ messages.append(1) }}"), "failed: "),
         ("a template that opens files", template("{% include 'config.json' %}"), "failed: "),
-        (
-            "a template that calls itself",
-            template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
-            "failed: ",
-        ),
+        ("a template without end", template("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), "failed: "),
+        ("a template with an unknown filter", template("{{ messages | unknown }}"), "is not valid: "),
+        ("a template of 10^9 rounds", template("{% for i in range(10 ** 9) %}{% endfor %}"), "failed: "),
         (
             "a template that writes on",
             template("{% for i in range(9**5) %}{{ 'abcdefghij' * 100 }}{% endfor %}"),
@@ -556,20 +461,6 @@ FOLDER = [
         ("1 GiB", sized(1 << 30), "has 1073741824 bytes; expected at most"),
         ("a missing message", holds(b"{{ messages[9].role }}"), "the chat template failed: "),
         ("a division by 0", holds(b"{{ 1 / 0 }}"), "the chat template failed: division by zero"),
-    ),
-]
-RUN = [  # found when the weights are used: the layer is named
-    Fault(
-        "NaN in an embedding",
-        WEIGHTS,
-        values("model.embed_tokens.weight", NAN * 4000),
-        "layer 0 gave a value",
-    ),
-    Fault(
-        "Inf in a norm", WEIGHTS, values("model.layers.4.input_layernorm.weight", INF), "layer 4 gave a value"
-    ),
-    Fault(
-        "NaN in the head", WEIGHTS, values("lm_head.weight", NAN), "the logit of token 0 is no finite number"
     ),
 ]
 
@@ -592,14 +483,11 @@ SHARDED = [
         ("empty places", having(weight_map={}), "weight_map is {}; expected an object naming"),
         ("a place above", placing("../model.safetensors"), "'../model.safetensors'; expected the plain name"),
         ("a place of the system", placing("/etc/passwd"), "'/etc/passwd'; expected the plain name"),
+        ("a place of no name", placing(""), "''; expected the plain name"),
         ("a place with a backslash", placing("a\\b.safetensors"), "expected the plain name"),
         ("a pickle", placing("a.bin"), "'a.bin'; expected the plain name"),
         ("a number", placing(3), "is said to be in 3; expected the plain name"),
-        (
-            "a place twice",
-            replaced(b'"weight_map": {', b'"weight_map": {"a": "", "a": "",'),
-            "'a' appears twice",
-        ),
+        ("a place twice", replaced(b'"weight_map": {', b'"weight_map": {"a": "", "a": "",'), "'a' appears"),
         ("another shard", placing(SHARDS[0]), f"'{NORM}' is said to be in {SHARDS[0]}; it is in {SHARDS[2]}"),
         ("no tensor", edited(lambda i: i["weight_map"].update(x=SHARDS[0])), "'x' is .*; it is in no shard"),
     ),
@@ -607,7 +495,7 @@ SHARDED = [
         SHARDS[1],
         ("missing", remove, "is missing; model.safetensors.index.json names it"),
         ("cut", cut(-1), WHOLE),
-        ("empty", holds(b""), "has 0 bytes"),
+        ("empty", holds(b""), WHOLE),
     ),
     *faults(".", ("a shard twice", twice, f"is in {SHARDS[0]} and in {SHARDS[1]}; expected one")),
 ]
@@ -624,132 +512,56 @@ GGUF = faults(
     ("2^60 tensors", gguf(n_tensors=1 << 60), "the number of tensors: 1152921504606846976 tensors; expected"),
     ("2^60 fields", gguf(n_fields=1 << 60), "the number of metadata fields: 1152921504606846976 fields; exp"),
     ("more fields than there are", one(U8, b"\1" + b"\xff" * 8), "general.architecture is 'None'; supported"),
-    (
-        "a name of 2^60",
-        gguf(struct.pack("<Q", 1 << 60), 1),
-        f"the name of metadata field 0: it has 115.*; {ENDS}",
-    ),
+    ("a name of 2^60", gguf(struct.pack("<Q", 1 << 60), 1), f"of metadata field 0: it has 115.*; {ENDS}"),
     ("a name that is no text", one(U8, b"\1", b"\xff"), "the name of metadata field 0: it is not UTF-8"),
     ("a field twice", gguf(field(b"a", U8, b"\1") * 2, 2), "metadata field 'a': it appears twice"),
     ("a type of 99", one(99, b""), "metadata field 'a': its type is 99; expected 0, 1"),
     ("a text of 2^60", one(STRING, struct.pack("<Q", 1 << 60)), f"metadata field 'a': it has 115.*; {ENDS}"),
     ("a text that is none", one(STRING, string(b"\xff")), "metadata field 'a': it is not UTF-8"),
-    (
-        "2^60 texts",
-        one(ARRAY, struct.pack("<IQ", STRING, 1 << 60)),
-        "an array of 115.* strings; expected at most",
-    ),
+    ("2^60 texts", one(ARRAY, struct.pack("<IQ", STRING, 1 << 60)), "an array of 115.* strings; expected"),
     ("10^6 texts", one(ARRAY, struct.pack("<IQ", STRING, 10**6)), f"metadata field 'a': .*; {ENDS}"),
     ("2^62 numbers", one(ARRAY, struct.pack("<IQ", U64, 1 << 62)), f"it has 368.* bytes; {ENDS}"),
-    (
-        "arrays of arrays",
-        one(ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000),
-        "an array of type 9; expected numbers",
-    ),
+    ("arrays of arrays", one(ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000), "an array of type 9; expected"),
     ("an array of nothing", one(ARRAY, struct.pack("<IQ", 77, 1)), "an array of type 77; expected numbers"),
     ("an alignment of 0", one(U32, b"\0" * 4, b"general.alignment"), "alignment': it is 0; expected a power"),
     ("an alignment of 3", one(U32, b"\3\0\0\0", b"general.alignment"), "it is 3; expected a power of two"),
     ("an alignment of 2^31", one(U32, b"\0\0\0\x80", b"general.alignment"), "it is 2147483648; expected"),
-    (
-        "an alignment as text",
-        one(STRING, string(b"32"), b"general.alignment"),
-        "it is '32'; expected a power",
-    ),
+    ("an alignment as text", one(STRING, string(b"32"), b"general.alignment"), "it is '32'; expected a"),
     ("a tensor twice", placed(info(), info()), "tensor 't': it appears twice"),
-    (
-        "a tensor's name of 2^60",
-        gguf(tensors=struct.pack("<Q", 1 << 60), n_tensors=1),
-        "the name of tensor 0: it",
-    ),
-    (
-        "2^31 dimensions",
-        gguf(tensors=string(b"t") + struct.pack("<I", 1 << 31), n_tensors=1),
-        "2147483648 dimens",
-    ),
+    ("a tensor's name of 2^60", gguf(tensors=struct.pack("<Q", 1 << 60), n_tensors=1), "the name of tensor"),
+    ("2^31 dimensions", gguf(tensors=string(b"t") + struct.pack("<I", 1 << 31), n_tensors=1), "2147483648"),
     ("no dimension", placed(info(shape=())), r"tensor 't': its shape is \[\]; expected rows"),
     ("a dimension of 0", placed(info(shape=(4, 0))), r"tensor 't': its shape is \[4, 0\]; expected rows"),
     ("2^126 values", placed(info(shape=(1 << 63, 1 << 63))), "tensor 't': it is at bytes .*; the file has"),
     ("2^64 values", placed(info(shape=(1 << 32, 1 << 32))), "tensor 't': it is at bytes .*; the file has"),
     ("a format of 77", placed(info(kind=77)), "tensor 't': its type is 77, which the gguf package"),
-    (
-        "half a block",
-        placed(info(shape=(16,), kind=8)),
-        r"its shape is \[16\]; expected rows of .* 32 for Q8_0",
-    ),
-    (
-        "an offset of 2^63",
-        placed(info(offset=1 << 63)),
-        "tensor 't': it is at bytes 92233720368547.*; the file",
-    ),
+    ("half a block", placed(info(shape=(16,), kind=8)), r"its shape is \[16\]; expected rows of .* 32 for"),
+    ("an offset of 2^63", placed(info(offset=1 << 63)), "tensor 't': it is at bytes 92233720368547.*; the"),
     ("cut by a byte", cut(-1), "it is at bytes .*; the file has"),
     ("cut in half", cut(20_000), "it is at bytes .*; the file has 20000"),
     ("cut in its metadata", cut(400), f"metadata field .*; {ENDS}|metadata field .* it is not UTF-8"),
-    (
-        "another model",
-        replaced(string(b"llama"), string(b"falco")),
-        "architecture is 'falco'; supported are llama",
-    ),
-    (
-        "a field missing",
-        replaced(b"llama.embedding_length", b"llama.embedding_lengtx"),
-        "length is missing; expected",
-    ),
+    ("another model", replaced(string(b"llama"), string(b"falco")), "architecture is 'falco'; supported"),
+    ("a field missing", replaced(b"llama.embedding_length", b"llama.embedding_lengtx"), "length is missing;"),
     (
         "a field as a fraction",
-        typed(b"llama.block_count", F32),
-        "llama.block_count is .*; expected a whole number",
+        after(b"llama.block_count", 0, struct.pack("<I", F32)),
+        "llama.block_count is .*; expected a whole",
     ),
-    (
-        "no heads",
-        number(b"llama.attention.head_count", 0),
-        "llama.attention.head_count is 0; expected a whole",
-    ),
+    ("no heads", number(b"llama.attention.head_count", 0), "llama.attention.head_count is 0; expected a"),
     ("more KV heads than heads", number(b"llama.attention.head_count_kv", 9), "head_count_kv is 9; expected"),
     ("2^31 layers", number(b"llama.block_count", 1 << 31), "llama.block_count is 2147483648; expected"),
     ("a layer more", number(b"llama.block_count", 4), r"layers\.3\.\S+: missing from the checkpoint"),
-    (
-        "an epsilon of NaN",
-        number(b"llama.attention.layer_norm_rms_epsilon", 0x7FC00000),
-        "epsilon is nan; exp",
-    ),
+    ("an epsilon of NaN", number(b"llama.attention.layer_norm_rms_epsilon", 0x7FC00000), "epsilon is nan;"),
     ("a base of 0", number(b"llama.rope.freq_base", 0), "llama.rope.freq_base is 0.0; expected"),
-    (
-        "no embedding",
-        replaced(b"token_embd.weight", b"token_embx.weight"),
-        "'token_embx.weight' has no place",
-    ),
-    (
-        "another tensor",
-        replaced(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"),
-        "'blk.0.attn_x.weight' has no",
-    ),
+    ("no embedding", replaced(b"token_embd.weight", b"token_embx.weight"), "'token_embx.weight' has no"),
+    ("another tensor", replaced(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"), "'blk.0.attn_x.weight'"),
     ("a layer of another name", replaced(b"blk.0.attn_q.weight", b"blk.x.attn_q.weight"), "has no place"),
-    (
-        "a vector as a matrix",
-        of_tensor(b"output_norm.weight", 0, struct.pack("<IQ", 1, 16)),
-        r"shape \(16\), but",
-    ),
-    (
-        "an odd offset",
-        of_tensor(b"output_norm.weight", 16, struct.pack("<Q", 1)),
-        "which is no multiple of its",
-    ),
+    ("a short vector", after(b"output_norm.weight", 0, struct.pack("<IQ", 1, 16)), r"shape \(16\), but"),
+    ("an odd offset", after(b"output_norm.weight", 16, struct.pack("<Q", 1)), "which is no multiple of"),
     ("the end token beyond", number(b"tokenizer.ggml.eos_token_id", 96), "eos_token_id is 96; expected"),
-    (
-        "the first token beyond",
-        number(b"tokenizer.ggml.bos_token_id", 1 << 30),
-        "bos_token_id is 107.*; expected",
-    ),
-    (
-        "another tokenizer",
-        replaced(string(b"gpt2"), string(b"bert")),
-        "tokenizer.ggml.model is bert; expected",
-    ),
-    (
-        "tokens as numbers",
-        replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"),
-        "tokens is missing; exp",
-    ),
+    ("the first token beyond", number(b"tokenizer.ggml.bos_token_id", 1 << 30), "bos_token_id is 107.*;"),
+    ("another tokenizer", replaced(string(b"gpt2"), string(b"bert")), "tokenizer.ggml.model is bert;"),
+    ("no tokens", replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"), "tokens is missing"),
     ("a token twice", replaced(string(b"%"), string(b"&")), "tokens is a list with a token twice; expected"),
     (
         "a token of 160,001 characters",  # the tensors stay at multiples of 32 bytes
@@ -796,16 +608,8 @@ SESSION = [
         ("a drawn token beyond", describing(drawn=300), "is damaged: drawn is 300; it must be 0 to 299"),
         ("prompts as a number", describing(prompts=5), "is damaged: prompts is 5"),
         ("prompts of two numbers", describing(prompts=[[0, 1]]), "is damaged: not enough values"),
-        (
-            "prompts of text",
-            describing(prompts=[["a", 1, 1]]),
-            "is damaged: a prompt's begin must be a whole",
-        ),
-        (
-            "a prompt of no token",
-            describing(prompts=[[0, 0, 1]]),
-            "is damaged: the tokens of a prompt must be",
-        ),
+        ("prompts of text", describing(prompts=[["a", 1, 1]]), "is damaged: a prompt's begin must be a"),
+        ("a prompt of no token", describing(prompts=[[0, 0, 1]]), "is damaged: the tokens of a prompt must"),
         ("turns of numbers", describing(turns=[1]), "is damaged: "),
         ("a turn of other values", describing(turns=[{"x": 1}]), "is damaged: .*'x'"),
         (
@@ -813,100 +617,40 @@ SESSION = [
             describing(turns=[{"begins": 0, "answer_begins": 1, "messages": 3, "text": ""}]),
             "is damaged: a turn is {'begins': 0",
         ),
-        (
-            "a turn with a tool of text",
-            described(lambda d: d["turns"][0].update(tools="x")),
-            "is damaged: a turn's tools are \\('x',\\)",
-        ),
+        ("a tool of text", described(lambda d: d["turns"][0].update(tools="x")), r"tools are \('x',\)"),
         ("no ids", renamed("ids", "idz"), "is damaged: tensor 'ids' is missing"),
         ("an unknown part", renamed("keys.0", "kex.0"), "is damaged: there is no part kex"),
         ("a part of no layer", renamed("keys.0", "keys.x"), "is damaged: invalid literal"),
         ("a part of layer 10^20", renamed("keys.0", "keys.100000000000000000000"), "is damaged: "),
-        (
-            "a part of layer -1",
-            renamed("keys.0", "keys.-1"),
-            "is damaged: the session has no part 0 of layer -1",
-        ),
-        (
-            "a part of layer 6",
-            renamed("keys.0", "keys.6"),
-            "is damaged: the session has no part 0 of layer 6",
-        ),
-        (
-            "another type",
-            resealed(tensor("keys.0", dtype="I32")),
-            "is damaged: its tensors are not those of its",
-        ),
+        ("a part of layer -1", renamed("keys.0", "keys.-1"), "is damaged: the session has no part 0 of"),
+        ("a part of layer 6", renamed("keys.0", "keys.6"), "is damaged: the session has no part 0 of layer"),
+        ("another type", resealed(tensor("keys.0", dtype="I32")), "is damaged: its tensors are not those"),
         ("a type of none", resealed(tensor("gone", dtype="I8")), "is damaged: tensor 'gone' is of type I8"),
         ("odd places", resealed(shifted), "is damaged: tensor .* begins at byte"),
-        (
-            "an id beyond",
-            resealed(values("ids", struct.pack("<i", 300))),
-            "is damaged: token id 300 at position 0",
-        ),
-        (
-            "an id below 0",
-            resealed(values("ids", struct.pack("<i", -1))),
-            "is damaged: token id -1 at position 0",
-        ),
-        (
-            "a kind of 7",
-            resealed(values("kinds", b"\7")),
-            "is damaged: kind 7 at position 0; it must be 0, 1 or 2",
-        ),
-        (
-            "a depth of 99",
-            resealed(values("depths", struct.pack("<i", 99))),
-            "is damaged: depth 99 at position 0",
-        ),
-        (
-            "a depth below 0",
-            resealed(values("depths", struct.pack("<i", -1))),
-            "is damaged: depth -1 at position 0",
-        ),
-        (
-            "a token that waits nowhere",
-            resealed(values("depths", struct.pack("<i", 1))),
-            "is damaged: the token at po",
-        ),
+        ("an id beyond", resealed(values("ids", struct.pack("<i", 300))), "is damaged: token id 300 at"),
+        ("an id below 0", resealed(values("ids", struct.pack("<i", -1))), "is damaged: token id -1 at"),
+        ("a kind of 7", resealed(values("kinds", b"\7")), "is damaged: kind 7 at position 0; it must be 0,"),
+        ("a depth of 99", resealed(values("depths", struct.pack("<i", 99))), "is damaged: depth 99 at"),
+        ("a depth below 0", resealed(values("depths", struct.pack("<i", -1))), "is damaged: depth -1 at"),
+        ("a token that waits nowhere", resealed(values("depths", struct.pack("<i", 1))), "is damaged: the"),
         ("other depths", resealed(values("depths", struct.pack("<2i", 4, 4))), "is damaged: part 0 of layer"),
         ("gone twice", flag("gone", 2, 0), "is damaged: gone is 2 at position 0; it must be 0 or 1"),
         ("gone without a stage", flag("gone", 1, 0), "at position 0, of depth 6, is gone, and no stage"),
-        (
-            "generated and waiting",
-            flag("kinds", 1, 9),
-            "at position 9, of depth 2, was generated, and the pru",
-        ),
-        (
-            "left out of an answer",
-            flagged(left_out_of_the_answer),
-            "position 25, of depth 0, was generated, and is",
-        ),
+        ("generated and waiting", flag("kinds", 1, 9), "at position 9, of depth 2, was generated, and the"),
+        ("left out of an answer", flagged(left_out_of_the_answer), "position 25, of depth 0, was"),
         ("read and computed", flag("kinds", 2, 26), "position 26, of depth 6, was read, and does not wait"),
         ("read before a pass", flag("kinds", 2, 9), "position 10, of depth 4, follows one that was read"),
         ("waiting for layer 3", flag("depths", 3, 9), "position 9, of depth 3, waits for a layer where"),
         ("drawn after a gap", flagged(left_out_at_the_end), "is damaged: a token is drawn, and no pass"),
         ("no prompts", describing(prompts=[]), "is damaged: its prompts are not where its prompt tokens"),
         ("prompts elsewhere", describing(prompts=[[1, 25, 25]]), "is damaged: its prompts are not where"),
-        (
-            "prompts of 2^30",
-            describing(prompts=[[0, 1 << 30, 1 << 30]]),
-            "is damaged: its prompts are not where",
-        ),
-        (
-            "a prompt of fewer than ran",
-            describing(prompts=[[0, 25, 24]]),
-            "is damaged: a prompt has more tokens",
-        ),
+        ("prompts of 2^30", describing(prompts=[[0, 1 << 30, 1 << 30]]), "is damaged: its prompts are not"),
+        ("a prompt of fewer than ran", describing(prompts=[[0, 25, 24]]), "is damaged: a prompt has more"),
         *(
             (name, described(lambda d, edit=edit: d.update(turns=edit(d["turns"][0]))), words)
             for name, edit, words in (
                 ("a turn within a prompt", lambda t: [t | {"begins": 1}], "no prompt reaches from 1 to 25"),
-                (
-                    "a turn into the answer",
-                    lambda t: [t | {"answer_begins": 26}],
-                    "no prompt reaches from 0 to 26",
-                ),
+                ("a turn into the answer", lambda t: [t | {"answer_begins": 26}], "no prompt reaches from"),
                 ("a turn beyond", lambda t: [t | {"answer_begins": 99}], "no prompt reaches from 0 to 99"),
                 ("a turn twice", lambda t: [t, t], "no prompt reaches from 0 to 25"),
                 ("a turn of no message", lambda t: [t | {"messages": []}], "a turn is {'begins': 0"),

@@ -19,8 +19,7 @@ import lazyllm
 from lazyllm import LLM, Pruning, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
-from lazyllm.commands.generate import read_prompt
-from lazyllm.commands.options import out_file, out_folder
+from lazyllm.commands.options import out_file, out_folder, read_prompt
 from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.machine import memory
 from lazyllm.support import progress
@@ -173,9 +172,9 @@ def test_auto_says_what_it_took(
         ({"device": "tpu"}, ValueError, "auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
         ({"dtype": "int8"}, ValueError, "stores float32, and weights are used as stored"),
-        ({"threads": 0}, ValueError, "threads must be 1 to 1024"),
-        ({"threads": 1.5}, TypeError, "threads must be a whole number or None"),
-        ({"threads": True}, TypeError, "threads must be a whole number or None"),
+        ({"threads": 0}, ValueError, "threads must be from 1 to 1024"),
+        ({"threads": 1.5}, TypeError, "threads must be a whole number, not 1.5"),
+        ({"threads": True}, TypeError, "threads must be a whole number, not True"),
     ],
 )
 def test_load_refuses(folder: Path, arguments: dict[str, Any], kind: type[Exception], words: str) -> None:
@@ -284,6 +283,8 @@ def test_progress_can_be_turned_off(
     llm.generate(["One.", "Two."], max_new_tokens=2, progress=False)
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     llm.generate(["One.", "Two."], max_new_tokens=2)
+    monkeypatch.delenv("LAZYLLM_PROGRESS")
+    llm.generate("One short prompt shows nothing.", max_new_tokens=3, trace=True)
     assert capfd.readouterr() == ("", "")
 
 
@@ -296,17 +297,6 @@ def test_a_long_prompt_shows_a_bar(
     shown = capfd.readouterr().err
     assert "prefill of 500 tokens" in shown
     assert f"0/{SHAPE.n_layers}" in shown
-
-
-def test_nothing_is_printed(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
-    llm.generate("Nothing to see here.", max_new_tokens=3, trace=True)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_chat_uses_the_template(llm: LLM) -> None:
-    made = llm.generate("Hello", chat=True, max_new_tokens=2)
-    shown = llm.tokenizer.decode(made.prompt_ids, skip_special_tokens=False)
-    assert shown == "<s><turn>user\nHello</s>\n<turn>assistant\n"
 
 
 def test_a_chat_of_messages(llm: LLM) -> None:
@@ -363,41 +353,23 @@ def test_html_is_escaped(llm: LLM) -> None:
     ("prompt", "options", "kind", "words"),
     [
         ([], {}, None, ""),
-        ([[]], {}, ValueError, "prompt 0: the prompt is empty"),
         (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
         ([0.5, 1.5], {}, TypeError, "whole numbers, not float64"),
         ([[5], "a"], {}, None, ""),
-        (
-            b"bytes",
-            {},
-            TypeError,
-            "a list of messages, or a list of those, not bytes",
-        ),
+        (b"bytes", {}, TypeError, "a list of messages, or a list of those, not bytes"),
         (None, {}, TypeError, "not NoneType"),
         (7, {}, TypeError, "not int"),
-        ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be at least 1"),
+        ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be from 1"),
         ([5], {"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),
-        (
-            [5],
-            {"max_new_tokens": 600},
-            ValueError,
-            "1 given and 600 to be generated make 601; .* context is 600",
-        ),
+        ([5], {"max_new_tokens": 600}, ValueError, "1 given and 600 to be generated make 601; .* is 600"),
         ([5], {"stop": ""}, ValueError, "must not be empty"),
         ([5], {"stop": [3]}, TypeError, "stop must be a string or strings, not 3"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
         ([5], {"pruning": 0.5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
         ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
         ([{"role": "user", "content": "Hi"}], {}, TypeError, "a list of messages needs chat=True"),
-        (
-            [{"role": "user", "content": 5}],
-            {"chat": True},
-            TypeError,
-            "of message 0 must be text, not 5",
-        ),
-        (np.array([], int), {"chat": True}, ValueError, "the prompt is empty"),
         (
             [{"role": "user", "content": "Hi"}, {"role": "usr", "content": "Hi"}],
             {"chat": True},
@@ -410,6 +382,9 @@ def test_html_is_escaped(llm: LLM) -> None:
             ValueError,
             "content of message 0 must be text or parts such as .*; it has the part {'type': 'image'",
         ),
+        ([{"role": "user", "content": 5}], {"chat": True}, TypeError, "of message 0 must be text, not 5"),
+        ([[]], {}, ValueError, "prompt 0: the prompt is empty"),
+        (np.array([], int), {}, ValueError, "the prompt is empty"),
         ([5], {"stop": 5}, TypeError, "stop must be a string or strings, not 5"),
         ([{"role": "user"}], {"chat": True}, ValueError, "message 0 has no 'content'; it has 'role'"),
         ([{"role": "user", "content": "Hi"}, 5], {"chat": True}, TypeError, "message 1 must be a dict with"),
@@ -432,6 +407,7 @@ def test_generate_refuses(
     [
         ({"temperature": -1}, ValueError, "temperature must be 0 or above"),
         ({"temperature": float("nan")}, ValueError, "temperature must be finite"),
+        ({"temperature": 10**400}, ValueError, "temperature is too large"),
         ({"temperature": None}, TypeError, "temperature must be a number, not None"),
         ({"temperature": "1"}, TypeError, "temperature must be a number"),
         ({"top_p": 0}, ValueError, "top_p must be above 0"),
@@ -466,15 +442,6 @@ def test_available_memory_is_known_here() -> None:
     if sys.platform == "linux":
         assert available is not None
         assert available > 0
-
-
-def test_numbers_beyond_all_bounds_are_values_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="too large"):
-        Pruning({1: 10**400})
-    with pytest.raises(ValueError, match="temperature is too large"):
-        SamplingParams(temperature=10**400)
-    with pytest.raises(ValueError, match="threads must be 1 to 1024"):
-        lazyllm.load(folder, threads=2**40)
 
 
 # ---- paths -----------------------------------------------------------------------------------------

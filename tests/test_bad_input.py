@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from lazyllm import LLM, Mass, Pruning, SamplingParams, _core
 
 IDS = list(range(40, 60))
-numbers = st.one_of(
-    st.integers(),
-    st.floats(),
-    st.booleans(),
-    st.none(),
-    st.text(max_size=3),
-    st.integers(-2, 40),
-    st.floats(-0.5, 1.5),
-)
+plain = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
+numbers = plain | st.integers(-2, 40) | st.floats(-0.5, 1.5)
 junk = st.recursive(
     numbers,
     lambda inner: st.one_of(
@@ -31,24 +24,8 @@ junk = st.recursive(
     ),
     max_leaves=6,
 )
-options = st.fixed_dictionaries(
-    {},
-    optional=dict.fromkeys(
-        (
-            "decode",
-            "sink",
-            "window",
-            "protect",
-            "queries",
-            "pooling",
-            "layers",
-            "smooth",
-            "memory",
-            "min_tokens",
-        ),
-        junk,
-    ),
-)
+OPTIONS = ("decode", "sink", "window", "protect", "queries", "pooling", "layers", "smooth", "memory")
+options = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPTIONS, "min_tokens"), junk))
 
 
 def refused_in_words(error: Exception) -> None:

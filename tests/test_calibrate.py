@@ -19,7 +19,7 @@ from tiny import Tiny, build
 import lazyllm
 from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
-from lazyllm.calibration.curves import KEEPS, always_kept, lost_shares, seeing_layers, surviving
+from lazyllm.calibration.curves import KEEPS, always_kept, lost_shares, stage_layers, surviving
 from lazyllm.calibration.prompts import encoded, split
 from lazyllm.calibration.schedule import Losses, Stages, Work, best_schedule, cheapest
 from lazyllm.calibration.trials import best, results
@@ -113,7 +113,7 @@ def test_shares_lost_are_those_of_the_reference(tmp_path: Path, windows: tuple[i
     counts = ~always_kept(options, len(ids))
 
     assert row["prompt_tokens"] == len(ids)
-    layers = seeing_layers(llm.config)
+    layers = stage_layers(llm.config)
     assert layers == [layer for layer in range(n_layers - 2) if not windows[layer % len(windows)]]
     for place, layer in enumerate(layers):
         for number, keep in enumerate(KEEPS[::4]):

@@ -116,10 +116,10 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
         (["--pruning", '{"1": 2}'], "keep of the stage at layer 1 must be above 0 and at most 1, not 2.0"),
         (["--pruning", '{"9": 0.5}'], "layer 9 is out of reach: the model has 6 layers"),
         (["--temperature", "-1"], "temperature must be 0 or above"),
-        (["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be from 1"),
         (["--max-new-tokens", "9000"], "the model's context is 600"),
         (["--device", "cuda:9999"], "cuda"),
-        (["--threads", "0"], "threads must be 1 to 1024"),
+        (["--threads", "0"], "threads must be from 1 to 1024"),
     ],
 )
 def test_an_error_is_one_line_and_code_2(

@@ -250,7 +250,7 @@ def test_what_nvcc_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """For all architectures or those that are asked for; again if they change; its notes are kept."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cuda"))
     build_cuda = importlib.import_module("build_cuda")
-    monkeypatch.setattr(build_cuda, "SOURCES", [Path("cuda/limits.cu")])
+    monkeypatch.setattr(build_cuda, "SOURCES", [Path("cuda/ranges.cu")])
     nvcc, calls = tmp_path / "nvcc", tmp_path / "calls"
     nvcc.write_text(NVCC)
     nvcc.chmod(0o755)
@@ -264,7 +264,7 @@ def test_what_nvcc_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (line,) = compiled()
     codes = [word.partition("code=")[2] for word in line.split() if "code=" in word]
     assert codes == ["sm_80", "sm_90", "sm_100", "compute_90"]
-    assert "(C7510)" in (tmp_path / "objects" / "limits.log").read_text()
+    assert "(C7510)" in (tmp_path / "objects" / "ranges.log").read_text()
     assert compiled() == []
     monkeypatch.setenv("LAZYLLM_CUDA_ARCHS", "90")
     (line,) = compiled()

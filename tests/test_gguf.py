@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from families import FAMILIES, RECORDED, open_model
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from toys import train_pieces, write_gguf
 
 from lazyllm import CheckpointError, _core
@@ -26,7 +24,6 @@ from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.demo_model import demo_model as make_demo_model
 from lazyllm.checkpoints.gguf import (
-    ARCHITECTURES,
     GEMMA3_TENSORS,
     LAYER_TENSORS,
     TOP_TENSORS,
@@ -223,12 +220,6 @@ def test_the_end_token_of_a_turn(end: int | None, ends: tuple[int, ...], tmp_pat
     assert GgufCheckpoint(tmp_path / "model.gguf").config.eos_token_ids == ends
 
 
-def test_an_end_token_of_a_turn_beyond_the_vocabulary(tmp_path: Path) -> None:
-    metadata, tensors = as_gguf("llama1")
-    with pytest.raises(CheckpointError, match=r"eot_token_id is 999; expected an id below"):
-        convert_files((metadata | {"tokenizer.ggml.eot_token_id": 999}, tensors), tmp_path)
-
-
 def gemma3_config(folder: Path, **changes: Any) -> dict[str, Any]:
     """config.json of the tiny Gemma 3 with metadata changed; None removes a field."""
     metadata, tensors = as_gguf("gemma3")
@@ -280,15 +271,10 @@ def toy_tokenizer(metadata: dict[str, Any], folder: Path, family: str = "llama1"
 
 
 @pytest.mark.parametrize(
-    ("pre", "digits", "blanks"),
-    [
-        ("gpt-2", ["1234"], ["a", "ĠĠ", "Ġb"]),
-        ("smollm", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
-        ("llama-bpe", ["123", "4"], ["a", "ĠĠ", "Ġb"]),
-        ("qwen2", ["1", "2", "3", "4"], ["a", "ĠĠ", "Ġb"]),
-    ],
+    ("pre", "digits"),
+    [("gpt-2", ["1234"]), ("smollm", [*"1234"]), ("llama-bpe", ["123", "4"]), ("qwen2", [*"1234"])],
 )
-def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path: Path) -> None:
+def test_pre_tokenizers(pre: str, digits: list[str], tmp_path: Path) -> None:
     merges = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ b"]
     tokenizer = toy_tokenizer(byte_level_metadata(pre, merges), tmp_path)
     vocabulary = tokenizer.vocabulary.tokenizer
@@ -297,7 +283,7 @@ def test_pre_tokenizers(pre: str, digits: list[str], blanks: list[str], tmp_path
         return [vocabulary.id_to_token(token) for token in tokenizer.encode(text, add_special=False)]
 
     assert pieces("1234") == digits
-    assert pieces("a   b") == blanks
+    assert pieces("a   b") == ["a", "ĠĠ", "Ġb"]
     assert pieces("x<end>y") == ["x", "<end>", "y"]
     assert tokenizer.decode(tokenizer.encode("a   b 1234")) == "a   b 1234"
     assert tokenizer.encode("a")[:1] == (
@@ -447,37 +433,22 @@ def drop(name: str) -> Callable[[Files], None]:
 @pytest.mark.parametrize(
     ("edit", "parts"),
     [
-        (
-            change("general.architecture", "gemma"),
-            ["general.architecture", "'gemma'", ", ".join(ARCHITECTURES)],
-        ),
         (change("llama.expert_count", 8), ["llama.expert_count is 8", "experts"]),
         (change("llama.rope.dimension_count", 4), ["llama.rope.dimension_count is 4", "partial"]),
         (change("llama.rope.scaling.type", "longrope"), ["llama.rope.scaling.type is 'longrope'"]),
-        (change("llama.block_count", 0), ["llama.block_count is 0"]),
         (change("llama.attention.key_length", 10), ["attn_k", "32 rows", "4 x 10"]),
-        (drop("llama.embedding_length"), ["llama.embedding_length is missing"]),
-        (drop("llama.attention.layer_norm_rms_epsilon"), ["layer_norm_rms_epsilon is missing"]),
         (drop("token_embd.weight"), ["'token_embd.weight' is missing"]),
         (
             lambda files: files[1].update({"token_embd.weight": np.zeros(32, "f4")}),
             ["'token_embd.weight' is not a matrix"],
         ),
-        (
-            lambda files: files[1].update({"blk.0.ffn_gate_exps.weight": np.zeros((2, 2), "f4")}),
-            ["ffn_gate_exps"],
-        ),
-        (change("tokenizer.ggml.model", "t5"), ["tokenizer.ggml.model is t5", "gpt2"]),
+        (change("tokenizer.ggml.eot_token_id", 999), ["eot_token_id is 999; expected an id below"]),
         (change("tokenizer.ggml.pre", "tekken"), ["tokenizer.ggml.pre is tekken", "smollm"]),
         (drop("tokenizer.ggml.pre"), ["tokenizer.ggml.pre"]),
-        (drop("tokenizer.ggml.tokens"), ["tokenizer.ggml.tokens is missing"]),
         (drop("tokenizer.ggml.merges"), ["tokenizer.ggml.merges is missing"]),
-        (change("tokenizer.ggml.merges", ["a zz"]), ["tokenizer is not consistent"]),
-        (change("tokenizer.ggml.tokens", [*LETTERS, "hi", "a"]), ["twice"]),
         (change("tokenizer.ggml.tokens", [*LETTERS, "hi", "<end>", "<more>"]), ["97 tokens", "96 rows"]),
         (change("tokenizer.ggml.token_type", [1, 1]), ["token_type is 2 entries"]),
         (change("tokenizer.ggml.pre", ["smollm"]), ["tokenizer.ggml.pre is ['smollm']"]),
-        (change("tokenizer.ggml.bos_token_id", 96), ["bos_token_id is 96"]),
     ],
 )
 def test_refused(edit: Callable[[Files], None], parts: list[str], tmp_path: Path) -> None:
@@ -514,41 +485,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space left"):
         convert_files(as_gguf("llama1"), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-
-
-@pytest.mark.parametrize(
-    "contents", [b"", b"GGUF", b"PK\x03\x04" + b"0" * 60, b"GGUF\x03\0\0\0" + b"\xff" * 64]
-)
-def test_files_that_are_no_gguf(contents: bytes, tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(contents)
-    with pytest.raises(CheckpointError, match="not a whole GGUF file"):
-        convert(tmp_path / "model.gguf", tmp_path / "out")
-
-
-@pytest.fixture(scope="module")
-def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", *as_gguf("xgen")).read_bytes()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4),
-    st.none() | st.integers(0, 40_000),
-)
-def test_damaged_files_are_refused_or_converted(
-    small_gguf: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
-) -> None:
-    data = bytearray(small_gguf)
-    for place, byte in changes:
-        data[place] = byte
-    path = tmp_path / "damaged.gguf"
-    path.write_bytes(data[:length])
-    target = tmp_path / hashlib.sha256(data[:length]).hexdigest()
-    if not target.exists():
-        try:
-            convert(path, target, progress=False)
-        except CheckpointError:
-            assert not target.exists()
 
 
 def test_blocks_are_those_of_the_gguf_package() -> None:

@@ -128,7 +128,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=4),
     st.none() | st.integers(0, 40_000),
 )
-def test_damaged_files_are_refused_or_opened(
+def test_damaged_files_are_refused_or_opened_and_converted(
     small: bytes, tmp_path: Path, changes: list[tuple[int, int]], length: int | None
 ) -> None:
     data = bytearray(small)
@@ -136,6 +136,9 @@ def test_damaged_files_are_refused_or_opened(
         data[place] = byte
     path = tmp_path / f"{hashlib.sha256(data[:length]).hexdigest()}.gguf"
     path.write_bytes(data[:length])
+    with contextlib.suppress(lazyllm.CheckpointError):
+        if not path.with_suffix("").exists():
+            convert(path, path.with_suffix(""), progress=False)
     with contextlib.suppress(lazyllm.CheckpointError):
         llm = lazyllm.load(path, device="cpu", threads=1)
         assert llm.tokenizer_if_any is None or llm.tokenizer.encode("a") is not None
@@ -221,10 +224,6 @@ def test_refused(tmp_path: Path) -> None:
     files, stored = toy(["Q8_0"])
     with pytest.raises(FileNotFoundError, match=r"none\.gguf does not exist"):
         lazyllm.load(tmp_path / "none.gguf")
-    whole = write_gguf(tmp_path / "whole.gguf", *files, kind=stored).read_bytes()
-    (tmp_path / "half.gguf").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(lazyllm.CheckpointError, match=r"half\.gguf is not a whole GGUF file"):
-        lazyllm.load(tmp_path / "half.gguf", device="cpu")
     files[0]["llama.attention.head_count"] = 3
     with pytest.raises(lazyllm.CheckpointError, match=r"heads\.gguf: "):
         lazyllm.load(write_gguf(tmp_path / "heads.gguf", *files, kind=stored), device="cpu")

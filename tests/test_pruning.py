@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazyllm import Drop, Mass, Pruning
+from lazyllm.checkpoints.config import ModelConfig
 
-SMOL: Any = SimpleNamespace(
-    n_layers=30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152, windows=(0,) * 30
-)
-SMALL: Any = SimpleNamespace(
-    n_layers=5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33, windows=(0, 7, 0, 12, 7)
+
+def config_of(n_layers: int, **shape: Any) -> ModelConfig:
+    """A model's config with these fields; those that counted work does not read are None."""
+    others = dict.fromkeys(field.name for field in dataclasses.fields(ModelConfig))
+    return ModelConfig(**{**others, "n_layers": n_layers, "windows": (0,) * n_layers, **shape})
+
+
+SMOL = config_of(30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152)
+SMALL = config_of(
+    5, hidden=12, n_heads=4, n_kv_heads=2, head_dim=6, ffn=20, vocab=33, windows=(0, 7, 0, 12, 7)
 )
 
 
@@ -35,23 +40,15 @@ SMALL: Any = SimpleNamespace(
         ({3: 0.5, 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
         ({3: 0.5, 4: Mass(0.9), 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
         ({3: Drop(0.5), 5: 0.6}, ValueError, "layer 5 keeps 0.6 after 0.5"),
-        ({3: 0.5, 5: Drop(0.6)}, ValueError, "layer 5 keeps 0.6 after 0.5"),
         ({3: {"drop": 1.5}}, ValueError, "Drop keep must be above 0 and at most 1"),
         ({3: {"drop": 0.5, "mass": 0.9}}, ValueError, "have drop, or mass, keep_min, keep_max"),
         ({3: 0.0}, ValueError, "above 0 and at most 1, not 0.0"),
-        ({3: -0.5}, ValueError, "above 0 and at most 1"),
-        ({3: 1.5}, ValueError, "above 0 and at most 1"),
         ({3: math.nan}, ValueError, "must be finite"),
-        ({3: math.inf}, ValueError, "must be finite"),
         ({3: "0.5"}, TypeError, "must be a number, not '0.5'"),
         ({3: True}, TypeError, "must be a number, not True"),
-        ({3: None}, TypeError, "must be a number, not None"),
         ({-1: 0.5}, ValueError, "layer must be from 0"),
-        ({"a": 0.5}, ValueError, "layer must be a whole number, not 'a'"),
         ({"-1": 0.5}, ValueError, "layer must be a whole number, not '-1'"),
         ({2.0: 0.5}, TypeError, "layer must be a whole number, not 2.0"),
-        ({True: 0.5}, TypeError, "layer must be a whole number, not True"),
-        ({3: {"keep": 0.5}}, ValueError, "mass, keep_min, keep_max"),
         ({3: {"keep_min": 0.5}}, ValueError, "mass, keep_min, keep_max"),
         ([3, 0.5], TypeError, "pairs, but has 3"),
         ([(3, 0.5, 1)], TypeError, "pairs, but has (3, 0.5, 1)"),
@@ -72,29 +69,21 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
     ("options", "kind", "words"),
     [
         ({"decode": "dense"}, ValueError, 'decode must be "same", "frozen" or stages'),
-        ({"decode": None}, TypeError, 'decode must be "same", "frozen" or stages'),
+        ({"decode": None}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"sink": -1}, ValueError, "sink must be from 0"),
-        ({"sink": 1.0}, TypeError, "sink must be a whole number"),
         ({"window": -1}, ValueError, "window must be from 0"),
-        ({"window": 2**40}, ValueError, "window must be from 0"),
         ({"queries": 0}, ValueError, "queries must be from 1"),
-        ({"pooling": "median"}, ValueError, 'pooling must be "mean" or "max", not \'median\''),
+        ({"pooling": "median"}, ValueError, "pooling must be mean or max, not 'median'"),
         ({"layers": 0}, ValueError, "layers must be from 1"),
         ({"memory": 1.1}, ValueError, "memory must be from 0 to 1, not 1.1"),
-        ({"memory": "half"}, TypeError, "memory must be a number"),
         ({"smooth": 0}, ValueError, "smooth must be from 1"),
         ({"smooth": 4}, ValueError, "smooth must be odd"),
-        ({"smooth": True}, TypeError, "smooth must be a whole number"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be from 0"),
         ({"min_tokens": "9"}, TypeError, "min_tokens must be a whole number, not '9'"),
-        ({"min_tokens": 1.5}, TypeError, "min_tokens must be a whole number, not 1.5"),
-        ({"min_tokens": True}, TypeError, "min_tokens must be a whole number, not True"),
         ({"prune_generated": 1}, TypeError, "prune_generated must be True or False"),
         ({"protect": (3, 5)}, TypeError, "spans (first, end), but has 3"),
         ({"protect": [(3, 3)]}, ValueError, "must end after its first position, not (3, 3)"),
         ({"protect": [(-1, 3)]}, ValueError, "first position must be from 0"),
-        ({"protect": [(1, 2, 3)]}, TypeError, "spans (first, end)"),
-        ({"protect": 7}, TypeError, "spans (first, end), not 7"),
         ({"protect": "ab"}, TypeError, "spans (first, end), not 'ab'"),
     ],
 )
@@ -105,21 +94,20 @@ def test_options_refused(options: dict[str, Any], kind: type[Exception], words: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
+    ("make", "kind", "words"),
     [
-        ((0.0,), ValueError, "mass must be above 0"),
-        ((1.1,), ValueError, "at most 1, not 1.1"),
-        ((math.nan,), ValueError, "mass must be finite"),
-        (("0.9",), TypeError, "mass must be a number"),
-        ((0.9, -0.1), ValueError, "keep_min must be from 0 to keep_max"),
-        ((0.9, 0.6, 0.5), ValueError, "keep_min must be from 0 to keep_max=0.5, not 0.6"),
-        ((0.9, 0.0, 0.0), ValueError, "keep_max must be above 0"),
-        ((0.9, 0.0, 1.1), ValueError, "keep_max must be above 0 and at most 1"),
+        (lambda: Mass(0.0), ValueError, "mass must be above 0"),
+        (lambda: Mass(1.1), ValueError, "at most 1, not 1.1"),
+        (lambda: Mass(0.9, -0.1), ValueError, "keep_min must be from 0 to keep_max"),
+        (lambda: Mass(0.9, 0.6, 0.5), ValueError, "keep_min must be from 0 to keep_max=0.5, not 0.6"),
+        (lambda: Mass(0.9, 0.0, 0.0), ValueError, "Mass keep_max must be above 0"),
+        (lambda: Drop(0.0), ValueError, "Drop keep must be above 0 and at most 1, not 0"),
+        (lambda: Drop(Mass(0.9)), TypeError, "Drop takes a keep, not Mass(0.9): each decode step would"),
     ],
 )
-def test_mass_refused(arguments: tuple[Any, ...], kind: type[Exception], words: str) -> None:
+def test_rules_refused(make: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind) as caught:
-        Mass(*arguments)
+        make()
     assert words in str(caught.value)
 
 
@@ -202,47 +190,38 @@ def test_core_has_plain_values_only() -> None:
 
 
 @st.composite
-def stage_lists(draw: st.DrawFn, n_layers: int = 30) -> list[tuple[int, float | Mass | Drop]]:
+def stage_lists(draw: st.DrawFn, n_layers: int) -> list[tuple[int, float | Mass | Drop]]:
     layers = sorted(draw(st.sets(st.integers(0, n_layers - 2), max_size=4)))
     keeps = sorted(draw(st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)), reverse=True)
     rules = st.sampled_from([float, Drop, lambda keep: Mass(keep, keep_max=keeps[0])])
     return [(layer, draw(rules)(keep)) for layer, keep in zip(layers, keeps, strict=False)]
 
 
-prunings = st.builds(
-    Pruning,
-    stage_lists(),
-    decode=st.one_of(st.sampled_from(["same", "frozen"]), stage_lists()),
-    sink=st.integers(0, 9),
-    window=st.integers(0, 9),
-    protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
-    queries=st.integers(1, 9),
-    pooling=st.sampled_from(["mean", "max"]),
-    layers=st.integers(1, 6),
-    smooth=st.sampled_from([1, 3, 13]),
-    memory=st.floats(0.0, 1.0),
-    min_tokens=st.integers(0, 50),
-    prune_generated=st.booleans(),
-)
+def prunings(n_layers: int = 30) -> st.SearchStrategy[Pruning]:
+    stages = stage_lists(n_layers)
+    return st.builds(
+        Pruning,
+        stages,
+        decode=st.one_of(st.sampled_from(["same", "frozen"]), stages),
+        sink=st.integers(0, 9),
+        window=st.integers(0, 9),
+        protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
+        queries=st.integers(1, 9),
+        pooling=st.sampled_from(["mean", "max"]),
+        layers=st.integers(1, 6),
+        smooth=st.sampled_from([1, 3, 13]),
+        memory=st.floats(0.0, 1.0),
+        min_tokens=st.integers(0, 50),
+        prune_generated=st.booleans(),
+    )
 
 
-@given(prunings)
-def test_json_gives_the_same_pruning_back(pruning: Pruning) -> None:
+@given(prunings())
+def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) -> None:
     again = Pruning.from_json(pruning.to_json())
     assert again == pruning
     assert hash(again) == hash(pruning)
-
-
-@given(prunings)
-def test_what_it_prints_makes_it_again(pruning: Pruning) -> None:
     assert eval(repr(pruning), {"Pruning": Pruning, "Mass": Mass, "Drop": Drop}) == pruning
-
-
-def test_drop_takes_a_keep_only() -> None:
-    with pytest.raises(TypeError, match=r"Drop takes a keep, not Mass\(0.9\): each decode step would drop"):
-        Drop(Mass(0.9))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Drop keep must be above 0 and at most 1, not 0"):
-        Drop(0.0)
 
 
 def test_json_of_stages_alone() -> None:
@@ -312,30 +291,14 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int, all_score: bool = Fal
     return total
 
 
-@given(prunings.filter(lambda p: all(layer < 4 for layer, _ in p.stages)), st.integers(1, 40))
+@given(prunings(n_layers=5), st.integers(1, 40))
 def test_flops_are_those_of_counting_token_by_token(pruning: Pruning, n: int) -> None:
-    pruning = dataclasses.replace(pruning, decode="same")
     assert pruning.flops(SMALL, n) == flops_token_by_token(pruning, SMALL, n)
-
-
-def test_flops_with_stages_of_every_kind() -> None:
-    for options in (
-        {},
-        {"sink": 3, "window": 5},
-        {"protect": [(2, 9), (5, 12)]},
-        {"queries": 4},
-        {"queries": 4, "layers": 3},
-        {"min_tokens": 99},
-    ):
-        pruning = Pruning({0: Drop(0.8), 1: Mass(0.9, keep_max=0.5), 3: 0.2}, **options)
-        assert pruning.flops(SMALL, 50) == flops_token_by_token(pruning, SMALL, 50)
 
 
 def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> None:
     """Gemma 3 270M: the last layer of six sees everything."""
-    model: Any = SimpleNamespace(
-        **{**vars(SMOL), "n_layers": 18, "windows": (512, 512, 512, 512, 512, 0) * 3}
-    )
+    model = dataclasses.replace(SMOL, n_layers=18, windows=(512, 512, 512, 512, 512, 0) * 3)
     pruning = Pruning.for_speedup(1.5, model, 4000)
     assert [layer for layer, _ in pruning.stages] == [5, 11]
     assert 1.5 <= pruning.speedup(model, 4000) <= 1.515
@@ -343,7 +306,7 @@ def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> 
     assert [layer for layer, _ in early.stages] == [5, 11]
     assert early.stages[1][1] == pytest.approx(0.16 * early.stages[0][1], rel=1e-2)
     assert 2.5 <= early.speedup(model, 16000) <= 2.525
-    local: Any = SimpleNamespace(**{**vars(model), "windows": (512,) * 18})
+    local = dataclasses.replace(model, windows=(512,) * 18)
     assert [layer for layer, _ in Pruning.for_speedup(1.5, local, 4000).stages] == [4, 9, 11]
 
 
@@ -370,7 +333,7 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
     for n_layers in range(2, 9):
-        model = SimpleNamespace(**{**vars(SMALL), "n_layers": n_layers, "windows": (0,) * n_layers})
+        model = dataclasses.replace(SMALL, n_layers=n_layers, windows=(0,) * n_layers)
         pruning = Pruning.for_speedup(1.05, model, 7)
         pruning.check(model)
         assert pruning.speedup(model, 7) >= 1.05
@@ -389,7 +352,7 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
         ):
             call(2.0, type("LLM", (), {"__repr__": lambda self: "<LLM>"})(), 3000)
     with pytest.raises(ValueError, match="the model has one layer"):
-        Pruning.for_speedup(2.0, SimpleNamespace(**{**vars(SMALL), "n_layers": 1}), 2000)  # type: ignore[arg-type]
+        Pruning.for_speedup(2.0, dataclasses.replace(SMALL, n_layers=1), 2000)
 
 
 def test_recommended_keeps_the_schedule() -> None:

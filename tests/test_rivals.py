@@ -16,11 +16,11 @@ from test_pruning import SMALL, flops_token_by_token
 from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
-from lazyllm import CLAA, LLM, FastKV, GemFilter, Pruning
-from lazyllm.methods import gemfilter
-from lazyllm.methods.claa import Aggregation
+from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning
+from lazyllm.methods.one_stage import Aggregation, Chosen, FirstPass
 
 IDS = list(range(40, 90))
+TEXT = "The sea was calm. Nobody saw the boat!"
 SHAPES = [
     Shape(seed=1, n_layers=6),
     Shape(seed=2, n_layers=6, n_kv_heads=1, windows=(0, 9), qkv_bias=True),
@@ -125,7 +125,9 @@ def test_the_filtered_prompt_equals_the_references(
     Reference(tiny.config, tiny.weights, pruning([(layer, keep)]), rule).forward(ids)
     assert rule.margin > NEAR_TIE
     assert len(rule.chosen) == math.ceil(keep * 70)
-    assert GemFilter(layer, keep).ids(Reader(tiny), ids, 0) == rule.chosen
+    reader = Reader(tiny)
+    assert GemFilter(layer, keep).ids(reader, ids, 0) == rule.chosen
+    assert reader.opened.length == 0  # the first pass ended at its layer
 
 
 def test_gemfilter_reads_the_filtered_prompt_densely(llm: LLM) -> None:
@@ -148,23 +150,30 @@ def test_each_prompt_of_a_conversation_is_filtered_by_itself(llm: LLM) -> None:
     assert session.length == 25 + 10 + 1
 
 
-def test_the_first_pass_ends_at_its_layer(tiny_of: Build) -> None:
-    reader = Reader(tiny_of(SHAPES[0]))
-    GemFilter(2, 0.3).ids(reader, IDS, 0)
-    assert reader.opened.length == 0
-
-
-def test_the_first_pass_counts_in_the_time_of_the_first_token(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "where", "result"),
+    [
+        (GemFilter(2, 0.3), "lazyllm.methods.one_stage.FirstPass.score", Chosen(np.arange(15))),
+        (PromptCompression(0.5), "lazyllm.methods.prompt_compression.compressed", "The sea."),
+    ],
+    ids=["GemFilter", "PromptCompression"],
+)
+def test_work_before_the_model_counts_in_the_time_of_the_first_token(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, method: Any, where: str, result: Any
 ) -> None:
-    score = gemfilter.FirstPass.score
+    clock, ahead = time.perf_counter, [0.0]
 
-    def slow(self: Any, view: Any) -> None:
-        time.sleep(0.25)
-        score(self, view)
+    def slow(*_: object) -> Any:
+        ahead[0] += 100
+        if isinstance(result, Exception):
+            raise result
+        return result
 
-    monkeypatch.setattr(gemfilter.FirstPass, "score", slow)
-    assert llm.generate(IDS, GemFilter(2, 0.3), max_new_tokens=1).ttft >= 0.25
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
+    monkeypatch.setattr(where, slow)
+    out = llm.generate(TEXT if method.compresses else IDS, method, max_new_tokens=2)
+    assert out.seconds > out.ttft >= 100
+    assert out.tokenize_seconds < 100
 
 
 def test_gemfilter_that_keeps_everything_is_dense() -> None:
@@ -202,7 +211,7 @@ def test_a_score_that_is_no_number_is_an_error() -> None:
         layer=2, n_keep=2, keys=lambda: np.full((1, 4, 2), np.inf), queries=lambda: np.ones((2, 1, 2))
     )
     with pytest.raises(ValueError, match="a score of layer 2 is no finite number"):
-        gemfilter.FirstPass({2: 0.5}).score(view)
+        FirstPass({2: 0.5}).score(view)
 
 
 # ---- all three -------------------------------------------------------------------------------------------

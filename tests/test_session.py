@@ -9,7 +9,6 @@ import json
 import pickle
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -245,25 +244,6 @@ def test_a_prompt_that_repeats_its_prefix_is_refused(llm: LLM, chat: bool) -> No
     assert len(llm.generate(fitting, **options)) == len(fitting)
     prefix.truncate(0)
     llm.generate(prompts[0], **options)
-
-
-def test_a_fork_goes_on_with_the_chat(llm: LLM) -> None:
-    base = llm.session()
-    base.ask("Hello", chat=True, max_new_tokens=3)
-    fork = base.fork()
-    want = base.ask("And you?", chat=True, max_new_tokens=3)
-    got = fork.ask("And you?", chat=True, max_new_tokens=3)
-    assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
-
-
-def test_forks_run_on_several_threads(llm: LLM) -> None:
-    base = llm.session(STAGES)
-    base.forward(IDS)
-    alone = [base.fork().ask([k + 5], max_new_tokens=8).token_ids for k in range(4)]
-    forks = [base.fork() for _ in alone]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda k: forks[k].ask([k + 5], max_new_tokens=8).token_ids, range(4)))
-    assert answers == alone
 
 
 def test_truncate_asks_again(llm: LLM) -> None:
@@ -629,12 +609,3 @@ def test_surprisal_is_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
         session.surprisal([4])
     assert (session.length, session.core.drawn) == (length, drawn)
-
-
-def test_a_prefix_takes_the_setting_that_it_was_opened_with(llm: LLM) -> None:
-    pruning = Pruning({1: 0.5}, min_tokens=20)
-    prefix = llm.session(pruning)
-    prefix.forward(IDS)
-    assert llm.generate([1, 2], pruning=pruning, prefix=prefix, max_new_tokens=1).token_ids
-    with pytest.raises(ValueError, match="but the prefix was read with"):
-        llm.generate([1, 2], pruning=Pruning({1: 0.5}), prefix=prefix)

@@ -233,7 +233,6 @@ def test_what_the_config_adds(pieces: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "contents", "part"),
     [
-        ("added_tokens.json", {"<pad>": -1}, "'<pad>' is -1"),
         ("added_tokens.json", {"": 3}, "''"),
         (
             "tokenizer_config.json",
@@ -241,9 +240,6 @@ def test_what_the_config_adds(pieces: Path) -> None:
             "added_tokens_decoder",
         ),
         ("tokenizer_config.json", {"added_tokens_decoder": {"3": "<pad>"}}, "added_tokens_decoder"),
-        ("tokenizer_config.json", {"add_bos_token": "yes"}, "add_bos_token is 'yes'"),
-        ("tokenizer_config.json", {"bos_token": 1}, "bos_token is 1"),
-        ("special_tokens_map.json", {"eos_token": ["</s>"]}, "eos_token is"),
     ],
 )
 def test_added_tokens_are_checked(pieces: Path, name: str, contents: dict[str, Any], part: str) -> None:
@@ -338,46 +334,23 @@ def test_chat_ids_have_no_second_bos(byte_level: Path) -> None:
     assert tokenizer.decode(ids, False) == tokenizer.apply_chat_template(CHAT, tokenize=False)
 
 
-def test_what_templates_use(byte_level: Path) -> None:
-    assert (
-        chat_text(byte_level, "{{ messages[1] | tojson }}")
-        == '{"role": "user", "content": "Hi <b>there</b>"}'
-    )
-    assert chat_text(byte_level, "{{ strftime_now('%Y') | length }}") == "4"
-    assert (
-        chat_text(
-            byte_level, "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}"
-        )
-        == "x"
-    )
-    assert chat_text(byte_level, "{% generation %}{{ tools is none }}{% endgeneration %}") == "True"
-    assert chat_text(byte_level, "{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}") == "2"
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ messages[1] | tojson }}", '{"role": "user", "content": "Hi <b>there</b>"}'),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}", "x"),
+        ("{% generation %}{{ tools is none }}{% endgeneration %}", "True"),
+        ("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{{ ns.a }}", "2"),
+    ],
+)
+def test_what_templates_use(byte_level: Path, template: str, text: str) -> None:
+    assert chat_text(byte_level, template) == text
 
 
 def test_a_template_may_refuse_messages(byte_level: Path) -> None:
     with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
         chat_text(byte_level, "{{ raise_exception('roles must alternate') }}")
-
-
-@pytest.mark.parametrize(
-    ("template", "part"),
-    [
-        ("{% if %}", "not valid"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "failed"),
-        ("{{ messages.append(1) }}", "failed"),
-        ("{{ cycler.__init__.__globals__ }}", "failed"),
-        ("{{ messages[9].role }}", "failed"),
-        ("{{ 1 / 0 }}", "failed"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "failed"),
-        ("{% for i in range(10 ** 9) %}{% endfor %}", "failed"),
-        ("{{ messages | unknown }}", "not valid"),
-        (3, "chat_template is a int"),
-    ],
-)
-def test_hostile_templates(byte_level: Path, template: Any, part: str) -> None:
-    with pytest.raises(CheckpointError, match=part) as caught:
-        chat_text(byte_level, template)
-    assert "tokenizer_config.json" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -403,17 +376,6 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path, config())
 
 
-def test_code_is_never_run(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "tokenizer_config.json",
-        {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own"]}},
-    )
-    (tmp_path / "own.py").write_text("raise SystemExit", encoding="utf-8")
-    with pytest.raises(CheckpointError, match="auto_map"):
-        Tokenizer.from_folder(tmp_path, config())
-
-
 def test_gemma_without_a_tokenizer_json(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").touch()
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "GemmaTokenizer"})
@@ -423,14 +385,7 @@ def test_gemma_without_a_tokenizer_json(tmp_path: Path) -> None:
         Tokenizer.from_folder(tmp_path, config())
 
 
-def test_ids_beyond_the_embedding(byte_level: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json.*up to 299; expected all below the 299"):
-        Tokenizer.from_folder(byte_level, config(299))
-
-
-@pytest.mark.parametrize(
-    ("package", "name"), [("tokenizers", "byte_level"), ("sentencepiece", "pieces"), ("tiktoken", "xgen")]
-)
+@pytest.mark.parametrize(("package", "name"), [("sentencepiece", "pieces"), ("tiktoken", "xgen")])
 def test_missing_packages_are_named(
     package: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,22 +393,6 @@ def test_missing_packages_are_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=f"pip install {package}"):
         Tokenizer.from_folder(folder, config(51200))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"])
-@pytest.mark.parametrize("contents", [b"", b"{", b"[]", b"\xff\xfe\x00", b"\x0a\xff\xff"])
-def test_files_of_another_form(tmp_path: Path, name: str, contents: bytes) -> None:
-    (tmp_path / name).write_bytes(contents)
-    with pytest.raises(CheckpointError, match=name):
-        Tokenizer.from_folder(tmp_path, config())
-
-
-def test_decoders_of_other_models(byte_level: Path) -> None:
-    path = byte_level / "tokenizer.json"
-    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": decoder}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="WordPiece is not supported"):
-        Tokenizer.from_folder(byte_level, config())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)

@@ -9,9 +9,8 @@ from benchmarks.measuring.place import Place
 from benchmarks.measuring.report import Figure, Row, Section
 from benchmarks.measuring.rounds import in_turn, timed
 from benchmarks.options import Options
-from lazyllm import _core, load
+from lazyllm import Mass, Pruning, _core, load
 from lazyllm.llm import LLM
-from lazyllm.pruning import Mass, Pruning
 from lazyllm.session import Session
 
 SUITE = "pruned"

@@ -1,26 +1,28 @@
 /* cuda_on_cpu.h — runs CUDA kernels that g++ compiled as C++, for tests without a GPU.
  *
- * Each CUDA thread is a fiber, which runs until it waits for other threads; then the next fiber runs. The blocks of a launch run one after
- * the other on a separate operating system thread, so static shared memory is a static or thread-local variable. fake_cudart.cc replaces
- * the CUDA runtime.
+ * Each CUDA thread is a fiber, which runs until it waits for other threads; then the next fiber runs. The blocks of a
+ * launch run one after the other on a separate operating system thread, so static shared memory is a static or
+ * thread-local variable. fake_cudart.cc replaces the CUDA runtime.
  *
  * It detects, beyond wrong results:
- * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by what orders it on a
- *   GPU: __syncthreads, __syncwarp, and __threadfence together with atomics. Shuffles, votes and ldmatrix order nothing. Under TSan, two
- *   blocks are ordered with each other only if the sums of their coordinates are both even or both odd.
+ * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by
+ *   what orders it on a GPU: __syncthreads and __syncwarp. Shuffles, votes, atomics and ldmatrix order nothing. Under
+ *   TSan, two blocks are ordered with each other only if the sums of their coordinates are both even or both odd.
  * - Accesses out of bounds, by ASan: dynamic shared memory and device memory are allocations of exactly their size.
- * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the destination of cp.async
- *   until its wait.
- * - Barriers that not all threads reach, wrong masks, misaligned addresses and deadlocks: it prints a message and calls abort().
- * - wgmma without the required fences; registers read (they hold NaNs) or written, or shared memory written, while a product is pending.
- *   Products are computed in the wait. It does not check that all four warps of a warpgroup take part.
+ * - Reads of unwritten memory: shared memory starts as NaNs (except __shared__ under a sanitizer), and so does the
+ *   destination of cp.async until its wait.
+ * - Barriers that not all threads reach, wrong masks, misaligned addresses and deadlocks: it prints a message and calls
+ *   abort().
+ * - wgmma without the required fences; registers read (they hold NaNs) or written, or shared memory written, while a
+ *   product is pending. Products are computed in the wait. It does not check that all four warps of a warpgroup take
+ *   part.
  *
- * It cannot detect: weak memory ordering beyond that, the accuracy of approximate instructions, limits on registers and static shared
- * memory, and host memory used by a kernel. Of races with the host and between streams it shows those that go wrong when work runs as late
- * as it may: see fake_cudart.cc.
+ * It cannot detect: weak memory ordering beyond that, the accuracy of approximate instructions, limits on registers and
+ * static shared memory, and host memory used by a kernel. Of races with the host and between streams it shows those
+ * that go wrong when work runs as late as it may: see fake_cudart.cc.
  *
- * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link with -pthread.
- * LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
+ * Compile with -fno-strict-aliasing (nvcc lets a kernel read floats as uint4) and -Wno-unknown-pragmas (unroll), link
+ * with -pthread. LAZYLLM_CUDA_REVERSE=1 runs threads and blocks from the last to the first. */
 #ifndef LAZY_CUDA_ON_CPU_H
 #define LAZY_CUDA_ON_CPU_H
 
@@ -64,8 +66,8 @@
 #define __shared__ static thread_local
 #endif
 
-/* Excludes the fiber scheduler from the sanitizers: TSan would report races on data that only one fiber at a time can touch, and ASan would
- * take a switch of stacks for the end of stack frames. */
+/* Excludes the fiber scheduler from the sanitizers: TSan would report races on data that only one fiber at a time can
+ * touch, and ASan would take a switch of stacks for the end of stack frames. */
 #define UNSEEN __attribute__((no_sanitize("thread", "address"), noinline))
 
 namespace cuda_on_cpu
@@ -114,7 +116,7 @@ struct product {
     std::vector<uint16_t> a; /* (2, 16) */
     std::vector<uint16_t> b; /* (16, n_columns / 4) as it was in shared memory when the product was issued */
     uint64_t a_matrix, b_matrix;
-    bool b_by_rows;
+    bool b_mn_major;
     float (*wide)(uint16_t);
     int group;
     place at;
@@ -133,11 +135,9 @@ struct cuda_thread {
     unsigned waits_mask;  /* lanes that it waits with; 0: the whole block */
     place waits_at;
 
-    bool fenced;             /* has called __threadfence: its atomics are releases from now on */
-    const char *last_atomic; /* address, which its next __threadfence acquires */
     std::vector<async_copy> copies;
     int open_group;
-    std::vector<const void *> landed; /* destinations of completed copies since its last fence_for_wgmma */
+    std::vector<const void *> landed; /* destinations of completed copies since its last fence_proxy_async */
     std::vector<product> products;
     int open_products; /* group number of the products issued next */
     bool registers_fenced;
@@ -145,8 +145,8 @@ struct cuda_thread {
     int lane() const { return number % WARP; }
 };
 
-/* One warp-level operation of the lanes in `mask`. It is reused only after all lanes have left, because other lanes may start another
- * operation meanwhile. */
+/* One warp-level operation of the lanes in `mask`. It is reused only after all lanes have left, because other lanes may
+ * start another operation meanwhile. */
 struct exchange {
     exchange *next;
     const char *what;
@@ -184,7 +184,8 @@ struct executor {
     const call *kernel;
     unsigned char *dynamic_shared;
     size_t shared_bytes;
-    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without a fence for wgmma yet, or 0 */
+    /* per 16 bytes of dynamic_shared: 1 + the number of the thread whose cp.async wrote them without fence.proxy.async
+     * yet, or 0 */
     int *unfenced;
     bool reversed;
 
@@ -197,7 +198,8 @@ struct executor {
 
     int arrived, generation; /* of __syncthreads */
     place arrived_at;
-    /* for even and odd generations: a thread that leaves one barrier must not synchronise with one that has reached the next */
+    /* for even and odd generations: a thread that leaves one barrier must not synchronise with one that has reached the
+     * next */
     int barrier_token[2];
     int start_token, end_token;
 };
@@ -231,7 +233,9 @@ UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned
 {
     const executor &e = *running;
     fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u), ", e.index.x, e.index.y, e.index.z);
-    if (current) fprintf(stderr, "thread %d (%u, %u, %u): ", current->number, current->index.x, current->index.y, current->index.z);
+    if (current)
+        fprintf(stderr, "thread %d (%u, %u, %u): ", current->number, current->index.x, current->index.y,
+                current->index.z);
     va_list args;
     va_start(args, format);
     vfprintf(stderr, format, args);
@@ -243,8 +247,8 @@ UNSEEN inline const char *describe(char (&text)[256], const char *what, unsigned
 [[noreturn]] UNSEEN inline void fail_deadlock()
 {
     const executor &e = *running;
-    fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): deadlock; of %d threads, %d have returned, and\n", e.index.x, e.index.y, e.index.z,
-            e.n_threads, e.n_threads - e.live);
+    fprintf(stderr, "cuda_on_cpu: block (%u, %u, %u): deadlock; of %d threads, %d have returned, and\n", e.index.x,
+            e.index.y, e.index.z, e.n_threads, e.n_threads - e.live);
     for (int first = 0, next; first < e.n_threads; first = next) {
         const cuda_thread &t = *e.threads[first];
         next = first + 1;
@@ -334,8 +338,8 @@ UNSEEN inline void wait_for_block(place at)
 {
     executor &e = *running;
     if (e.arrived && (e.arrived_at.line != at.line || strcmp(e.arrived_at.file, at.file)))
-        fail("divergent __syncthreads: reached at %s:%d while others of the block wait at %s:%d", at.file, at.line, e.arrived_at.file,
-             e.arrived_at.line);
+        fail("divergent __syncthreads: reached at %s:%d while others of the block wait at %s:%d", at.file, at.line,
+             e.arrived_at.file, e.arrived_at.line);
     int &token = e.barrier_token[e.generation % 2];
     publish(token, e.arrived == 0);
     e.arrived++;
@@ -351,10 +355,12 @@ UNSEEN inline exchange &arrive(unsigned mask, const char *what, place at)
 {
     cuda_thread &self = *current;
     warp &w = running->warps[self.number / WARP];
-    if (!(mask >> self.lane() & 1)) fail("%s with mask 0x%08x, which lacks the calling lane, at %s:%d", what, mask, at.file, at.line);
+    if (!(mask >> self.lane() & 1))
+        fail("%s with mask 0x%08x, which lacks the calling lane, at %s:%d", what, mask, at.file, at.line);
     exchange *e = w.open;
     for (; e && (e->mask != mask || strcmp(e->what, what)); e = e->next) {
-        if (!(e->mask >> self.lane() & 1 && e->arrived & mask)) continue; /* its lanes may finish first, or do not need this one */
+        if (!(e->mask >> self.lane() & 1 && e->arrived & mask))
+            continue; /* its lanes may finish first, or do not need this one */
         char mine[256], theirs[256];
         fail("divergent warp: %s, while lanes that it needs wait for this one in %s", describe(mine, what, mask, at),
              describe(theirs, e->what, e->mask, e->at));
@@ -418,7 +424,8 @@ template <class T> UNSEEN exchange &exchange_values_aligned(const T &value, cons
     const warp &w = running->warps[current->number / WARP];
     if (w.live != ~0u) fail("%s needs all 32 lanes, and there are 0x%08x, at %s:%d", what, w.live, at.file, at.line);
     exchange &e = exchange_values(~0u, value, what, at);
-    if (e.at.line != at.line) fail("divergent warp: %s at %s:%d and at %s:%d", what, at.file, at.line, e.at.file, e.at.line);
+    if (e.at.line != at.line)
+        fail("divergent warp: %s at %s:%d and at %s:%d", what, at.file, at.line, e.at.file, e.at.line);
     return e;
 }
 
@@ -444,20 +451,10 @@ UNSEEN inline unsigned vote(unsigned mask, bool value, const char *what, place a
 {
     exchange &e = exchange_values(mask, value, what, at);
     unsigned yes = 0;
-    for (int lane = 0; lane < WARP; lane++) yes |= (unsigned)((e.arrived >> lane & 1) && value_of_lane<bool>(e, lane)) << lane;
+    for (int lane = 0; lane < WARP; lane++)
+        yes |= (unsigned)((e.arrived >> lane & 1) && value_of_lane<bool>(e, lane)) << lane;
     leave(e);
     return yes;
-}
-
-template <class T, class Fold> UNSEEN T reduce(unsigned mask, T value, Fold fold, const char *what, place at)
-{
-    static_assert(std::is_integral_v<T> && sizeof(T) == 4, "no reduction takes this type");
-    exchange &e = exchange_values(mask, value, what, at);
-    T total = value;
-    for (int lane = 0; lane < WARP; lane++)
-        if (lane != current->lane() && (e.arrived >> lane & 1)) total = fold(total, value_of_lane<T>(e, lane));
-    leave(e);
-    return total;
 }
 
 /* ---- blocks and launches ---- */
@@ -469,7 +466,8 @@ __attribute__((noinline)) inline void run_thread()
     current->landed.clear();
     (*running->kernel)();
     if (!current->products.empty())
-        fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file, current->products[0].at.line);
+        fail("returned without waiting for wgmma, at %s:%d", current->products[0].at.file,
+             current->products[0].at.line);
     publish(running->end_token, false);
 }
 
@@ -495,7 +493,8 @@ UNSEEN inline void run_threads()
 UNSEEN inline cuda_thread *make_thread(int number)
 {
     cuda_thread *t = new cuda_thread;
-    void *memory = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(NULL, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE)) fail("no memory for a stack");
     t->number = number;
     t->stack.bottom = (char *)memory + GUARD_BYTES;
@@ -516,9 +515,10 @@ UNSEEN inline cuda_thread *make_thread(int number)
 
 extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
 
-/* The thread-local variables of the kernel's library in the thread that runs blocks, which are all static shared memory: that thread runs
- * nothing else. bytes is 0 under sanitizers, whose own variables may be among them. They are looked up even then, because the first access
- * allocates them: if a kernel did that, TSan would see one CUDA thread allocate the memory that another writes. */
+/* The thread-local variables of the kernel's library in the thread that runs blocks, which are all static shared
+ * memory: that thread runs nothing else. bytes is 0 under sanitizers, whose own variables may be among them. They are
+ * looked up even then, because the first access allocates them: if a kernel did that, TSan would see one CUDA thread
+ * allocate the memory that another writes. */
 struct static_shared {
     const void *kernel;
     void *start;
@@ -533,7 +533,8 @@ inline int find_static_shared([[maybe_unused]] dl_phdr_info *module, size_t, [[m
     bool is_ours = false;
     for (int i = 0; i < module->dlpi_phnum; i++) {
         const ElfW(Phdr) &part = module->dlpi_phdr[i];
-        if (part.p_type == PT_LOAD) is_ours |= (uintptr_t)found.kernel - (module->dlpi_addr + part.p_vaddr) < part.p_memsz;
+        if (part.p_type == PT_LOAD)
+            is_ours |= (uintptr_t)found.kernel - (module->dlpi_addr + part.p_vaddr) < part.p_memsz;
         if (part.p_type == PT_TLS) tls_bytes = part.p_memsz;
     }
     if (!is_ours) return 0;
@@ -562,8 +563,7 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
         if (!e.threads[i]) e.threads[i] = make_thread(i);
         cuda_thread &t = *e.threads[i];
         t.index = { i % e.block.x, i / e.block.x % e.block.y, i / (e.block.x * e.block.y) };
-        t.exited = t.fenced = false;
-        t.last_atomic = NULL;
+        t.exited = false;
         t.open_group = t.open_products = 0;
         t.registers_fenced = false;
     }
@@ -590,8 +590,8 @@ UNSEEN inline void run_block(executor &e, size_t shared_bytes)
     free(e.dynamic_shared);
 }
 
-/* Runs this executor's blocks. Under TSan two executors alternate in a way that TSan does not see, so to TSan their blocks run
- * concurrently. */
+/* Runs this executor's blocks. Under TSan two executors alternate in a way that TSan does not see, so to TSan their
+ * blocks run concurrently. */
 UNSEEN inline void run_blocks(const launch *l, int self)
 {
     while (__atomic_load_n(&active_executor, __ATOMIC_ACQUIRE) != self) usleep(50);
@@ -610,7 +610,8 @@ UNSEEN inline void run_blocks(const launch *l, int self)
     unsigned long long n_blocks = (unsigned long long)e.grid.x * e.grid.y * e.grid.z;
     for (unsigned long long i = 0; i < n_blocks; i++) {
         unsigned long long at = e.reversed ? n_blocks - 1 - i : i;
-        e.index = { (unsigned)(at % e.grid.x), (unsigned)(at / e.grid.x % e.grid.y), (unsigned)(at / e.grid.x / e.grid.y) };
+        e.index = { (unsigned)(at % e.grid.x), (unsigned)(at / e.grid.x % e.grid.y),
+                    (unsigned)(at / e.grid.x / e.grid.y) };
         if ((e.index.x + e.index.y + e.index.z) % N_EXECUTORS != (unsigned)self) continue;
         if (shared.start) memset(shared.start, 0xFF, shared.bytes);
         run_block(e, l->shared_bytes);
@@ -630,19 +631,21 @@ inline cudaError_t check(const launch &l)
 {
     const dim3 &g = l.grid, &b = l.block;
     bool is_grid = g.x && g.y && g.z && g.x <= 0x7fffffff && g.y <= 65535 && g.z <= 65535;
-    bool is_block = b.x && b.y && b.z && b.x <= MAX_THREADS && b.y <= MAX_THREADS && b.z <= 64 && b.x * b.y * b.z <= MAX_THREADS;
+    bool is_block =
+        b.x && b.y && b.z && b.x <= MAX_THREADS && b.y <= MAX_THREADS && b.z <= 64 && b.x * b.y * b.z <= MAX_THREADS;
     if (!is_grid || !is_block) return cudaErrorInvalidConfiguration;
     return l.shared_bytes <= MAX_SHARED_BYTES ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-/* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work at a time. Only
- * `work` may touch device memory. */
+/* In fake_cudart.cc; all device work goes through it. `work` runs when the host waits for the stream, one piece of work
+ * at a time. Only `work` may touch device memory. */
 cudaError_t submit(cudaStream_t stream, const std::function<void()> &work);
 
 } // namespace cuda_on_cpu
 
 template <class... P, class... A>
-cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
+cudaError_t lazy_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                        A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A), "a kernel takes as many arguments as it has parameters");
     auto call = std::make_shared<const cuda_on_cpu::call_of<P...>>(kernel, std::forward<A>(args)...);
@@ -671,18 +674,13 @@ template <class To, class From> To bits_as(From from)
     return to;
 }
 
-/* Atomic read-modify-write: relaxed, or a release if the thread has called __threadfence. */
+/* Atomic read-modify-write, which orders no other memory. */
 template <class T, class Next> T update(T *address, Next next)
 {
     T old, now;
     __atomic_load(address, &old, __ATOMIC_RELAXED);
-    bool done;
-    do {
-        now = next(old);
-        done = current->fenced ? __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED)
-                               : __atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    } while (!done);
-    current->last_atomic = reinterpret_cast<const char *>(address);
+    do now = next(old);
+    while (!__atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return old;
 }
 
@@ -690,7 +688,10 @@ struct alignas(sizeof(exchange::slot[0])) fragments {
     float a[8], b[4];
 };
 
-inline float half_of(uint32_t pair, int upper, __nv_bfloat16) { return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16); }
+inline float half_of(uint32_t pair, int upper, __nv_bfloat16)
+{
+    return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16);
+}
 inline float half_of(uint32_t pair, int upper, __half)
 {
     __half_raw bits;
@@ -708,7 +709,8 @@ UNSEEN inline void multiply(float (&d)[4], const fragments &mine, place at)
         int lower = i / 2, col = 2 * t + i % 2;
         for (int k = 0; k < 16; k++) {
             int holder = k % 8 / 2, right = k / 8;
-            d[i] += shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
+            d[i] +=
+                shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
         }
     }
     leave(e);
@@ -721,7 +723,8 @@ struct rows {
 
 UNSEEN inline rows share_rows(const void *row, place at)
 {
-    if ((uintptr_t)row % 16) fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
+    if ((uintptr_t)row % 16)
+        fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
     exchange &e = exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
     rows all;
     for (int lane = 0; lane < WARP; lane++) all.of[lane] = value_of_lane<const value16 *>(e, lane);
@@ -734,7 +737,8 @@ UNSEEN inline rows share_rows(const void *row, place at)
 /* Not a multiple of an atom's size, because a GPU does not guarantee that either. */
 constexpr uint32_t FIRST_SHARED_ADDRESS = 16;
 
-/* Records the writer of 16 bytes (1 + thread number), or 0 once it has fenced them; static shared memory is not tracked. */
+/* Records the writer of 16 bytes (1 + thread number), or 0 once it has fenced them; static shared memory is not
+ * tracked. */
 UNSEEN inline void note_writer(const void *shared, int writer)
 {
     const executor &e = *running;
@@ -742,23 +746,24 @@ UNSEEN inline void note_writer(const void *shared, int writer)
     if (at < e.shared_bytes) e.unfenced[at / 16] = writer;
 }
 
-/* Address of a value of a matrix, from PTX's matrix descriptor: start address, leading and stride offset of 14 bits each, in units of 16
- * bytes, and the swizzle mode, of which only 128 bytes is emulated: bits 4 to 6 of an address are XORed with bits 7 to 9. `across` is the
- * index along a row of 128 bytes, `down` the row. Every 64 values across add the leading offset, every 8 rows down the stride offset. */
+/* Address of a value of a matrix, from PTX's matrix descriptor: start address, LBO and SBO of 14 bits each, in units of
+ * 16 bytes, and the swizzle mode, of which only 128 bytes is emulated: bits 4 to 6 of an address are XORed with bits 7
+ * to 9. `across` is the index along a row of 128 bytes, `down` the row. Every 64 values across add the LBO, every 8
+ * rows down the SBO. */
 UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, place at)
 {
     const executor &e = *running;
-    uint64_t start = (matrix & 0x3fff) << 4, leading = (matrix >> 16 & 0x3fff) << 4, stride = (matrix >> 32 & 0x3fff) << 4;
+    uint64_t start = (matrix & 0x3fff) << 4, lbo = (matrix >> 16 & 0x3fff) << 4, sbo = (matrix >> 32 & 0x3fff) << 4;
     if (matrix >> 62 != 1 || (matrix >> 49 & 7))
         fail("wgmma of a matrix that is not swizzled by 128 bytes at a base of 0, at %s:%d", at.file, at.line);
-    uint64_t address =
-        start + (uint64_t)across / 64 * leading + (uint64_t)across % 64 * 2 + (uint64_t)down / 8 * stride + (uint64_t)down % 8 * 128;
+    uint64_t address = start + (uint64_t)across / 64 * lbo + (uint64_t)across % 64 * 2 + (uint64_t)down / 8 * sbo +
+                       (uint64_t)down % 8 * 128;
     address ^= (address >> 7 & 7) << 4;
     uint64_t byte = address - FIRST_SHARED_ADDRESS;
     if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
     if (e.unfenced[byte / 16])
-        fail("wgmma reads what thread %d's cp.async wrote without a fence for wgmma, at %s:%d", e.unfenced[byte / 16] - 1, at.file,
-             at.line);
+        fail("wgmma reads what thread %d's cp.async wrote without fence.proxy.async, at %s:%d",
+             e.unfenced[byte / 16] - 1, at.file, at.line);
     return (const value16 *)(e.dynamic_shared + byte);
 }
 
@@ -772,7 +777,7 @@ inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<
         for (int k = 0; k < 16 && !p.a_registers; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
     for (int k = 0; k < 16; k++)
         for (int n = column; n < p.n_columns; n += n % 2 ? 7 : 1)
-            b.push_back(p.b_by_rows ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
+            b.push_back(p.b_mn_major ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
 }
 
 inline bool is_poison(const float *values, size_t n)
@@ -790,20 +795,23 @@ inline void issue(product &&p, bool accumulate)
     size_t n = (size_t)p.n_columns / 2;
     auto same = [&](const product &earlier) { return earlier.d == p.d; };
     if (!accumulate) p.initial.assign(n, 0.0f);
-    else if (std::none_of(self.products.begin(), self.products.end(), same)) p.initial.assign(&p.d[0][0], &p.d[0][0] + n);
+    else if (std::none_of(self.products.begin(), self.products.end(), same))
+        p.initial.assign(&p.d[0][0], &p.d[0][0] + n);
     memset((void *)p.d, 0xFF, n * sizeof(float));
     p.group = self.open_products;
     self.products.push_back(std::move(p));
 }
 
-/* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order and rounding. */
+/* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order
+ * and rounding. */
 inline void finish(size_t which)
 {
     std::vector<product> &all = current->products;
     product &p = all[which];
     std::vector<uint16_t> a, b;
     read_shared(p, a, b);
-    if (b != p.b || (!p.a_registers && a != p.a)) fail("shared memory was written while wgmma read it, at %s:%d", p.at.file, p.at.line);
+    if (b != p.b || (!p.a_registers && a != p.a))
+        fail("shared memory was written while wgmma read it, at %s:%d", p.at.file, p.at.line);
     if (p.a_registers && memcmp(p.a_registers, p.a_values, sizeof p.a_values))
         fail("registers were written while wgmma read them, at %s:%d", p.at.file, p.at.line);
     size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
@@ -839,16 +847,19 @@ UNSEEN inline void share_operands(product &p, place at)
     p.a.clear();
     for (int half = 0; half < 2 && p.a_registers; half++)
         for (int k = 0; k < 16; k++)
-            p.a.push_back((uint16_t)(value_of_lane<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >> k % 2 * 16));
+            p.a.push_back((uint16_t)(value_of_lane<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >>
+                                     k % 2 * 16));
     for (int lane = 0; lane < WARP; lane++) {
         product_operands theirs = value_of_lane<product_operands>(e, lane);
-        if (theirs.a != mine.a || theirs.b != mine.b) fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
+        if (theirs.a != mine.a || theirs.b != mine.b)
+            fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
     }
     leave(e);
 }
 
 template <class T, int N>
-void multiply_beside(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, uint64_t b, bool b_by_rows, bool accumulate, place at)
+void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, uint64_t b, bool b_mn_major,
+                   bool accumulate, place at)
 {
     product p = {};
     p.d = d;
@@ -856,7 +867,7 @@ void multiply_beside(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, 
     p.a_matrix = a;
     p.b_matrix = b;
     p.a_registers = a_registers;
-    p.b_by_rows = b_by_rows;
+    p.b_mn_major = b_mn_major;
     p.wide = [](uint16_t bits) { return wide_of(bits, T()); };
     p.at = at;
     if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
@@ -866,8 +877,6 @@ void multiply_beside(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, 
 
 namespace names
 {
-
-constexpr int warpSize = WARP;
 
 inline void __syncthreads(place at = here()) { wait_for_block(at); }
 
@@ -880,63 +889,16 @@ UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
     leave(e);
 }
 
-/* Orders this thread's earlier accesses before the later accesses of a thread that reads, in an atomic, the value written by this thread's
- * next atomic, and then calls __threadfence. */
-inline void __threadfence()
-{
-    if (current->last_atomic) (void)__atomic_load_n(current->last_atomic, __ATOMIC_ACQUIRE);
-    current->fenced = true;
-}
-
-/* Lets the other fibers run. */
-inline void __nanosleep(unsigned, place at = here())
-{
-    make_ready(*current);
-    wait_in("__nanosleep", 0, at);
-}
-
-template <class T> T __shfl_sync(unsigned mask, T value, int source, int width = WARP, place at = here())
-{
-    return shuffle(mask, value, (current->lane() & ~(width - 1)) + (source & (width - 1)), "__shfl_sync", at);
-}
-
-template <class T> T __shfl_up_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
-{
-    int lane = current->lane();
-    return shuffle(mask, value, lane % width >= delta ? lane - delta : lane, "__shfl_up_sync", at);
-}
-
-template <class T> T __shfl_down_sync(unsigned mask, T value, int delta, int width = WARP, place at = here())
-{
-    int lane = current->lane();
-    return shuffle(mask, value, lane % width + delta < width ? lane + delta : lane, "__shfl_down_sync", at);
-}
-
 template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = WARP, place at = here())
 {
     int lane = current->lane(), other = lane ^ lane_mask;
     return shuffle(mask, value, other <= (lane | (width - 1)) ? other : lane, "__shfl_xor_sync", at);
 }
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__ballot_sync", at); }
-inline int __any_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate != 0, "__any_sync", at) != 0; }
-inline int __all_sync(unsigned mask, int predicate, place at = here()) { return vote(mask, predicate == 0, "__all_sync", at) == 0; }
-
-template <class T> T __reduce_add_sync(unsigned mask, T value, place at = here())
+inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here())
 {
-    return reduce(mask, value, [](T a, T b) { return a + b; }, "__reduce_add_sync", at);
+    return vote(mask, predicate != 0, "__ballot_sync", at);
 }
-
-template <class T> T __reduce_min_sync(unsigned mask, T value, place at = here())
-{
-    return reduce(mask, value, [](T a, T b) { return a < b ? a : b; }, "__reduce_min_sync", at);
-}
-
-template <class T> T __reduce_max_sync(unsigned mask, T value, place at = here())
-{
-    return reduce(mask, value, [](T a, T b) { return a > b ? a : b; }, "__reduce_max_sync", at);
-}
-
 template <class T> using same = std::common_type_t<T>; /* makes b convert to the address's type */
 template <class T> T atomicAdd(T *address, same<T> b)
 {
@@ -946,43 +908,18 @@ template <class T> T atomicMin(T *address, same<T> b)
 {
     return update(address, [b](T a) { return a < b ? a : b; });
 }
-template <class T> T atomicMax(T *address, same<T> b)
-{
-    return update(address, [b](T a) { return a > b ? a : b; });
-}
-template <class T> T atomicOr(T *address, same<T> b)
-{
-    return update(address, [b](T a) { return a | b; });
-}
-template <class T> T atomicExch(T *address, same<T> b)
-{
-    return update(address, [b](T) { return b; });
-}
-template <class T> T atomicCAS(T *address, same<T> old, same<T> b)
-{
-    return update(address, [=](T a) { return a == old ? b : a; });
-}
-
-template <class T> T __ldg(const T *address) { return *address; }
-
-inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
-inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-
 inline float fast_exp2f(float x) { return exp2f(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __frcp_rn(float x) { return 1 / x; }
 
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
 inline float min(float a, float b) { return fminf(a, b); }
 inline float max(float a, float b) { return fmaxf(a, b); }
 
-template <class T> void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
 {
     fragments mine;
     for (int i = 0; i < 8; i++) mine.a[i] = half_of(a[i / 2], i % 2, T());
@@ -1005,13 +942,15 @@ inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at
     for (int i = 0; i < 4; i++) r[i] = rows.of[8 * i + row][col] | (uint32_t)rows.of[8 * i + row + 1][col] << 16;
 }
 
-/* Reads the source at once and writes it to shared memory in the wait. Until then that memory holds NaNs, stored visibly to TSan. */
+/* Reads the source at once and writes it to shared memory in the wait. Until then that memory holds NaNs, stored
+ * visibly to TSan. */
 inline void cp_async_16(void *shared, const void *global, bool valid, place at = here())
 {
     if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
         fail("cp.async from %p to %p, not both multiples of 16, at %s:%d", global, shared, at.file, at.line);
     quad *to = static_cast<quad *>(shared);
-    current->copies.push_back({ to, valid ? *static_cast<const quad *>(global) : quad{ 0, 0, 0, 0 }, current->open_group });
+    current->copies.push_back(
+        { to, valid ? *static_cast<const quad *>(global) : quad{ 0, 0, 0, 0 }, current->open_group });
     *to = quad{ ~0u, ~0u, ~0u, ~0u };
 }
 
@@ -1036,7 +975,7 @@ inline uint32_t shared_address(const void *shared)
     return FIRST_SHARED_ADDRESS + (uint32_t)at;
 }
 
-inline void fence_for_wgmma()
+inline void fence_proxy_async()
 {
     for (const void *shared : current->landed) note_writer(shared, 0);
     current->landed.clear();
@@ -1054,23 +993,20 @@ template <int N, class... R> void wgmma_wait(R &...)
     current->registers_fenced = false;
 }
 
-template <class T> void wgmma_by_columns(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T, place at = here())
+template <class T> void wgmma_k_major(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T, place at = here())
 {
-    multiply_beside<T>(d, a, NULL, b, false, accumulate, at);
+    issue_product<T>(d, a, NULL, b, false, accumulate, at);
 }
 
-template <class T, int N> void wgmma_by_rows(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, T, place at = here())
+template <class T, int N>
+void wgmma_mn_major(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, T, place at = here())
 {
-    multiply_beside<T>(d, 0, a, b, true, true, at);
+    issue_product<T>(d, 0, a, b, true, true, at);
 }
 
 } // namespace names
 } // namespace cuda_on_cpu
 
 using namespace cuda_on_cpu::names;
-
-/* outside the namespace, because the C library may declare them */
-inline float rsqrtf(float x) noexcept { return 1 / sqrtf(x); }
-inline float __expf(float x) noexcept { return expf(x); }
 
 #endif

@@ -1,8 +1,8 @@
 /* fake_cublas.cc — the cuBLASLt functions declared in ../cublas.h, implemented as plain loops over host memory.
  *
- * Part of the build for the CPU. Compiled alone as a shared library, it also replaces the real one in tests of the loader. It refuses
- * calls that the real library refuses, and calls that this package never makes. Its algorithms differ in their requirements, not in their
- * results, so that tests reach every way of choosing one. */
+ * Part of the build for the CPU. Compiled alone as a shared library, it also replaces the real one in tests of the
+ * loader. It refuses calls that the real library refuses, and calls that this package never makes. Its algorithms
+ * differ in their requirements, not in their results, so that tests reach every way of choosing one. */
 #include "../cublas.h"
 
 #include <cuda_bf16.h>
@@ -99,14 +99,16 @@ const char *cublasLtGetStatusName(cublasStatus_t status)
     return "an unknown status";
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows, uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
 {
     return make(layout, { (uint32_t)type, rows, cols, ld });
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return unmake(layout); }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
                                                 size_t bytes)
 {
     if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
@@ -119,7 +121,8 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, c
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasComputeType_t compute, cudaDataType_t scale_type)
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasComputeType_t compute,
+                                        cudaDataType_t scale_type)
 {
     if (compute != CUBLAS_COMPUTE_32F || scale_type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     return make(product, { CUBLAS_OP_N, CUBLAS_OP_N });
@@ -127,8 +130,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *product, cublasCom
 
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t product) { return unmake(product); }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute, const void *value,
-                                              size_t bytes)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t product, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes)
 {
     if (!product) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
@@ -145,8 +148,9 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *prefer
 
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) { return unmake(preference); }
 
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes)
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes)
 {
     if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
     switch (attribute) {
@@ -173,12 +177,14 @@ static bool same(const lazy_cublas_layout &a, const lazy_cublas_layout &b)
     return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld;
 }
 
-/* Checks a product: d (rows, n) = a (cols, rows)^T b (cols, n) + c, in the types that cuBLASLt supports with f32 sums. */
-static cublasStatus_t check_support(cublasLtHandle_t handle, const lazy_cublas_product *product, const lazy_cublas_layout *a,
-                                    const lazy_cublas_layout *b, const lazy_cublas_layout *c, const lazy_cublas_layout *d)
+/* Checks a product: d (rows, n) = a (cols, rows)^T b (cols, n) + c, in types that cuBLASLt sums in f32. */
+static cublasStatus_t check_support(cublasLtHandle_t handle, const lazy_cublas_product *product,
+                                    const lazy_cublas_layout *a, const lazy_cublas_layout *b,
+                                    const lazy_cublas_layout *c, const lazy_cublas_layout *d)
 {
     if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
-    if (!product || !is_valid(a) || !is_valid(b) || !is_valid(c) || !is_valid(d) || !same(*c, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!product || !is_valid(a) || !is_valid(b) || !is_valid(c) || !is_valid(d) || !same(*c, *d))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (product->transpose_a != CUBLAS_OP_T || product->transpose_b != CUBLAS_OP_N) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (a->rows != b->rows || d->rows != a->cols || d->cols != b->cols) return CUBLAS_STATUS_INVALID_VALUE;
     bool types = (a->type == CUDA_R_32F || a->type == CUDA_R_16F || a->type == CUDA_R_16BF) && b->type == a->type &&
@@ -190,17 +196,20 @@ static cublasStatus_t check_support(cublasLtHandle_t handle, const lazy_cublas_p
 static size_t workspace_of(uint64_t id) { return id == SPLIT ? SPLIT_WORKSPACE : 0; }
 
 /* Checks that `algorithm` was returned for these types and supports this shape. */
-static cublasStatus_t check_support(const cublasLtMatmulAlgo_t *algorithm, const lazy_cublas_layout *a, const lazy_cublas_layout *d)
+static cublasStatus_t check_support(const cublasLtMatmulAlgo_t *algorithm, const lazy_cublas_layout *a,
+                                    const lazy_cublas_layout *d)
 {
-    if (!algorithm || algorithm->data[0] != MARK || algorithm->data[1] >= N_ALGORITHMS) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!algorithm || algorithm->data[0] != MARK || algorithm->data[1] >= N_ALGORITHMS)
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (algorithm->data[2] != a->type || algorithm->data[3] != d->type) return CUBLAS_STATUS_INVALID_VALUE;
     return algorithm->data[1] == FOURS && d->cols % 4 != 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t preference, int max_found, cublasLtMatmulHeuristicResult_t *found,
-                                              int *n_found)
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t product,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int max_found,
+                                              cublasLtMatmulHeuristicResult_t *found, int *n_found)
 {
     cublasStatus_t status = check_support(handle, product, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
@@ -210,8 +219,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     *n_found = 0;
     for (uint64_t id = 0; id < N_ALGORITHMS && *n_found < max_found; id++) {
         cublasLtMatmulAlgo_t algorithm = { { MARK, id, a->type, d->type } };
-        if (check_support(&algorithm, a, d) != CUBLAS_STATUS_SUCCESS || workspace_of(id) > preference->workspace) continue;
-        if ((id == FOURS && !vectors) || (id == SPLIT && !(preference->reduction & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))) continue;
+        if (check_support(&algorithm, a, d) != CUBLAS_STATUS_SUCCESS || workspace_of(id) > preference->workspace)
+            continue;
+        if ((id == FOURS && !vectors) ||
+            (id == SPLIT && !(preference->reduction & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)))
+            continue;
         found[(*n_found)++] = { algorithm, workspace_of(id), CUBLAS_STATUS_SUCCESS, 1, {} };
     }
     return CUBLAS_STATUS_SUCCESS;
@@ -282,12 +294,14 @@ struct job {
 
 static void multiply(const job &p)
 {
-    if (p.workspace_bytes > 0) p.workspace[0] = p.workspace[p.workspace_bytes - 1] = 1; /* faults if the workspace is invalid */
+    if (p.workspace_bytes > 0)
+        p.workspace[0] = p.workspace[p.workspace_bytes - 1] = 1; /* faults if the workspace is invalid */
     int64_t rows = (int64_t)p.d_layout.rows, n = (int64_t)p.d_layout.cols, k = (int64_t)p.a_layout.rows;
     uint32_t in = p.a_layout.type, out = p.d_layout.type;
     std::vector<float> wide_b((size_t)(n * k)), panel((size_t)(k * TILE));
     for (int64_t j = 0; j < n; j++)
-        widen_column(&wide_b[(size_t)(j * k)], 1, static_cast<const char *>(p.b) + (size_t)(j * p.b_layout.ld) * width_of(in), in, k);
+        widen_column(&wide_b[(size_t)(j * k)], 1,
+                     static_cast<const char *>(p.b) + (size_t)(j * p.b_layout.ld) * width_of(in), in, k);
 
     for (int64_t first = 0; first < rows; first += TILE) {
         int64_t tile = rows - first < TILE
@@ -310,9 +324,10 @@ static void multiply(const job &p)
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream)
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout,
+                              const void *beta, const void *c, cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream)
 {
     cublasStatus_t status = check_support(handle, product, a_layout, b_layout, c_layout, d_layout);
     if (status == CUBLAS_STATUS_SUCCESS) status = check_support(algorithm, a_layout, d_layout);
@@ -326,7 +341,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t prod
     if (workspace_of(id) > workspace_bytes || (workspace_bytes > 0 && !workspace) || (uintptr_t)workspace % VECTOR != 0)
         return CUBLAS_STATUS_INVALID_VALUE;
 
-    job p = { a, b, c, d, *a_layout, *b_layout, *d_layout, 0, 0, static_cast<char *>(workspace), id == SPLIT ? workspace_bytes : 0 };
+    job p = { a,
+              b,
+              c,
+              d,
+              *a_layout,
+              *b_layout,
+              *d_layout,
+              0,
+              0,
+              static_cast<char *>(workspace),
+              id == SPLIT ? workspace_bytes : 0 };
     memcpy(&p.alpha, alpha, sizeof p.alpha);
     memcpy(&p.beta, beta, sizeof p.beta);
     return submit(stream, [p] { multiply(p); }) == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;

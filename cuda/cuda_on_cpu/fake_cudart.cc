@@ -1,15 +1,16 @@
 /* fake_cudart.cc — replaces the CUDA runtime where kernels run on the CPU; implements the real header's prototypes.
  *
- * A stream is a list of kernels and copies, which run when the host waits for them and not before. So an asynchronous copy reads host memory
- * as late as a GPU may, and work that reads another stream's results without waiting for them gets wrong ones. Only cudaMemcpy to the device
- * reads its source before it returns. Device memory is heap memory: each allocation has exactly the requested size and is filled with NaNs;
- * under ASan, host accesses to it outside these calls are reported. The device is an sm_80 with two multiprocessors.
+ * A stream is a list of kernels and copies, which run when the host waits for them and not before. So an asynchronous
+ * copy reads host memory as late as a GPU may, and work that reads another stream's results without waiting for them
+ * gets wrong ones. Only cudaMemcpy to the device reads its source before it returns. Device memory is heap memory: each
+ * allocation has exactly the requested size and is filled with NaNs; under ASan, host accesses to it outside these
+ * calls are reported. The device is an sm_80 with two multiprocessors.
  *
  * Environment variables (with defaults):
  *   LAZYLLM_CUDA_FAKE_CAPABILITY   compute capability (80)
  *   LAZYLLM_CUDA_FAKE_DEVICES      number of devices (1)
  *   LAZYLLM_CUDA_FAKE_MEMORY       bytes of memory of each device (8 GiB)
- *   LAZYLLM_CUDA_FAKE_DRIVER       the newest CUDA version that the driver supports, as 1000 major + 10 minor (the headers' version)
+ *   LAZYLLM_CUDA_FAKE_DRIVER       CUDA version of the driver, as 1000 major + 10 minor (the headers')
  *
  * Tests read and set the variables cuda_on_cpu_… below while no work runs. */
 #include <cuda_runtime.h>
@@ -240,12 +241,6 @@ cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-cudaError_t cudaGetDevice(int *device)
-{
-    *device = current_device;
-    return result(n_devices() ? cudaSuccess : cudaErrorNoDevice);
-}
-
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
 {
     if (!is_device(device)) return result(cudaErrorInvalidDevice);
@@ -256,20 +251,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     prop->totalGlobalMem = total_memory();
     prop->sharedMemPerMultiprocessor = cuda_on_cpu::MAX_SHARED_BYTES + 1024;
     prop->multiProcessorCount = 2;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
-{
-    cudaDeviceProp prop;
-    cudaError_t code = cudaGetDeviceProperties(&prop, device);
-    if (code != cudaSuccess) return code;
-    switch (attr) {
-    case cudaDevAttrComputeCapabilityMajor: *value = prop.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = prop.minor; break;
-    case cudaDevAttrWarpSize: *value = cuda_on_cpu::WARP; break;
-    default: return result(cudaErrorInvalidValue);
-    }
     return cudaSuccess;
 }
 
@@ -286,7 +267,8 @@ cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSI
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute attribute, int value)
 {
     if (!function) return result(cudaErrorInvalidDeviceFunction);
-    bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || (value >= 0 && (size_t)value <= cuda_on_cpu::MAX_SHARED_BYTES);
+    bool fits = attribute != cudaFuncAttributeMaxDynamicSharedMemorySize ||
+                (value >= 0 && (size_t)value <= cuda_on_cpu::MAX_SHARED_BYTES);
     return result(fits ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -298,8 +280,6 @@ cudaError_t cudaGetLastError()
     last_error = cudaSuccess;
     return code;
 }
-
-cudaError_t cudaPeekAtLastError() { return last_error; }
 
 static const struct {
     cudaError_t code;
@@ -316,7 +296,8 @@ static const struct {
     { cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal" },
     { cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle" },
     { cudaErrorNotReady, "cudaErrorNotReady", "device not ready" },
-    { cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version" },
+    { cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+      "CUDA driver version is insufficient for CUDA runtime version" },
 };
 
 const char *cudaGetErrorName(cudaError_t code)
@@ -409,7 +390,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     }
     if (!may_copy(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
     const char *first = static_cast<const char *>(from);
-    return enqueue(NULL, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
+    return enqueue(
+        NULL, [to, source = std::vector<char>(first, first + bytes)] { memcpy(to, source.data(), source.size()); });
 }
 
 cudaError_t cudaMemsetAsync(void *memory, int value, size_t bytes, cudaStream_t stream)
@@ -430,7 +412,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     std::lock_guard hold(device_mutex);
     if (!is_device(current_device)) return result(cudaErrorNoDevice);
-    *out = new CUstream_st{ current_device, flags & cudaStreamNonBlocking ? std::make_shared<work_queue>() : default_queue };
+    *out = new CUstream_st{ current_device,
+                            flags & cudaStreamNonBlocking ? std::make_shared<work_queue>() : default_queue };
     streams.push_back(*out);
     return cudaSuccess;
 }

@@ -15,20 +15,16 @@ from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial
 from lazyllm.generation import Generation
 from lazyllm.llm import LLM
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import Pruning, seeing_layers
 
 KEEPS = tuple(np.geomspace(1.0, 0.02, 25)[1:].round(4).tolist())
 DIGITS = 4
 Lost = list[list[list[float]]]
 
 
-def seeing_layers(config: ModelConfig) -> list[int]:
-    """The layers that a stage may follow: those that see the whole context, or all if none does.
-
-    Each has a layer above it whose attention a trace shows.
-    """
-    layers = range(config.n_layers - 2)
-    return [layer for layer in layers if not config.windows[layer]] or list(layers)
+def stage_layers(config: ModelConfig) -> list[int]:
+    """The layers that a stage may follow. Each has a layer above it whose attention a trace shows."""
+    return seeing_layers(config, config.n_layers - 3)
 
 
 def lost_shares(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
@@ -38,12 +34,12 @@ def lost_shares(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
 
 
 def lost_by_stage(llm: LLM, ids: Sequence[int]) -> Lost:
-    """By layer of `seeing_layers`, by keep of KEEPS and by layer above it: the share of attention lost.
+    """By layer of `stage_layers`, by keep of KEEPS and by layer above it: the share of attention lost.
 
     The attention is that of the tokens that give dense's greedy answer, mean over heads and over up to TOKENS
     tokens. The last layer is left out, as no trace has its attention.
     """
-    options, stages, n = Pruning().recommended(), seeing_layers(llm.config), len(ids)
+    options, stages, n = Pruning().recommended(), stage_layers(llm.config), len(ids)
     (prefill,) = traced(llm, ids, stages, options, max_new_tokens=1).trace.passes
     passes = traced(llm, ids, range(llm.config.n_layers - 1), Pruning(), TOKENS).trace.passes
     rows = [[layer.scores[:n] for layer in one_pass.stages] for one_pass in passes]

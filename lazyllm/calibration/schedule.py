@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.calibration.curves import KEEPS, Lost, seeing_layers
+from lazyllm.calibration.curves import KEEPS, Lost, stage_layers
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.pruning import Pruning, layer_flops
+from lazyllm.counted_work import layer_flops
+from lazyllm.pruning import Pruning, largest_that
 
 DENSE_SHARES = (0.4, 0.55, 0.65, 0.75)
 """For each share, one schedule is tried that spends at least this share of its work below its first stage.
@@ -23,7 +24,7 @@ WORST_SHARE = 0.25  # of the prompts: the schedule is chosen by these
 MAX_STAGES = 4
 STAGE_GAIN = 0.002  # of the share lost
 PRICES = tuple(np.geomspace(0.01, 10, 32).tolist())  # of a dense prefill, in shares lost
-HALVINGS, DIGITS, LEAST_KEEP = 20, 4, 1e-4  # of the keeps
+PRECISION, DIGITS, LEAST_KEEP = 1e-6, 4, 1e-4  # of the keeps
 Stages = tuple[tuple[int, float], ...]
 
 
@@ -42,7 +43,7 @@ class Losses:
     @classmethod
     def of_prompts(cls, lost: Sequence[Lost], config: ModelConfig) -> Losses:
         """The mean over the worst prompts of each stage, keep and layer; `lost_by_stage` of each prompt."""
-        layers = seeing_layers(config)
+        layers = stage_layers(config)
         by_prompt = np.zeros((len(lost), len(layers), len(KEEPS), config.n_layers))
         for prompt, by_stage in enumerate(lost):
             for place, (layer, above) in enumerate(zip(layers, by_stage, strict=True)):
@@ -185,14 +186,10 @@ def best_schedule(
 
 
 def tuned(stages: Stages, reaches: Callable[[Stages], bool]) -> Stages | None:
-    """The stages with all keeps times the largest factor that reaches the speedup; None if none does."""
-    low, high = 0.0, 1 / stages[0][1]
-    best = None
-    for _ in range(HALVINGS):
-        factor = (low + high) / 2
-        scaled = tuple((layer, max(LEAST_KEEP, round(factor * keep, DIGITS))) for layer, keep in stages)
-        if reaches(scaled):
-            low, best = factor, scaled
-        else:
-            high = factor
-    return best
+    """All keeps times the largest factor that reaches the speedup; None if there is none."""
+
+    def scaled(factor: float) -> Stages:
+        return tuple((layer, max(LEAST_KEEP, round(factor * keep, DIGITS))) for layer, keep in stages)
+
+    high = 1 / stages[0][1]
+    return largest_that(reaches, scaled, high, tolerance=high * PRECISION)

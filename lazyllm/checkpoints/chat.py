@@ -64,7 +64,7 @@ def to_json(
     )
 
 
-class Generation(jinja2.ext.Extension):
+class GenerationTag(jinja2.ext.Extension):
     """{% generation %} marks text to train on; it renders as its body."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class has it as a plain set)
@@ -76,7 +76,7 @@ class Generation(jinja2.ext.Extension):
 
 def sandbox() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
@@ -138,11 +138,11 @@ EXAMPLES = {
 }
 
 
-def plain(given: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """Copies of messages or tools in JSON's types, so that a template cannot reach the caller's objects."""
-    if isinstance(given, str | bytes | Mapping) or not all(isinstance(one, Mapping) for one in given):
+    if isinstance(values, str | bytes | Mapping) or not all(isinstance(value, Mapping) for value in values):
         raise TypeError(f"{name} must be a list of dicts such as {EXAMPLES[name]}")
     try:
-        return [dict(json.loads(json.dumps(dict(one)))) for one in given]
+        return [dict(json.loads(json.dumps(dict(value)))) for value in values]
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must hold strings, numbers, lists and dicts only: {error}") from None

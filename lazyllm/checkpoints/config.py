@@ -207,16 +207,16 @@ def read_architecture(fields: Fields) -> str:
 
 def gemma3_fields(fields: Fields, architecture: str) -> Fields:
     """The fields of Gemma 3's text model, with defaults; a multimodal config has them in `text_config`."""
-    given = dict(fields.values)
+    values = dict(fields.values)
     if architecture == MULTIMODAL:
         outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
         text = fields.object("text_config")
         if text is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
-        given = text | {name: fields.values[name] for name in outer if fields.get(name) is not None}
-    missing = {name: value for name, value in GEMMA3_DEFAULTS.items() if given.get(name) is None}
+        values = text | {name: fields.values[name] for name in outer if fields.get(name) is not None}
+    missing = {name: value for name, value in GEMMA3_DEFAULTS.items() if values.get(name) is None}
     source = f"{fields.source}: text_config" if architecture == MULTIMODAL else fields.source
-    return Fields(source, given | missing)
+    return Fields(source, values | missing)
 
 
 def refuse_unsupported(fields: Fields, architecture: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from lazyllm.checkpoints.config import (
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, GgufTensor, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.rope import MAX_CONTEXT, MAX_FACTOR, MAX_THETA
+from lazyllm.checkpoints.rope import MAX_CONTEXT, MAX_FACTOR, MAX_THETA, frequency_divisors, llama3
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -59,6 +60,7 @@ GEMMA3_TENSORS = LAYER_TENSORS | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 GEMMA3_27B_LAYERS = 62
 LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CHUNK_VALUES = 1 << 22
@@ -81,8 +83,8 @@ def convert(
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         vocabulary = GgufVocabulary(model.path, model.metadata, model.vocab)
-        for name, contents in vocabulary.files().items():
-            write_json(partial / name, contents)
+        vocabulary.backend().save(str(partial / "tokenizer.json"))
+        write_json(partial / "tokenizer_config.json", vocabulary.settings())
         write_json(partial / "config.json", model.config(DTYPES[dtype][2]))
         write_json(partial / "generation_config.json", model.generation_config())
         model.write_weights(partial / "model.safetensors", dtype, progress)
@@ -135,31 +137,24 @@ class GgufModel:
 
     def hugging_face_names(self) -> dict[str, str]:
         names = {}
-        for name in self.tensors:
-            if name == "rope_freqs.weight":
-                continue
-            prefix, _, rest = name.partition(".")
-            layer, _, rest = rest.partition(".")
-            kind, _, suffix = rest.partition(".")
+        for name in filter("rope_freqs.weight".__ne__, self.tensors):
+            part = LAYER_TENSOR.fullmatch(name)
             if name in TOP_TENSORS:
                 names[name] = TOP_TENSORS[name]
-            elif (
-                prefix == "blk"
-                and layer.isdigit()
-                and kind in self.layer_tensors
-                and suffix in ("weight", "bias")
-            ):
-                names[name] = f"model.layers.{int(layer)}.{self.layer_tensors[kind]}.{suffix}"
+            elif part and part["kind"] in self.layer_tensors:
+                layer, kind = int(part["layer"]), self.layer_tensors[part["kind"]]
+                names[name] = f"model.layers.{layer}.{kind}.{part['suffix']}"
             else:
-                raise CheckpointError(
-                    f"{self.path}: tensor {name!r} has no place in a {ARCHITECTURES[self.arch]} model"
-                )
+                self.refuse_tensor(name, f"has no place in a {ARCHITECTURES[self.arch]} model")
         for needed in ("token_embd.weight", "output_norm.weight"):
             if needed not in names:
-                raise CheckpointError(f"{self.path}: tensor {needed!r} is missing")
+                self.refuse_tensor(needed, "is missing")
         if len(self.tensors["token_embd.weight"].shape) != 2:
-            raise CheckpointError(f"{self.path}: tensor 'token_embd.weight' is not a matrix")
+            self.refuse_tensor("token_embd.weight", "is not a matrix")
         return names
+
+    def refuse_tensor(self, name: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: tensor {name!r} {problem}")
 
     def config(self, torch_dtype: str) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -238,21 +233,21 @@ class GgufModel:
         """Recovers Llama 3.1's scaling rule, which a GGUF file stores as one divisor per frequency."""
         divisors = np.concatenate(list(self.values("rope_freqs.weight", None)))
         factor = shortest_float(float(divisors.max(initial=1.0)))
-        low, high, original = LLAMA31_ROPE.values()
-        turns = original / (2 * np.pi) * theta ** -(np.arange(0, self.head_dim, 2) / self.head_dim)
-        blend = np.clip((turns - low) / (high - low), 0, 1)
-        expected = 1 / ((1 - blend) / factor + blend)
+        scaling = {"rope_type": "llama3", "factor": factor, **LLAMA31_ROPE}
+        plain = 1 / frequency_divisors(theta, self.head_dim)
+        original = LLAMA31_ROPE["original_max_position_embeddings"]
+        expected = plain / llama3(plain, Fields(self.path, scaling), int(original))
         if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
             raise CheckpointError(
                 f"{self.path}: rope_freqs.weight does not follow Llama 3.1's rule ({LLAMA31_ROPE})"
             )
-        return {"rope_type": "llama3", "factor": factor, **LLAMA31_ROPE}
+        return scaling
 
     def write_weights(self, path: Path, dtype: str, progress: bool) -> None:
         stored, width, _ = DTYPES[dtype]
-        entries: dict[str, tuple[str, list[int], int]] = {}
+        entries = {}
         for name, hf_name in self.names.items():
-            shape = list(reversed(self.tensors[name].shape))
+            shape = self.tensors[name].shape[::-1]
             entries[hf_name] = stored, shape, math.prod(shape) * width
         with path.open("wb") as file, bar(len(self.names), "converting", "tensor", progress) as line:
             file.write(header_bytes(entries, {"format": "pt"}))
@@ -269,9 +264,7 @@ class GgufModel:
         heads = self.heads if kind == "attn_q" else self.kv_heads
         rows = self.tensors[name].shape[-1]
         if rows != heads * self.head_dim:
-            raise CheckpointError(
-                f"{self.path}: tensor {name!r} has {rows} rows; expected {heads} x {self.head_dim}"
-            )
+            self.refuse_tensor(name, f"has {rows} rows; expected {heads} x {self.head_dim}")
         order = np.arange(rows).reshape(heads, self.head_dim // 2, 2)
         return order.swapaxes(1, 2).ravel()
 
@@ -300,9 +293,7 @@ class GgufModel:
         try:
             return dequantize(rows, GGMLQuantizationType[tensor.kind]).astype(np.float32, copy=False).ravel()
         except NotImplementedError:
-            raise CheckpointError(
-                f"{self.path}: tensor {tensor.name!r} is {tensor.kind}, which gguf cannot read"
-            ) from None
+            self.refuse_tensor(tensor.name, f"is {tensor.kind}, which gguf cannot read")
 
 
 def shortest_float(value: float) -> float:

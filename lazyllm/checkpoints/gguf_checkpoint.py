@@ -40,10 +40,8 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> Tokenizer | None:
         if "tokenizer.ggml.model" not in self.model.metadata:
             return None
-        files = GgufVocabulary(self.path, self.model.metadata, self.model.vocab).files()
-        return Tokenizer.from_contents(
-            self.path, files["tokenizer.json"], files["tokenizer_config.json"], self.config
-        )
+        vocabulary = GgufVocabulary(self.path, self.model.metadata, self.model.vocab)
+        return Tokenizer.from_gguf(vocabulary, self.config)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

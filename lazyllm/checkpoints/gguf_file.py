@@ -87,20 +87,20 @@ class Reader:
         left = self.size - self.at
         if n_bytes > left:
             self.refuse(f"it has {n_bytes} bytes; the file ends after {left}")
-        found = self.file.read(n_bytes)
-        if len(found) < n_bytes:
+        data = self.file.read(n_bytes)
+        if len(data) < n_bytes:
             self.refuse("the file was cut short while it was read")
         self.at += n_bytes
-        return found
+        return data
 
     def number(self, kind: str) -> Any:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, what: str, most: int, kind: str = "Q") -> int:
-        found = int(self.number(kind))
-        if found > most:
-            self.refuse(f"{found} {what}; expected at most {most}")
-        return found
+        number = int(self.number(kind))
+        if number > most:
+            self.refuse(f"{number} {what}; expected at most {most}")
+        return number
 
     def string(self) -> str:
         raw = self.take(self.number("Q"))
@@ -125,20 +125,20 @@ class Reader:
         self.n_fields = self.count("fields", MOST_FIELDS)
 
     def metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for i in range(self.n_fields):
             self.place = f"the name of metadata field {i}"
             name = self.string()
             self.place = f"metadata field {name!r:.80}"
-            if name in found:
+            if name in fields:
                 self.refuse("it appears twice")
-            found[name] = self.value(self.number("I"))
-        alignment = found.get("general.alignment", ALIGNMENT)
+            fields[name] = self.value(self.number("I"))
+        alignment = fields.get("general.alignment", ALIGNMENT)
         self.place = "metadata field 'general.alignment'"
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
             self.refuse(f"it is {alignment!r:.80}; expected a power of two, at most {1 << 20}")
         self.alignment = alignment
-        return found
+        return fields
 
     def value(self, kind: int) -> Any:
         if kind == STRING:
@@ -198,5 +198,5 @@ class Reader:
             ) from None
         if kind not in set(GGMLQuantizationType):
             self.refuse(f"its type is {kind}, which the gguf package does not know")
-        known = GGMLQuantizationType(kind)
-        return (known.name, *GGML_QUANT_SIZES[known])
+        stored = GGMLQuantizationType(kind)
+        return (stored.name, *GGML_QUANT_SIZES[stored])

@@ -1,12 +1,17 @@
-"""The tokenizer that a GGUF file describes in its metadata, as Hugging Face tokenizer files."""
+"""The tokenizer that a GGUF file describes in its metadata, built with the tokenizers package."""
 
 from __future__ import annotations
 
-import json
 from array import array
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+from tokenizers.processors import TemplateProcessing
+
+from lazyllm.checkpoints.vocabulary import WORD_MARK, refusing
 from lazyllm.errors import CheckpointError
 
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
@@ -21,18 +26,17 @@ NEWER_SPLIT = (
 )
 
 
-def byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+def byte_level(use_regex: bool) -> ByteLevel:
+    return ByteLevel(add_prefix_space=False, use_regex=use_regex)
 
 
-def newer_split(digits: str) -> list[dict[str, Any]]:
-    pattern = {"Regex": NEWER_SPLIT.replace("DIGITS", digits)}
-    return [{"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}, byte_level(False)]
+def newer_split(digits: str) -> list[PreTokenizer]:
+    return [Split(Regex(NEWER_SPLIT.replace("DIGITS", digits)), "isolated"), byte_level(False)]
 
 
-SPLITS = {
+SPLITS: dict[str, list[PreTokenizer]] = {
     "gpt-2": [byte_level(True)],
-    "smollm": [{"type": "Digits", "individual_digits": True}, byte_level(True)],
+    "smollm": [Digits(individual_digits=True), byte_level(True)],
     "llama-bpe": newer_split("{1,3}"),
     "qwen2": newer_split(""),
 }
@@ -51,7 +55,9 @@ class GgufVocabulary:
         self.gemma = metadata.get("general.architecture") == "gemma3"
         self.tokens = self.array("tokens", str)
         if self.gemma:  # its files spell runs of blanks as blanks, the text to be merged has marks
-            self.tokens = [token if token.strip(" ") else token.replace(" ", "▁") for token in self.tokens]
+            self.tokens = [
+                token if token.strip(" ") else token.replace(" ", WORD_MARK) for token in self.tokens
+            ]
         if len(set(self.tokens)) != len(self.tokens):
             self.refuse("tokens", "a list with a token twice", "each token once")
         if (longest := max(map(len, self.tokens), default=0)) > LONGEST_TOKEN:
@@ -97,88 +103,60 @@ class GgufVocabulary:
             self.refuse(f"{key}_token_id", index, f"an id below {len(self.tokens)}")
         return str(self.tokens[index])
 
-    def files(self) -> dict[str, dict[str, Any]]:
-        """Contents of tokenizer.json and tokenizer_config.json, by name."""
-        tokenizer = {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": self.added_tokens(),
-            **(self.byte_level_parts() if self.kind == "gpt2" else self.sentencepiece_parts()),
-            "post_processor": self.post_processor(),
-        }
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise ImportError(
-                "converting a tokenizer needs the package tokenizers: pip install tokenizers"
-            ) from None
-        try:
-            Tokenizer.from_str(json.dumps(tokenizer))
-        except Exception as error:  # tokenizers raises plain Exception
-            raise CheckpointError(f"{self.path}: its tokenizer is not consistent: {error}") from error
-        config: dict[str, Any] = {
+    def backend(self) -> Tokenizer:
+        with refusing(f"{self.path}: its tokenizer is not consistent"):
+            backend = self.byte_level() if self.kind == "gpt2" else self.sentencepiece()
+            backend.add_tokens(self.added_tokens())
+            if self.add_bos and (bos := self.special["bos"]):
+                backend.post_processor = TemplateProcessing(
+                    single=[bos, "$A"], pair=[bos, "$A", "$B"], special_tokens=[(bos, self.tokens.index(bos))]
+                )
+        return backend
+
+    def settings(self) -> dict[str, Any]:
+        """The contents of tokenizer_config.json."""
+        settings: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "add_bos_token": self.add_bos,
             **{f"{name}_token": token for name, token in self.special.items() if token is not None},
         }
         template = self.metadata.get("tokenizer.chat_template")
-        if isinstance(template, str):
-            config["chat_template"] = template
-        return {"tokenizer.json": tokenizer, "tokenizer_config.json": config}
+        return settings | ({"chat_template": template} if isinstance(template, str) else {})
 
-    def added_tokens(self) -> list[dict[str, Any]]:
+    def added_tokens(self) -> list[AddedToken]:
         whole = (CONTROL, USER_DEFINED, UNKNOWN) if self.kind == "llama" else (CONTROL, USER_DEFINED)
         return [
-            {
-                "id": index,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": kind != USER_DEFINED,
-            }
-            for index, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
-            if kind in whole and not (self.gemma and token and not token.strip("▁"))
+            AddedToken(token, normalized=False, special=kind != USER_DEFINED)
+            for token, kind in zip(self.tokens, self.types, strict=True)
+            if kind in whole and not (self.gemma and token and not token.strip(WORD_MARK))
         ]
 
-    def byte_level_parts(self) -> dict[str, Any]:
-        merges = [merge.split(" ") for merge in self.array("merges", str)]
-        return {
-            "normalizer": {"type": "NFC"} if self.pre == "qwen2" else None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": SPLITS[self.pre]},
-            "decoder": byte_level(True),
-            "model": self.bpe_model(merges, ignore_merges=self.pre == "llama-bpe"),
-        }
+    def byte_level(self) -> Tokenizer:
+        merges = [tuple(merge.split(" ")) for merge in self.array("merges", str)]
+        backend = Tokenizer(BPE(self.ids(), merges, ignore_merges=self.pre == "llama-bpe"))
+        if self.pre == "qwen2":
+            backend.normalizer = normalizers.NFC()
+        backend.pre_tokenizer = Sequence(SPLITS[self.pre])
+        backend.decoder = decoders.ByteLevel()
+        return backend
 
-    def sentencepiece_parts(self) -> dict[str, Any]:
+    def sentencepiece(self) -> Tokenizer:
+        unknown = {} if self.special["unk"] is None else {"unk_token": self.special["unk"]}
+        merges = self.sentencepiece_merges()
+        backend = Tokenizer(BPE(self.ids(), merges, byte_fallback=True, fuse_unk=True, **unknown))
         prefix = self.metadata.get("tokenizer.ggml.add_space_prefix", True)
-        marks = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
-        strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
-        model = self.bpe_model(
-            self.sentencepiece_merges(), byte_fallback=True, fuse_unk=True, unk_token=self.special["unk"]
+        backend.normalizer = normalizers.Sequence(
+            [*([normalizers.Prepend(WORD_MARK)] if prefix else []), normalizers.Replace(" ", WORD_MARK)]
         )
-        return {
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [*marks, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}],
-            },
-            "pre_tokenizer": None,
-            "decoder": {
-                "type": "Sequence",
-                "decoders": [
-                    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-                    {"type": "ByteFallback"},
-                    {"type": "Fuse"},
-                    *strip,
-                ],
-            },
-            "model": model,
-        }
+        pieces = [decoders.Replace(WORD_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*pieces, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+        return backend
 
-    def sentencepiece_merges(self) -> list[list[str]]:
+    def ids(self) -> dict[str, int]:
+        return {token: index for index, token in enumerate(self.tokens)}
+
+    def sentencepiece_merges(self) -> list[tuple[str, str]]:
         """Merges equivalent to SentencePiece's scores: every pair that makes a piece, best first.
 
         Gemma's pieces are in the order of their merges; the scores in a file are not, because llama.cpp gives
@@ -188,9 +166,7 @@ class GgufVocabulary:
         if len(scores) != len(self.tokens):
             self.refuse("scores", f"{len(scores)} entries", f"one for each of the {len(self.tokens)} tokens")
         ids = {
-            token: index
-            for index, token in enumerate(self.tokens)
-            if self.types[index] not in (CONTROL, BYTE)
+            token: index for token, index in self.ids().items() if self.types[index] not in (CONTROL, BYTE)
         }
         pairs = [
             ((index, -cut) if self.gemma else (-scores[index], index), ids[token[:cut]], ids[token[cut:]])
@@ -198,30 +174,4 @@ class GgufVocabulary:
             for cut in range(1, len(token))
             if token[:cut] in ids and token[cut:] in ids
         ]
-        return [[self.tokens[left], self.tokens[right]] for _, left, right in sorted(pairs)]
-
-    def bpe_model(self, merges: list[list[str]], **options: Any) -> dict[str, Any]:
-        defaults = {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-        }
-        vocab = {token: index for index, token in enumerate(self.tokens)}
-        return {**defaults, **options, "vocab": vocab, "merges": merges}
-
-    def post_processor(self) -> dict[str, Any] | None:
-        bos = self.special["bos"]
-        if not self.add_bos or bos is None:
-            return None
-        first: dict[str, Any] = {"SpecialToken": {"id": bos, "type_id": 0}}
-        return {
-            "type": "TemplateProcessing",
-            "single": [first, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [first, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {bos: {"id": bos, "ids": [self.tokens.index(bos)], "tokens": [bos]}},
-        }
+        return [(self.tokens[left], self.tokens[right]) for _, left, right in sorted(pairs)]

@@ -132,15 +132,15 @@ def wheel_of(requirement: str, folder: Path) -> Path:
         if "@" in index:
             raise ValueError("it asks for a name and password, which only pip can give")
         with urlopen(place) as page:
-            if not (found := re.search(link, page.read().decode())):
+            if not (listed := re.search(link, page.read().decode())):
                 raise ValueError("it has no such wheel")
-            address = urljoin(page.url, unescape(found[1]))
+            address = urljoin(page.url, unescape(listed[1]))
         with urlopen(address) as source, wheel.open("xb") as sink:
             copyfileobj(source, sink)
         with wheel.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != found[2]:
-            raise ValueError(f"{address} has sha256 {digest}, not {found[2]}")
+        if digest != listed[2]:
+            raise ValueError(f"{address} has sha256 {digest}, not {listed[2]}")
     except (OSError, ValueError, HTTPException) as error:
         raise OSError(
             f"{requirement} cannot be had from {urlsplit(index).hostname or index}: {error}. "

@@ -70,8 +70,7 @@ def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, conte
     if kind not in SCALINGS:
         name = "rope_type" if rope.get("rope_type") is not None else "type"
         rope.refuse(name, f"one of {', '.join(SCALINGS)}: other scalings are not supported")
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = np.power(theta, exponents.astype(np.float64)).astype(np.float32)
+    powers = frequency_divisors(theta, head_dim)
     inv_freq = np.float32(1) / powers
     if kind == "default":
         return Rope(as_tuple(inv_freq), 1.0, context)
@@ -83,6 +82,12 @@ def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, conte
     factor = context / original if rope.get("factor") is None else read_factor(rope)
     scaled = yarn(powers, rope, theta, factor, original)
     return Rope(as_tuple(scaled), yarn_scale(rope, factor), max(context, int(original * factor)))
+
+
+def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
+    """theta^(2 i / head_dim) of each pair i, by which the position is divided where nothing is scaled."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
 def rope_section(fields: Fields) -> Fields:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard
-from lazyllm.checkpoints.digest import digest
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, header_bytes, read_shard
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
-from lazyllm.support.files import OpenedFile, locked, whole_file, write_whole
-from lazyllm.support.json_text import json_digest, parse_object
+from lazyllm.support.files import locked, whole_file
+from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
 
 FOLDER = "rounded"
@@ -37,7 +37,7 @@ def matrices(checkpoint: Checkpoint) -> list[Tensor]:
 
 
 def rounded_bytes(checkpoint: Checkpoint, weights: str) -> int:
-    """Of all matrices together, which must be ones that can be rounded."""
+    """The bytes of all matrices after rounding; the checkpoint must be one that can be rounded."""
     return sum(
         math.prod(shape[:-1]) * row_bytes(name, shape, weights) for name, _, shape, *_ in matrices(checkpoint)
     )
@@ -55,17 +55,15 @@ def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stor
         default_cache() / FOLDER / f"{checkpoint.path.name}-{weights}-{json_digest(place)[:16]}.safetensors"
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    note, source = path.with_suffix(".json"), f"{checkpoint.state}, version {VERSION}"
+    source = f"{checkpoint.state}, version {VERSION}"
     with locked(path.with_suffix(".lock")):
-        if not is_whole(path, note, source, progress):
-            note.unlink(missing_ok=True)
-            write(checkpoint, weights, path, progress)
-            write_whole(note, json.dumps({"source": source, "sha256": digest([OpenedFile(path)], progress)}))
-    made = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
+        if source_of(path) != source:
+            write(checkpoint, weights, path, source, progress)
+    kept = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
     tensors = list(checkpoint.tensors)
     for i, (name, _, shape, *_) in enumerate(tensors):
-        if name in made:
-            _, _, _, shard, offset, n_bytes = made[name]
+        if name in kept:
+            _, _, _, shard, offset, n_bytes = kept[name]
             tensors[i] = (name, format_of(name, weights), shape, shard, offset, n_bytes)
     return [*checkpoint.shards, str(path)], tensors
 
@@ -74,27 +72,22 @@ def format_of(name: str, weights: str) -> str:
     return "Q4_1" if weights == "q4" and name not in TABLES else "Q8_0"
 
 
-def is_whole(path: Path, note: Path, source: str, progress: bool) -> bool:
+def source_of(path: Path) -> str | None:
+    """What a whole file was made from; None where there is no such file."""
     try:
-        noted = parse_object(note.read_bytes(), note)
-        return noted.get("source") == source and noted.get("sha256") == digest([OpenedFile(path)], progress)
-    except (OSError, ValueError):
-        return False
+        with safe_open(path, framework="np") as file:
+            return (file.metadata() or {}).get("source")
+    except (OSError, SafetensorError):
+        return None
 
 
-def write(checkpoint: Checkpoint, weights: str, path: Path, progress: bool) -> None:
+def write(checkpoint: Checkpoint, weights: str, path: Path, source: str, progress: bool) -> None:
     """Blocks are rows of bytes: the safetensors format has no types for them."""
     todo = matrices(checkpoint)
-    header: dict[str, object] = {}
-    end = 0
-    for name, _, shape, *_ in todo:
-        row = row_bytes(name, shape, weights)
-        begin, end = end, end + math.prod(shape[:-1]) * row
-        header[name] = {"dtype": "U8", "shape": [*shape[:-1], row], "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    blocks = {name: (*shape[:-1], row_bytes(name, shape, weights)) for name, _, shape, *_ in todo}
+    sizes = {name: ("U8", shape, math.prod(shape)) for name, shape in blocks.items()}
     with whole_file(path) as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header_bytes(sizes, {"source": source}))
         for name, dtype, shape, shard, offset, n_bytes in todo:
             step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
             for at in range(0, n_bytes, step):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from lazyllm.checkpoints.chat import ChatTemplate, find_template
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields, read_json
+from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.vocabulary import JsonVocabulary, SentencePieceVocabulary, Vocabulary, XgenVocabulary
 from lazyllm.errors import CheckpointError
 
+Chat = Sequence[Mapping[str, Any]]
 TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 MAX_TOKENS = 1 << 24
 VOCABULARY_LIMIT = 256 << 20  # bytes; the largest known have 35 MiB
@@ -26,25 +27,24 @@ class Tokenizer:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        rows: int,
         source: Path,
-        tokens: Mapping[str, str] | None = None,
-        template: ChatTemplate | None = None,
-        eos_token_ids: Iterable[int] = (),
+        tokens: Mapping[str, str],
+        template: Any,
+        config: ModelConfig,
     ):
         self.vocabulary = vocabulary
-        self.rows = rows
+        self.rows = config.vocab
         self.source = source
-        self.template = template
-        if vocabulary.size > rows:
+        self.template: ChatTemplate | None = template
+        if vocabulary.size > self.rows:
             raise CheckpointError(
                 f"{source}: the tokenizer has ids up to {vocabulary.size - 1}; "
-                f"expected all below the {rows} embedding rows"
+                f"expected all below the {self.rows} embedding rows"
             )
-        ids = {name: vocabulary.token_id(content) for name, content in (tokens or {}).items()}
+        ids = {name: vocabulary.token_id(content) for name, content in tokens.items()}
         self.bos_token_id = ids.get("bos_token")
         self.eos_token_id = ids.get("eos_token")
-        ends = [token for token in (self.eos_token_id, *eos_token_ids) if token is not None]
+        ends = [token for token in (self.eos_token_id, *config.eos_token_ids) if token is not None]
         self.eos_token_ids = tuple(dict.fromkeys(ends))
         self.special = vocabulary.special | {token for token in ids.values() if token is not None}
 
@@ -57,33 +57,19 @@ class Tokenizer:
         extra = folder / "special_tokens_map.json"
         tokens = read_token_names(settings, Fields(extra, read_json(extra) if extra.exists() else {}))
         template, template_source = find_template(folder, settings.values)
-        vocabulary, source = open_vocabulary(folder, settings, tokens)
-        return cls._made(vocabulary, source, tokens, template, template_source, config)
-
-    @classmethod
-    def from_contents(
-        cls, source: Path, tokenizer: dict[str, Any], settings: dict[str, Any], config: ModelConfig
-    ) -> Tokenizer:
-        """From the contents of a tokenizer.json and a tokenizer_config.json; errors name `source`."""
-        fields = Fields(source, settings)
-        tokens = read_token_names(fields)
-        vocabulary = JsonVocabulary(
-            source, tokens.get("bos_token"), fields.flag("add_bos_token", False), json.dumps(tokenizer)
-        )
-        return cls._made(vocabulary, source, tokens, fields.get("chat_template"), source, config)
-
-    @classmethod
-    def _made(
-        cls,
-        vocabulary: Vocabulary,
-        source: Path,
-        tokens: dict[str, str],
-        template: Any,
-        template_source: Path,
-        config: ModelConfig,
-    ) -> Tokenizer:
         chat = None if template is None else ChatTemplate(template, template_source, tokens)
-        return cls(vocabulary, config.vocab, source, tokens, chat, config.eos_token_ids)
+        vocabulary, source = open_vocabulary(folder, settings, tokens)
+        return cls(vocabulary, source, tokens, chat, config)
+
+    @classmethod
+    def from_gguf(cls, gguf: GgufVocabulary, config: ModelConfig) -> Tokenizer:
+        """From the vocabulary that a GGUF file describes."""
+        fields = Fields(gguf.path, gguf.settings())
+        tokens = read_token_names(fields)
+        vocabulary = JsonVocabulary(gguf.path, tokens.get("bos_token"), gguf.add_bos, gguf.backend())
+        template = fields.get("chat_template")
+        chat = None if template is None else ChatTemplate(template, gguf.path, tokens)
+        return cls(vocabulary, gguf.path, tokens, chat, config)
 
     @property
     def place(self) -> Path:
@@ -129,28 +115,24 @@ class Tokenizer:
     @overload
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tokenize: Literal[True] = True,
-        tools: Sequence[Mapping[str, Any]] = (),
+        messages: Chat,
+        add_generation_prompt: bool = ...,
+        tokenize: Literal[True] = ...,
+        tools: Chat = ...,
     ) -> list[int]: ...
 
     @overload
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
+        messages: Chat,
+        add_generation_prompt: bool = ...,
         *,
         tokenize: Literal[False],
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Chat = ...,
     ) -> str: ...
 
     def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        tokenize: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, messages: Chat, add_generation_prompt: bool = True, tokenize: bool = True, tools: Chat = ()
     ) -> list[int] | str:
         """The prompt of a chat such as [{"role": "user", "content": "Hi"}]: ids, or text if not `tokenize`.
         `tools` are JSON schemas of functions, which the template describes if it knows tools.
@@ -221,7 +203,7 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
 def read_token_names(*sources: Fields) -> dict[str, str]:
     """The special tokens by name (bos_token, …), each a string or an object with `content`; the first source
     that has one counts."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for fields in sources:
         for name in TOKEN_NAMES:
             value = fields.get(name)
@@ -229,8 +211,8 @@ def read_token_names(*sources: Fields) -> dict[str, str]:
             if content is not None and not isinstance(content, str):
                 fields.refuse(name, "a string, or an object with its content")
             if content:
-                found.setdefault(name, content)
-    return found
+                tokens.setdefault(name, content)
+    return tokens
 
 
 def read_added_tokens(folder: Path, settings: Fields) -> tuple[dict[str, int], list[str]]:

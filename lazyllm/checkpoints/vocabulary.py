@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+
+from tokenizers import Tokenizer
 
 from lazyllm.errors import CheckpointError
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD_MARK = "▁"
+
+
+@contextmanager
+def refusing(message: str) -> Iterator[None]:
+    """Raises CheckpointError for whatever the tokenizers package does: plain Exception, or a Rust panic."""
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        raise CheckpointError(f"{message}: {error}") from error
 
 
 class Vocabulary(Protocol):
@@ -35,21 +50,11 @@ def byte_letters() -> dict[str, int]:
 
 
 class JsonVocabulary:
-    """The vocabulary of a tokenizer.json, through the tokenizers package: of the file `path`, or of
-    `contents` from it."""
+    """The vocabulary of a tokenizer.json, or of the `tokenizer` that a GGUF file describes."""
 
-    def __init__(self, path: Path, bos: str | None, add_bos: bool, contents: str | None = None):
-        try:
-            import tokenizers
-        except ImportError:
-            raise ImportError(f"{path} needs the package tokenizers: pip install tokenizers") from None
-        try:
-            made = tokenizers.Tokenizer
-            self.tokenizer = made.from_file(str(path)) if contents is None else made.from_str(contents)
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException as error:  # plain Exception, or a panic of its Rust code
-            raise CheckpointError(f"{path} is not a tokenizer.json: {error}") from error
+    def __init__(self, path: Path, bos: str | None, add_bos: bool, tokenizer: Tokenizer | None = None):
+        with refusing(f"{path} is not a tokenizer.json"):
+            self.tokenizer = Tokenizer.from_file(str(path)) if tokenizer is None else tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -77,8 +82,8 @@ class JsonVocabulary:
         return piece_bytes(content)
 
     def token_id(self, content: str) -> int | None:
-        found: int | None = self.tokenizer.token_to_id(content)
-        return found
+        token: int | None = self.tokenizer.token_to_id(content)
+        return token
 
 
 def read_decoder(path: Path, decoder: Any) -> tuple[str, bool]:

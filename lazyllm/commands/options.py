@@ -153,7 +153,7 @@ def keywords_of(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def read_prompt(file: str) -> str:
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = sys.stdin.read() if file == "-" else user_path(file).read_text(encoding="utf-8")
         text.encode("utf-8")  # in the C locale, standard input gives lone surrogates in place of an error
     except UnicodeError as error:
         source = "standard input" if file == "-" else file

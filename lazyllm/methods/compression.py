@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Protocol, Self
+from typing import Any
 
 import numpy as np
-
-from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.tokenizer import Tokenizer
 
 UNITS = ("sentence", "token", "phrase")
 SPACY_MODEL = "en_core_web_sm"
@@ -22,26 +18,7 @@ REFERENCE_STOP = re.compile(r"[.?] ")
 ABBREVIATION = re.compile(r"(?:\w\.\w.|[A-Z][a-z]\.)$")
 
 
-class Context(Protocol):
-    """The part of a Session that compression uses."""
-
-    def surprisal(self, ids: list[int], progress: bool) -> np.ndarray: ...
-
-
-class Reader(Protocol):
-    """The part of an LLM that compression uses."""
-
-    @property
-    def checkpoint(self) -> Checkpoint: ...
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    def session(self) -> Context: ...
-    def sibling(self, path: str) -> Self: ...
-
-
-def compressed(text: str, llm: Reader, ratio: float, unit: str, by_sentence: bool = False) -> str:
+def compressed(text: str, llm: Any, ratio: float, unit: str, by_sentence: bool = False) -> str:
     """The text, its white space collapsed, without the units that score below the 100 * ratio percentile.
 
     `by_sentence`: sentences are found and scored as in the authors' code, each by itself behind BOS.
@@ -52,10 +29,10 @@ def compressed(text: str, llm: Reader, ratio: float, unit: str, by_sentence: boo
     parts = reference_sentences(plain) if by_sentence else [plain]
     scored = [scored_units(part, llm, unit, by_sentence) for part in parts]
     stays = iter(kept(np.concatenate([scores for _, scores in scored]), ratio))
-    return "".join(one for units, _ in scored for one in units if next(stays)).strip()
+    return "".join(unit for units, _ in scored for unit in units if next(stays)).strip()
 
 
-def scored_units(text: str, llm: Reader, unit: str, sentence: bool) -> tuple[list[str], np.ndarray]:
+def scored_units(text: str, llm: Any, unit: str, sentence: bool) -> tuple[list[str], np.ndarray]:
     """The units of a text and their scores. `sentence`: the text is one, behind BOS and before a blank."""
     ids = llm.tokenizer.encode(text, add_special=False)
     pieces = llm.tokenizer.offsets(ids)
@@ -66,26 +43,26 @@ def scored_units(text: str, llm: Reader, unit: str, sentence: bool) -> tuple[lis
     return [*units[:-1], f"{units[-1]} "] if sentence else units, scores
 
 
-def self_information(llm: Reader, ids: list[int], begun: bool = False) -> np.ndarray:
+def self_information(llm: Any, ids: list[int], needs_bos: bool = False) -> np.ndarray:
     """-ln p of each token given those before it; NaN for the first, unless the tokenizer puts BOS before it.
 
-    `begun` puts BOS there in any case, or an end token if there is no BOS. A text longer than the model's
+    `needs_bos` puts BOS there in any case, or an end token if there is no BOS. A text longer than the model's
     context is read in windows, each of which begins half a window before its first new token.
     """
     tokenizer = llm.tokenizer
     begins = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
-    if begun and not begins:
+    if needs_bos and not begins:
         bos = tokenizer.bos_token_id
         begins = [*tokenizer.eos_token_ids[:1]] if bos is None else [bos]
     ids = [*begins, *ids]
     window = llm.config.context
     half = max(1, window // 2)
-    known = llm.session().surprisal(ids[:window], progress=False)
-    while known.size < len(ids):
-        first = known.size - half
+    values = llm.session().surprisal(ids[:window], progress=False)
+    while values.size < len(ids):
+        first = values.size - half
         more = llm.session().surprisal(ids[first : first + window], progress=False)
-        known = np.append(known, more[half:])
-    return known[len(begins) :]
+        values = np.append(values, more[half:])
+    return np.asarray(values[len(begins) :])
 
 
 # ---- units ----

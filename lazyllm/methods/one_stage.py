@@ -1,27 +1,164 @@
-"""OneStage: a rival that chooses tokens once, after one layer."""
+"""Rivals that choose tokens once, after one layer: FastKV, CLAA and GemFilter."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from lazyllm.pruning import LAYER_LIMIT, Counted, Pruning
+import numpy as np
+
+from lazyllm.counted_work import layer_flops, score_flops
+from lazyllm.policy import Policy, View
+from lazyllm.pruning import DENSE, Pruning, Scheduled
+from lazyllm.stages import LAYER_LIMIT
 from lazyllm.support import checked
+from lazyllm.support.pooling import pooled
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
+ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
+FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5
+CLAA_LAYERS = 4
+
 
 @dataclass(frozen=True)
-class OneStage(Counted):
+class OneStage(Scheduled):
     """Keeps `ceil(keep * n)` prompt tokens after `layer`, which counts from 0."""
 
     layer: int
     keep: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layer", checked.whole(self.layer, "layer", 0, LAYER_LIMIT))
-        object.__setattr__(self, "keep", checked.keep(self.keep, "keep"))
+        self._set(
+            layer=checked.whole(self.layer, "layer", 0, LAYER_LIMIT), keep=checked.keep(self.keep, "keep")
+        )
 
     def check(self, config: ModelConfig) -> None:
         Pruning({self.layer: self.keep}).check(config)
+
+
+@dataclass(frozen=True)
+class FastKV(OneStage):
+    """FastKV's token-selective propagation (Jo et al. 2025), without its compression of the KV cache.
+
+    After `layer`, the `ceil(keep * n)` prompt tokens that the last 8 attend to most go on; those 8 are among
+    them. Layers up to `layer` keep all keys and values; answers bring nothing back.
+    """
+
+    name: ClassVar[str] = "fastkv"
+
+    @property
+    def schedule(self) -> Pruning:
+        stages = {self.layer: self.keep}
+        return Pruning(stages, queries=ROWS, smooth=FASTKV_NEIGHBOURS, window=ROWS, decode="frozen")
+
+
+@dataclass(frozen=True)
+class CLAA(OneStage):
+    """Cross-Layer Attention Aggregation (McDanel et al. 2026), without compression of the KV cache.
+
+    As FastKV, but a token's score is its largest standardised one over `layer`, the three layers below it and
+    all key-value heads.
+    """
+
+    name: ClassVar[str] = "claa"
+
+    @property
+    def schedule(self) -> Pruning:
+        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
+        return Pruning({self.layer: self.keep}, queries=ROWS, window=ROWS, decode="frozen")
+
+    def core(self) -> dict[str, Any]:
+        return Aggregation({self.layer: self.keep}, window=ROWS, decode="frozen").core()
+
+    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
+        rows, lower = min(ROWS, computed), range(max(0, self.layer - CLAA_LAYERS + 1), self.layer)
+        return sum(score_flops(config, in_play, rows, config.windows[layer]) for layer in lower)
+
+
+class Aggregation(Policy):
+    """CLAA's scores."""
+
+    layers = CLAA_LAYERS
+
+    def observe(self, view: View) -> np.ndarray:
+        """The largest standardised score over key-value heads (m,); 0 for tokens that cannot be dropped."""
+        free = ~view.protected
+        rows = view.attention(ROWS)
+        by_head = rows.reshape(len(view.keys()), -1, free.size).mean(axis=1)
+        heads = pooled(by_head[:, free], FASTKV_NEIGHBOURS)
+        spread = heads.std(axis=1, keepdims=True)
+        heads -= heads.mean(axis=1, keepdims=True)
+        np.divide(heads, spread, out=heads, where=spread > 0)
+        scores = np.zeros(free.size, np.float32)
+        scores[free] = heads.max(axis=0)
+        return scores
+
+    def score(self, view: View) -> np.ndarray:
+        largest: np.ndarray = np.max([*view.observed.values(), self.observe(view)], axis=0)
+        return largest
+
+
+@dataclass(frozen=True)
+class GemFilter(OneStage):
+    """Runs the layers up to `layer`, then the whole model densely on `ceil(keep * N)` tokens of the prompt.
+
+    These are the tokens whose keys in `layer` have the largest products with the last token's queries, in
+    order, at consecutive positions (Shi et al. 2024). Each prompt of a conversation is filtered by itself.
+    """
+
+    name: ClassVar[str] = "gemfilter"
+
+    @property
+    def schedule(self) -> Pruning:
+        return DENSE
+
+    def kept(self, n_prompt: int) -> int:
+        return math.ceil(self.keep * n_prompt)
+
+    def check_length(self, config: ModelConfig, n_prompt: int) -> None:
+        if n_prompt > config.context:
+            raise ValueError(
+                f"GemFilter reads the whole prompt first: its {n_prompt} tokens are more than the model's "
+                f"context of {config.context}"
+            )
+
+    def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
+        if self.kept(len(prompt_ids)) == len(prompt_ids):
+            return prompt_ids
+        self.check_length(llm.config, len(prompt_ids))
+        try:
+            llm.session(FirstPass({self.layer: self.keep})).forward(prompt_ids, progress=False)
+        except Chosen as chosen:
+            return [prompt_ids[i] for i in chosen.positions]
+        raise AssertionError("the first pass has run past its layer")
+
+    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
+        """The operations of the first pass, which has no LM head."""
+        if self.kept(n_prompt) == n_prompt:
+            return 0
+        layers = sum(layer_flops(config, layer, n_prompt, n_prompt) for layer in range(self.layer + 1))
+        return layers + score_flops(config, n_prompt)
+
+
+class Chosen(Exception):
+    """Ends the first pass of GemFilter, of which nothing above `layer` is wanted."""
+
+    def __init__(self, positions: np.ndarray) -> None:
+        self.positions = positions
+
+
+class FirstPass(Policy):
+    """GemFilter's choice."""
+
+    def score(self, view: View) -> NoReturn:
+        keys = view.keys()
+        heads = view.queries()[:, 0]
+        by_kv_head = heads.reshape(len(keys), -1, heads.shape[-1]).sum(axis=1)
+        scores = pooled(np.einsum("gd,gmd->m", by_kv_head, keys), GEMFILTER_NEIGHBOURS)
+        if not np.isfinite(scores).all():
+            raise ValueError(f"GemFilter: a score of layer {view.layer} is no finite number")
+        assert view.n_keep is not None
+        raise Chosen(np.sort(np.argsort(-scores, kind="stable")[: view.n_keep]))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from lazyllm.method import Method
-from lazyllm.methods.claa import CLAA
-from lazyllm.methods.fastkv import FastKV
-from lazyllm.methods.gemfilter import GemFilter
+from lazyllm.methods.baselines import RandomDrop, StaticPruning
+from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
-from lazyllm.methods.random_drop import RandomDrop
-from lazyllm.methods.static_pruning import StaticPruning
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
@@ -25,7 +24,6 @@ BUILT_IN: dict[str, type[Method]] = {
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
 TEXT_FIELDS = ("unit", "model")
-TRUTHS = {"true": True, "false": False}
 FORMS = (
     "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
@@ -85,30 +83,34 @@ def method_class(name: str) -> type[Method] | None:
 
     Only the entry point of that name is loaded, so that a broken one disturbs nobody else.
     """
-    offered = entry_points(group=ENTRY_POINTS, name=name)
-    sources = [f"{one.value} of {one.dist.name if one.dist else 'a package'}" for one in offered]
-    if len(sources) + (name in BUILT_IN) > 1:
-        several = ", ".join([*(["lazyllm itself"] if name in BUILT_IN else []), *sources])
-        raise ValueError(f"several methods have the name {name!r}: {several}; uninstall all packages but one")
-    if not sources:
+    entries = [*entry_points(group=ENTRY_POINTS, name=name)]
+    sources = [f"{entry.value} of {entry.dist.name if entry.dist else 'a package'}" for entry in entries]
+    if name in BUILT_IN:
+        sources.insert(0, "lazyllm itself")
+    if len(sources) > 1:
+        raise ValueError(
+            f"several methods have the name {name!r}: {', '.join(sources)}; uninstall all packages but one"
+        )
+    if not entries:
         return BUILT_IN.get(name)
-    (source,), (entry,) = sources, offered
+    (source,), (entry,) = sources, entries
     try:
-        made = entry.load()
+        cls = entry.load()
     except Exception as error:
         raise ValueError(
             f"the method {name!r} cannot be loaded: {source}: {type(error).__name__}: {error}"
         ) from error
-    if not (isinstance(made, type) and issubclass(made, Method)):
-        raise TypeError(f"the method {name!r} must be a subclass of lazyllm.Method: {source} is {made!r}")
-    if made.name != name:
+    if not (isinstance(cls, type) and issubclass(cls, Method)):
+        raise TypeError(f"the method {name!r} must be a subclass of lazyllm.Method: {source} is {cls!r}")
+    if cls.name != name:
         raise ValueError(
-            f"the method {name!r} must have the class attribute name = {name!r}: {source} has {made.name!r}"
+            f"the method {name!r} must have the class attribute name = {name!r}: {source} has {cls.name!r}"
         )
-    return made
+    return cls
 
 
 def _options(text: str, whole: str) -> dict[str, Any]:
+    """The fields of a text such as `keep=0.5,seed=0`; `whole` is the text with the method's name."""
     values: dict[str, Any] = {}
     for part in text.split(",") if text else []:
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -116,16 +118,8 @@ def _options(text: str, whole: str) -> dict[str, Any]:
             raise ValueError(f"{whole!r} has {part!r}, where name=value is wanted; a method is {FORMS}")
         if name in values:
             raise ValueError(f"{whole!r} gives {name} twice")
-        values[name] = value if name in TEXT_FIELDS else _scalar(value)
+        values[name] = value
+        if name not in TEXT_FIELDS:
+            with suppress(ValueError):  # else it is text
+                values[name] = json.loads(value)
     return values
-
-
-def _scalar(text: str) -> bool | int | float | str:
-    if text in TRUTHS:
-        return TRUTHS[text]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

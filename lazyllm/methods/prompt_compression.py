@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
-from lazyllm.methods.compression import UNITS, Reader, compressed
+from lazyllm.methods.compression import UNITS, compressed
 from lazyllm.support import checked
 
 
@@ -26,37 +26,32 @@ class PromptCompression(Method):
     compresses = True
     ratio: float
     unit: str = "sentence"
-    model: Reader | str | None = None
+    model: Any = None
     by_sentence: bool = False
 
     def __post_init__(self) -> None:
-        ratio = checked.number(self.ratio, "ratio")
-        if not 0.0 <= ratio <= 1.0:
-            raise ValueError(f"ratio must be from 0 to 1, not {ratio}")
-        object.__setattr__(self, "ratio", ratio)
-        if self.unit not in UNITS:
-            raise ValueError(f"unit must be one of {', '.join(UNITS)}, not {self.unit!r}")
+        self._set(ratio=checked.share(self.ratio, "ratio"))
+        checked.choice(self.unit, "unit", UNITS)
+        checked.truth(self.by_sentence, "by_sentence")
         if not (self.model is None or isinstance(self.model, str) or hasattr(self.model, "session")):
             raise TypeError(f"model must be an LLM, a folder or hub id, or None, not {self.model!r}")
-        if not isinstance(self.by_sentence, bool):
-            raise TypeError(f"by_sentence must be True or False, not {self.by_sentence!r}")
 
     def _plain(self) -> dict[str, Any]:
         model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.path)
         return {**super()._plain(), "model": model}
 
-    def conditions(self, llm: Reader, progress: bool) -> dict[str, Any]:
+    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
         if self.model is None:
             return {}
         return {"sha256 of the model that compresses": weights_digest(self.reader(llm).checkpoint, progress)}
 
-    def compress(self, llm: Reader, text: str) -> str:
+    def compress(self, llm: Any, text: str) -> str:
         """The text without the units that are removed; `model`, or else `llm`, scores them."""
         if not isinstance(text, str):
             raise TypeError(f"PromptCompression works on text, not on {type(text).__name__}")
         return compressed(text, self.reader(llm), self.ratio, self.unit, self.by_sentence)
 
-    def reader(self, llm: Reader) -> Reader:
+    def reader(self, llm: Any) -> Any:
         """The language model that scores the units: `model`, or else `llm`, the model that answers."""
         if isinstance(self.model, str):
             return llm.sibling(self.model)

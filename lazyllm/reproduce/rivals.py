@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lazyllm.method import Method
 from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
 from lazyllm.methods.one_stage import OneStage
-from lazyllm.pruning import SPEEDUP_SHAPES, Pruning, Shapes
+from lazyllm.pruning import SPEEDUP_SHAPES, Pruning, Shapes, seeing_layers
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
@@ -80,7 +80,7 @@ def one_stage(method: type[OneStage], config: ModelConfig, n_prompt: int, speedu
     """
     depth, least = ONE_STAGE[method]
     top = min(round(depth * config.n_layers), config.n_layers - 2)
-    layers = [layer for layer in range(top + 1) if not config.windows[layer]] or list(range(top + 1))
+    layers = seeing_layers(config, top)
     fast = [layer for layer in layers if method(layer, least).speedup(config, n_prompt) >= speedup]
     layer = max(fast, default=layers[0])
     return method(layer, kept_for(speedup, lambda keep: method(layer, keep).speedup(config, n_prompt)))

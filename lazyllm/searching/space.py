@@ -10,7 +10,8 @@ import numpy as np
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.methods import Preset, PruningInput, as_method
-from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Pruning, largest_keep
+from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Pruning
+from lazyllm.stages import largest_keep
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

@@ -38,6 +38,20 @@ def whole(value: object, what: str, low: int, below: int = COUNT_LIMIT) -> int:
     return converted
 
 
+def share(value: object, what: str) -> float:
+    """A number from 0 to 1."""
+    converted = number(value, what)
+    if not 0.0 <= converted <= 1.0:
+        raise ValueError(f"{what} must be from 0 to 1, not {converted}")
+    return converted
+
+
+def truth(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, not {value!r}")
+    return value
+
+
 def a_list(value: object, what: str, example: str) -> None:
     """TypeError for one text or number in place of a list; None may be a default."""
     if value is not None and (isinstance(value, str | bytes) or not isinstance(value, Collection)):

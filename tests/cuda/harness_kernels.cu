@@ -8,9 +8,9 @@
 #define DEFECTS(one)                                                                                                                       \
     one(NONE)                                                                                                                              \
     one(NO_SYNCTHREADS) one(NO_SYNCTHREADS_BEFORE_REUSE) one(NO_SYNCTHREADS_AFTER_ASYNC_WAIT)                                              \
-    one(NO_SYNCWARP) one(NO_SYNCWARP_AFTER_LDMATRIX) one(NO_ASYNC_WAIT) one(NO_FENCE) one(BLOCKS_RACE)                                     \
+    one(NO_SYNCWARP) one(NO_SYNCWARP_AFTER_LDMATRIX) one(NO_ASYNC_WAIT) one(BLOCKS_RACE)                                     \
     one(STATIC_OVERRUN) one(DYNAMIC_TOO_SMALL) one(DEVICE_OVERRUN) one(UNWRITTEN_STATIC) one(UNWRITTEN_DYNAMIC)                            \
-    one(NO_SYNCTHREADS_BEFORE_WGMMA) one(NO_FENCE_OF_COPIES) one(NO_WGMMA_FENCE) one(READ_BEFORE_WGMMA_WAIT) one(NO_WGMMA_WAIT)           \
+    one(NO_SYNCTHREADS_BEFORE_WGMMA) one(NO_PROXY_FENCE) one(NO_WGMMA_FENCE) one(READ_BEFORE_WGMMA_WAIT) one(NO_WGMMA_WAIT)           \
     one(WRITE_UNDER_WGMMA) one(NO_SWIZZLE)                                                                                                \
     one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_MASKS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
 #define NAME(defect) defect,
@@ -34,7 +34,7 @@ static __global__ void __launch_bounds__(THREADS) block_sums(const float *__rest
     __shared__ float part[THREADS / 32];
     for (int round = 0; round < rounds; round++) {
         float sum = 0;
-        for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) sum += __ldg(&x[i]);
+        for (int i = blockIdx.x * THREADS + threadIdx.x; i < n; i += gridDim.x * THREADS) sum += x[i];
 #pragma unroll
         for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(ALL, sum, distance);
         const int overrun = planted == STATIC_OVERRUN && threadIdx.x == THREADS - 1;
@@ -53,30 +53,6 @@ static __global__ void __launch_bounds__(THREADS) block_sums(const float *__rest
 cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, int rounds, cudaStream_t stream)
 {
     return lazy_launch(block_sums<128>, dim3(n_blocks), dim3(128), 0, stream, x, sums, n, rounds);
-}
-
-/* The last block to finish adds the blocks' partial sums; fences and an atomic order memory between blocks. */
-static __global__ void sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total)
-{
-    float sum = __reduce_add_sync(ALL, (int)x[blockIdx.x * 32 + threadIdx.x]);
-    unsigned before = 0;
-    if (threadIdx.x == 0) {
-        parts[blockIdx.x] = sum;
-        if (planted != NO_FENCE) __threadfence();
-        before = atomicAdd(n_finished, 1);
-        __threadfence();
-    }
-    if (__shfl_sync(ALL, before, 0) != gridDim.x - 1) return;
-    __syncwarp();
-    sum = 0;
-    for (unsigned i = threadIdx.x; i < gridDim.x; i += 32) sum += parts[i];
-    for (int distance = 16; distance; distance /= 2) sum += __shfl_down_sync(ALL, sum, distance);
-    if (threadIdx.x == 0) *total = sum;
-}
-
-cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total, int n_blocks, cudaStream_t stream)
-{
-    return lazy_launch(sum_of_blocks, dim3(n_blocks), dim3(32), 0, stream, x, parts, n_finished, total);
 }
 
 /* ---- matrix products ---- */
@@ -156,11 +132,11 @@ cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
                 : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
 }
 
-/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the column-major operand.
- * out: (blocks, 3, 64, 128) = a b with b column-major and a in shared memory | 2 a b with b row-major and a in registers | the left half of
- * that, with products 64 columns wide. Operands whose rows run along k start 16 (block % 4) values into their rows. */
+/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the K-major operand.
+ * out: (blocks, 3, 64, 128) = a b with b K-major and a in shared memory | 2 a b with b MN-major and a in registers | the left half of
+ * that, with products 64 columns wide. K-major operands start 16 (block % 4) values into their rows. */
 template <class T> struct wgmma_operands {
-    T a[64 * WGMMA_ROW], b_columns[128 * WGMMA_ROW], b_rows[2][16 * WGMMA_ROW];
+    T a[64 * WGMMA_ROW], b_k_major[128 * WGMMA_ROW], b_mn_major[2][16 * WGMMA_ROW];
 };
 enum { WGMMA_SLACK = 2 * WGMMA_ATOM - 16 };
 
@@ -171,16 +147,16 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     const uint32_t into_atom = shared_address(memory) % (2 * WGMMA_ATOM);
     auto *shared = reinterpret_cast<wgmma_operands<T> *>(memory + (into_atom ? 2 * WGMMA_ATOM - into_atom : 0));
     const int self = threadIdx.x, first = blockIdx.x % 4 * 16, row = self / 32 * 16 + self % 32 / 4, col = self % 4 * 2;
-    auto place = [](int r, int piece) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + piece * 8 : wgmma_place(r, piece); };
+    auto place = [](int r, int chunk) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + chunk * 8 : wgmma_swizzled(r, chunk); };
     a += blockIdx.x * 64 * 16;
     cp_async_16(shared->a + place(self / 2, first / 8 + self % 2), a + self * 8, true);
     for (int i = self; i < 128 * 2; i += 128) {
-        cp_async_16(shared->b_columns + place(i / 2, first / 8 + i % 2), b_transposed + i * 8, true);
-        cp_async_16(shared->b_rows[i / 8 % 2] + place(i / 16, i % 8), b + i * 8, true);
+        cp_async_16(shared->b_k_major + place(i / 2, first / 8 + i % 2), b_transposed + i * 8, true);
+        cp_async_16(shared->b_mn_major[i / 8 % 2] + place(i / 16, i % 8), b + i * 8, true);
     }
     cp_async_commit();
     cp_async_wait<0>();
-    if (planted != NO_FENCE_OF_COPIES) fence_for_wgmma();
+    if (planted != NO_PROXY_FENCE) fence_proxy_async();
     if (planted != NO_SYNCTHREADS_BEFORE_WGMMA) __syncthreads();
 
     float columns[16][4], rows[16][4], half_rows[8][4];
@@ -190,11 +166,11 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     uint32_t own_a[1][4];
     for (int i = 0; i < 4; i++) own_a[0][i] = *reinterpret_cast<const uint32_t *>(a + (row + i % 2 * 8) * 16 + col + i / 2 * 8);
     if (planted != NO_WGMMA_FENCE) wgmma_fence(columns, rows, half_rows, own_a);
-    wgmma_by_columns(columns, wgmma_matrix(shared->a, first, 0), wgmma_matrix(shared->b_columns, first, 0), false, T());
+    wgmma_k_major(columns, wgmma_descriptor(shared->a, first, 0), wgmma_descriptor(shared->b_k_major, first, 0), false, T());
     wgmma_commit();
     for (int i = 0; i < 2; i++) {
-        wgmma_by_rows(rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 16 * WGMMA_ROW), T());
-        wgmma_by_rows(half_rows, own_a[0], wgmma_matrix(shared->b_rows, 0, 0), T());
+        wgmma_mn_major(rows, own_a[0], wgmma_descriptor(shared->b_mn_major, 0, sizeof shared->b_mn_major[0]), T());
+        wgmma_mn_major(half_rows, own_a[0], wgmma_descriptor(shared->b_mn_major, 0, 0), T());
     }
     wgmma_commit();
     if (planted == WRITE_UNDER_WGMMA && self == 0) shared->a[place(0, first / 8)] = T(3.0f);
@@ -289,29 +265,18 @@ static __global__ void lane_operations(int *out)
     const int lane = threadIdx.x, value = 3 * lane;
     int answer = 0;
     auto write = [&](int v) { out[answer++ * 32 + lane] = v; };
-    write(__shfl_sync(ALL, value, 5));
-    write(__shfl_sync(ALL, value, lane + 1, 8));
-    write(__shfl_up_sync(ALL, value, 2));
-    write(__shfl_up_sync(ALL, value, 3, 16));
-    write(__shfl_down_sync(ALL, value, 2));
-    write(__shfl_down_sync(ALL, value, 1, 4));
     write(__shfl_xor_sync(ALL, value, 17));
     write(__shfl_xor_sync(ALL, value, 4, 4));
     write((int)__ballot_sync(ALL, lane % 3 == 0));
-    write(__any_sync(ALL, lane == 9));
-    write(__all_sync(ALL, lane != 9));
-    write((int)__reduce_add_sync(ALL, (unsigned)value));
-    write(__reduce_min_sync(ALL, 5 - value));
-    write(__reduce_max_sync(ALL, value - 100));
     /* each half of the warp separately, one of them more often than the other */
     const unsigned mine = lane < 16 ? 0x0000ffff : 0xffff0000;
     int sum = value;
     for (int i = 0; i < (lane < 16 ? 4 : 1); i++) sum += __shfl_xor_sync(mine, sum, 1 << i);
     write(sum);
     if (planted == WRONG_MASK) __syncwarp(lane == 3 ? 0xfffffff7 : ALL);
-    if (planted == MIXED_MASKS) write(__shfl_sync(lane < 20 ? mine : ALL, value, 0));
+    if (planted == MIXED_MASKS) write(__shfl_xor_sync(lane < 20 ? mine : ALL, value, 0));
     if (planted == MISSING_LANE && lane == 2) __syncthreads();
-    write(__any_sync(ALL, lane == 8));
+    write((int)__ballot_sync(ALL, lane == 8));
 }
 
 cudaError_t launch_lane_operations(int *out, cudaStream_t stream)
@@ -320,7 +285,7 @@ cudaError_t launch_lane_operations(int *out, cudaStream_t stream)
 }
 
 struct counts {
-    int sum, minimum, maximum, bits, taken;
+    int sum, minimum;
     unsigned n;
     unsigned long long long_sum;
     float float_sum;
@@ -331,12 +296,9 @@ static __global__ void count(counts *c)
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     atomicAdd(&c->sum, i);
     atomicMin(&c->minimum, 50 - i);
-    atomicMax(&c->maximum, i);
-    atomicOr(&c->bits, 1 << i % 20);
     atomicAdd(&c->n, 1);
     atomicAdd(&c->long_sum, 1ull << 33);
     atomicAdd(&c->float_sum, 0.5f);
-    if (atomicCAS(&c->taken, 0, i + 1) == 0) atomicExch(&c->taken, -1);
 }
 
 cudaError_t launch_count(counts *c, int n_blocks, int n_threads, cudaStream_t stream)
@@ -356,14 +318,9 @@ static __global__ void compute(const float *x, float *out, int n)
         if (i < n) out[lane * n + i++] = y;
     };
     write(fast_exp2f(v));
-    write(__expf(v));
-    write(rsqrtf(v * v + 1));
-    write(__fdividef(v, 3));
-    write(__frcp_rn(v * v + 2));
     write(max(min(v, 1.5f), -1.5f));
     write(__uint_as_float(__float_as_uint(v) ^ 0x80000000u));
-    write(__int_as_float(__float_as_int(v) & 0x7fffffff));
-    write((float)(__popc(lane) + __clz(lane) + __ffs(lane)));
+    write((float)__popc(lane));
     const float2 b = __bfloat1622float2(__floats2bfloat162_rn(v, -v)), h = __half22float2(__floats2half2_rn(v, -v));
     write(b.x + b.y + h.x + h.y);
     write(__bfloat162float(__float2bfloat16(v)) - __half2float(__float2half(v)));

@@ -19,14 +19,13 @@
 #include <vector>
 
 struct counts {
-    int sum, minimum, maximum, bits, taken;
+    int sum, minimum;
     unsigned n;
     unsigned long long long_sum;
     float float_sum;
 };
 
 cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, int rounds, cudaStream_t stream);
-cudaError_t launch_sum_of_blocks(const float *x, float *parts, unsigned *n_finished, float *total, int n_blocks, cudaStream_t stream);
 template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream);
 cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream);
 template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream);
@@ -95,18 +94,6 @@ static void test_sums()
     on_device<float> x_device(x), sums(n_blocks);
     CHECK_OK(launch_block_sums(x_device.at, sums.at, n, n_blocks, 2, NULL));
     CHECK(sums.values() == expected);
-}
-
-static void test_sum_of_blocks()
-{
-    const int n_blocks = 40;
-    std::vector<float> x(n_blocks * 32);
-    float expected = 0;
-    for (float &v : x) expected += v = (float)(rand() % 100);
-    on_device<float> x_device(x), parts(n_blocks), total(1);
-    on_device<unsigned> n_finished(std::vector<unsigned>{ 0 });
-    CHECK_OK(launch_sum_of_blocks(x_device.at, parts.at, n_finished.at, total.at, n_blocks, NULL));
-    CHECK(total.values()[0] == expected);
 }
 
 template <class T> static void test_product()
@@ -212,7 +199,7 @@ static void test_much_shared_memory()
 
 static void test_lanes()
 {
-    on_device<int> out(16 * 32);
+    on_device<int> out(5 * 32);
     CHECK_OK(launch_lane_operations(out.at, NULL));
     std::vector<int> got = out.values();
     int answer = 0;
@@ -223,22 +210,11 @@ static void test_lanes()
         answer++;
         return same;
     };
-    CHECK(all_are([](int) { return 15; }));
-    CHECK(all_are([](int l) { return 3 * (l / 8 * 8 + (l + 1) % 8); }));
-    CHECK(all_are([](int l) { return 3 * (l < 2 ? l : l - 2); }));
-    CHECK(all_are([](int l) { return 3 * (l % 16 < 3 ? l : l - 3); }));
-    CHECK(all_are([](int l) { return 3 * (l > 29 ? l : l + 2); }));
-    CHECK(all_are([](int l) { return 3 * (l % 4 == 3 ? l : l + 1); }));
     CHECK(all_are([](int l) { return 3 * (l ^ 17); }));
     CHECK(all_are([](int l) { return 3 * (l & 4 ? l ^ 4 : l); }));
     CHECK(all_are([](int) { return 0x49249249; }));
-    CHECK(all_are([](int) { return 1; }));
-    CHECK(all_are([](int) { return 0; }));
-    CHECK(all_are([](int) { return 3 * 31 * 16; }));
-    CHECK(all_are([](int) { return 5 - 3 * 31; }));
-    CHECK(all_are([](int) { return 3 * 31 - 100; }));
     CHECK(all_are([](int l) { return l < 16 ? 3 * 15 * 8 : 3 * (2 * (l & ~1) + 1); }));
-    CHECK(all_are([](int) { return 1; }));
+    CHECK(all_are([](int) { return 1 << 8; }));
 }
 
 static void test_atomics()
@@ -248,30 +224,19 @@ static void test_atomics()
     CHECK_OK(launch_count(c.at, n_blocks, n_threads, NULL));
     counts got = c.values()[0];
     CHECK(got.sum == n * (n - 1) / 2 && got.n == n && got.float_sum == n / 2 && got.long_sum == (unsigned long long)n << 33);
-    CHECK(got.minimum == 51 - n && got.maximum == n - 1 && got.bits == (1 << 20) - 1 && got.taken == -1);
+    CHECK(got.minimum == 51 - n);
 }
 
 static void test_arithmetic()
 {
-    const int n = 11;
+    const int n = 6;
     std::vector<float> x = eighths(32);
     on_device<float> x_device(x), out(32 * n);
     CHECK_OK(launch_compute(x_device.at, out.at, n, NULL));
     std::vector<float> got = out.values();
     for (int lane = 0; lane < 32; lane++) {
         float v = x[lane];
-        int leading = lane ? __builtin_clz(lane) : 32;
-        double expected[n] = { exp2(v),
-                               exp(v),
-                               1 / sqrt(v * v + 1),
-                               v / 3.,
-                               1 / (v * v + 2.),
-                               fmax(fmin(v, 1.5), -1.5),
-                               -v,
-                               fabs(v),
-                               (double)(__builtin_popcount(lane) + leading + __builtin_ffs(lane)),
-                               0,
-                               0 };
+        double expected[n] = { exp2(v), fmax(fmin(v, 1.5), -1.5), -v, (double)__builtin_popcount(lane), 0, 0 };
         for (int i = 0; i < n; i++) CHECK(fabs(got[lane * n + i] - expected[i]) <= 2e-6 * (1 + fabs(expected[i])));
     }
 }
@@ -319,16 +284,13 @@ static void test_host_threads()
 
 static void test_runtime()
 {
-    int n_devices, device, value;
+    int n_devices;
     CHECK_OK(cudaGetDeviceCount(&n_devices));
-    CHECK_OK(cudaGetDevice(&device));
     CHECK(cudaSetDevice(n_devices) == cudaErrorInvalidDevice);
-    CHECK(cudaPeekAtLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaErrorInvalidDevice);
+    CHECK(cudaGetLastError() == cudaErrorInvalidDevice);
     CHECK_OK(cudaGetLastError());
     CHECK(!strcmp(cudaGetErrorName(cudaErrorInvalidDevice), "cudaErrorInvalidDevice"));
     CHECK(!strcmp(cudaGetErrorString(cudaErrorInvalidDevice), "invalid device ordinal"));
-    CHECK_OK(cudaDeviceGetAttribute(&value, cudaDevAttrWarpSize, device));
-    CHECK(value == 32);
 
     on_device<int> x(std::vector<int>(10, 0));
     CHECK(launch_twice_and(x.at, 10, 0, 2000, NULL) == cudaErrorInvalidConfiguration);
@@ -380,8 +342,6 @@ static void test_stand_in()
     setenv("LAZYLLM_CUDA_FAKE_DEVICES", "2", 1);
     int device;
     CHECK_OK(cudaSetDevice(1));
-    CHECK_OK(cudaGetDevice(&device));
-    CHECK(device == 1);
     CHECK_OK(cudaSetDevice(0));
     setenv("LAZYLLM_CUDA_FAKE_DEVICES", "0", 1);
     CHECK(cudaGetDeviceCount(&device) == cudaErrorNoDevice && device == 0);
@@ -402,7 +362,6 @@ int main(int argc, char **argv)
         void (*run)();
     } tests[] = {
         { "sums", test_sums },
-        { "sum_of_blocks", test_sum_of_blocks },
         { "product_bf16", test_product<__nv_bfloat16> },
         { "product_f16", test_product<__half> },
         { "one_hot", test_one_hot },

@@ -25,7 +25,7 @@ tsan  NO_SYNCWARP_AFTER_LDMATRIX      product_bf16  data race
 plain NO_ASYNC_WAIT                   product_f16   product_f16 FAILED
 tsan  NO_SYNCTHREADS_AFTER_ASYNC_WAIT product_f16   data race
 tsan  NO_SYNCTHREADS_BEFORE_WGMMA     wgmma_f16     data race
-plain NO_FENCE_OF_COPIES              wgmma_f16     without a fence for wgmma
+plain NO_PROXY_FENCE                  wgmma_f16     without fence.proxy.async
 plain NO_WGMMA_FENCE                  wgmma_bf16    wgmma without wgmma_fence
 plain READ_BEFORE_WGMMA_WAIT          wgmma_f16     wgmma_f16 FAILED
 plain NO_WGMMA_WAIT                   wgmma_f16     returned without waiting for wgmma
@@ -38,10 +38,9 @@ plain UNWRITTEN_STATIC                sums          sums FAILED
 plain UNWRITTEN_DYNAMIC               reverse_quads reverse_quads FAILED
 plain DIVERGENT_BARRIER               reverse_quads divergent __syncthreads: reached at
 plain WRONG_MASK                      lanes         lacks the calling lane
-plain MIXED_MASKS                     lanes         divergent warp: __shfl_sync
+plain MIXED_MASKS                     lanes         divergent warp: __shfl_xor_sync
 plain MISSING_LANE                    lanes         thread 2 waits in __syncthreads
 tsan  BLOCKS_RACE                     sums          data race
-tsan  NO_FENCE                        sum_of_blocks data race
 plain MISALIGNED                      product_bf16  no multiple of 16
 asan  HOST_ACCESS                     host_access   use-after-poison
 '

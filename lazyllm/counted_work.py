@@ -1,0 +1,35 @@
+"""Counted work: the floating-point operations of a pass, by the number of tokens in each layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
+
+
+def bare_flops(config: ModelConfig, in_play: list[int], computed: list[int]) -> int:
+    """Operations of a pass without scores; the lists have a number of tokens for each layer."""
+    layers = enumerate(zip(in_play, computed, strict=True))
+    return 2 * config.hidden * config.vocab + sum(
+        layer_flops(config, layer, m, n) for layer, (m, n) in layers
+    )
+
+
+def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) -> int:
+    """Operations of one layer that computes the last of the tokens in play, without scores."""
+    width = config.n_heads * config.head_dim
+    kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
+    other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
+    rows = 1 if layer == config.n_layers - 1 else computed
+    window = min(config.windows[layer] or in_play, in_play)
+    # each row sees a window of keys, or of fewer tokens one more than the row before it
+    whole_windows = min(rows, in_play - window)
+    rest = rows - whole_windows
+    pairs = whole_windows * window + rest * (2 * (in_play - rows) + rest + 1) // 2
+    return computed * kv_row + rows * other_row + pairs * 4 * width
+
+
+def score_flops(config: ModelConfig, in_play: int, rows: int = 1, window: int = 0) -> int:
+    """Operations of one layer's scores by the last `rows`, of at most `window` tokens if there is one."""
+    return rows * min(window or in_play, in_play) * 2 * config.n_heads * config.head_dim
