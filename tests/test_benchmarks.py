@@ -23,6 +23,7 @@ from tiny import DEVICE
 import lazyllm
 from benchmarks import kernels
 from benchmarks.__main__ import EXAMPLE, INTERRUPTED, main
+from benchmarks.measuring import bench as single_op
 from benchmarks.measuring import ceilings, goals, plot, rounds
 from benchmarks.measuring.bench import Bench
 from benchmarks.measuring.goals import Goal
@@ -545,6 +546,12 @@ def test_sizes_that_are_left_out_are_one_head_of_64(op: str) -> None:
     sizes = {"n": 1, "m": 1, "rows": 1, "cols": 1, "n_heads": 1, "n_kv_heads": 1, "head_dim": 64}
     plain, spelled = Bench(op), Bench(op, **sizes, dtype="bf16")
     assert (plain.flops, plain.bytes) == (spelled.flops, spelled.bytes)
+
+
+def test_single_ops_need_the_objects_of_the_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_op, "OBJECTS", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"binder\.o is missing: install lazyllm from "):
+        single_op.build()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "q8_0", "q4_k"])
