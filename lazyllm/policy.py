@@ -31,18 +31,18 @@ class View:
     """
 
     def __init__(
-        self, policy: Policy, core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]
+        self, policy: Policy, core: _core.Session, facts: Mapping[str, Any], memo: dict[str, dict[int, Any]]
     ) -> None:
         self._core: _core.Session | None = core
         self._policy = policy
-        self._told = told
+        self._facts = facts
         self._copied: dict[tuple[str, int], np.ndarray] = {}
-        self.layer: int = told["layer"]
-        self.window: int | None = told["window"] or None
+        self.layer: int = facts["layer"]
+        self.window: int | None = facts["window"] or None
         """The keys that a row of this layer sees at most; None if it sees all before it."""
-        self.is_prompt: bool = told["is_prompt"]
+        self.is_prompt: bool = facts["is_prompt"]
         """True in a pass over prompt tokens, False in a decode step."""
-        self.n_keep: int | None = None if told["observes"] else told["n_keep"]
+        self.n_keep: int | None = None if facts["observes"] else facts["n_keep"]
         """The number of prompt tokens that the stage keeps; None in `observe`."""
         self.earlier: Mapping[int, tuple[np.ndarray, np.ndarray]] = MappingProxyType(memo["earlier"])
         """By layer: the positions in play at an earlier stage of this pass, and what `score` returned."""
@@ -51,7 +51,7 @@ class View:
         self._observed_positions: Mapping[int, np.ndarray] = memo["observed positions"]
 
     def __repr__(self) -> str:
-        return f"<View of layer {self.layer}: {self._told['n_in_play']} tokens in play>"
+        return f"<View of layer {self.layer}: {self._facts['n_in_play']} tokens in play>"
 
     def _part(self, name: str, first: int, n: int) -> np.ndarray:
         if self._core is None:
@@ -71,12 +71,12 @@ class View:
     @property
     def positions(self) -> np.ndarray:
         """The positions in play (m,), ascending."""
-        return self._part("in_play", 0, self._told["n_in_play"])
+        return self._part("in_play", 0, self._facts["n_in_play"])
 
     @property
     def rows(self) -> np.ndarray:
         """The positions computed in this layer (n,), ascending: new tokens, and revived ones before them."""
-        return self._part("rows", 0, self._told["n_rows"])
+        return self._part("rows", 0, self._facts["n_rows"])
 
     @property
     def protected(self) -> np.ndarray:
@@ -107,8 +107,8 @@ class View:
         They are rotated and not scaled: scores are q.k / sqrt(the model's query scalar, which is D in most).
         """
         n = self._n_asking(rows)
-        projections = self._part("projections", self._told["n_rows"] - n, n)
-        return _read_only(_wide(projections[:, : self._told["n_heads"]]).transpose(1, 0, 2))
+        projections = self._part("projections", self._facts["n_rows"] - n, n)
+        return _read_only(_wide(projections[:, : self._facts["n_heads"]]).transpose(1, 0, 2))
 
     def keys(self) -> np.ndarray:
         """Rotated keys (G, m, D) of the tokens in play."""
@@ -120,7 +120,7 @@ class View:
 
     def hidden(self) -> np.ndarray:
         """The layer's outputs (n, hidden) for the tokens of `rows`."""
-        return _read_only(_wide(self._part("hidden", 0, self._told["n_rows"])))
+        return _read_only(_wide(self._part("hidden", 0, self._facts["n_rows"])))
 
     def attention(self, rows: int = 1) -> np.ndarray:
         """Attention (H, w, m) of the tokens of `queries(rows)` to those in play; 0 where one is not seen."""
@@ -129,9 +129,9 @@ class View:
         with np.errstate(invalid="ignore", over="ignore"):  # NaN is refused as a score
             products = queries.reshape(len(keys), -1, size) @ keys.transpose(0, 2, 1)
             weights = products.reshape(heads, n, -1)
-            weights /= sqrt(self._told["query_scalar"])
+            weights /= sqrt(self._facts["query_scalar"])
             distance = self.rows[-n:, None] - self.positions
-            seen = (distance >= 0) & (distance < (self._told["window"] or np.inf))
+            seen = (distance >= 0) & (distance < (self._facts["window"] or np.inf))
             if not seen.all():
                 weights[:, ~seen] = -np.inf
             weights -= weights.max(axis=-1, keepdims=True)
@@ -146,7 +146,7 @@ class View:
                 f"a view was asked for {rows} rows; the most that a policy may ask for is its class "
                 f"attribute queries, which is {most} in {type(self._policy).__name__}: set queries = {rows}"
             )
-        n_new = int(np.count_nonzero(self.rows >= self._told["first_asking"]))
+        n_new = int(np.count_nonzero(self.rows >= self._facts["first_asking"]))
         return min(rows, n_new)
 
     def _span(self) -> tuple[int, int]:
@@ -204,16 +204,16 @@ class Policy(Scheduled):
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         min_tokens: int = 0,
     ) -> None:
-        made = Pruning(
+        schedule = Pruning(
             stages, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
         )
-        for _, rule in (*made.stages, *(made.decode if isinstance(made.decode, tuple) else ())):
+        for _, rule in (*schedule.stages, *schedule.decode_stages):
             if isinstance(rule, Mass):
                 raise ValueError(
                     f"a stage of {type(self).__name__} must be a keep or a Drop, not {rule}; to keep a "
                     "number of tokens that depends on the text, return their positions from score"
                 )
-        self._schedule = made
+        self._schedule = schedule
 
     @abstractmethod
     def score(self, view: View) -> np.ndarray:
@@ -231,12 +231,14 @@ class Policy(Scheduled):
         except AttributeError:
             raise TypeError(f"{type(self).__name__}.__init__ must call super().__init__(stages)") from None
 
+    def _attributes(self) -> dict[str, Any]:
+        """The attributes that a subclass has set, which are part of the setting."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
     def _fields(self) -> dict[str, Any]:
-        """The attributes that a subclass has set, as plain values."""
+        """These attributes as plain values."""
         return {
-            name: _plain(value, f"{type(self).__name__}.{name}")
-            for name, value in vars(self).items()
-            if not name.startswith("_")
+            name: _plain(value, f"{type(self).__name__}.{name}") for name, value in self._attributes().items()
         }
 
     def __eq__(self, other: object) -> bool:
@@ -249,10 +251,9 @@ class Policy(Scheduled):
 
     def __repr__(self) -> str:
         inner = repr(self.schedule).removeprefix("Pruning(").removesuffix(")")
-        fields = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         texts = [
             f"{name}={_array_text(value) if isinstance(value, np.ndarray) else repr(value)}"
-            for name, value in fields.items()
+            for name, value in self._attributes().items()
         ]
         return f"{type(self).__name__}({', '.join([inner, *texts])})"
 
@@ -284,27 +285,27 @@ class Policy(Scheduled):
 
     def core(self) -> dict[str, Any]:
         def call(
-            core: _core.Session, told: Mapping[str, Any], memo: dict[str, dict[int, Any]]
+            core: _core.Session, facts: Mapping[str, Any], memo: dict[str, dict[int, Any]]
         ) -> tuple[Any, ...] | None:
             if not memo:  # the first call of a pass
                 memo.update({"earlier": {}, "observed": {}, "observed positions": {}})
-            view = View(self, core, told, memo)
+            view = View(self, core, facts, memo)
             try:
-                if told["observes"]:
+                if facts["observes"]:
                     memo["observed positions"][view.layer] = view.positions
                     memo["observed"][view.layer] = self.observe(view)
                     return None
-                given, *answer = self._answer(view, self.score(view))
-                memo["earlier"][view.layer] = view.positions, given
-                return tuple(answer)
+                answer, scores, n_free = self._answer(view, self.score(view))
+                memo["earlier"][view.layer] = view.positions, answer
+                return scores, n_free
             finally:
                 view._close()
 
         return {**self.schedule.core(), "layers": self.layers, "policy": call}
 
     def _answer(self, view: View, returned: object) -> tuple[np.ndarray, np.ndarray, int]:
-        """The returned value as an array; the scores for the core; and the number of droppable tokens that
-        stay, or -1: the stage's own number."""
+        """What `score` returned as an array, the scores for the core, and the number of tokens that stay of
+        those that may be dropped, or -1 for the stage's own number."""
         positions = view.positions
         who = f"{type(self).__name__}.score after layer {view.layer}"
         allowed = (
@@ -312,26 +313,26 @@ class Policy(Scheduled):
             "array of positions to keep"
         )
         try:
-            given = _read_only(np.array(returned))
+            answer = _read_only(np.array(returned))
         except ValueError as error:
             raise TypeError(f"{who} returned no array ({error}); {allowed}") from None
-        if given.dtype.kind not in "fiu" or given.ndim != 1:
+        if answer.dtype.kind not in "fiu" or answer.ndim != 1:
             raise TypeError(
-                f"{who} returned {type(returned).__name__} of type {given.dtype} and shape {given.shape}; "
+                f"{who} returned {type(returned).__name__} of type {answer.dtype} and shape {answer.shape}; "
                 f"{allowed}"
             )
-        if given.dtype.kind == "f":
-            if given.shape != positions.shape:
-                raise ValueError(f"{who} returned {given.size} scores; {allowed}")
+        if answer.dtype.kind == "f":
+            if answer.shape != positions.shape:
+                raise ValueError(f"{who} returned {answer.size} scores; {allowed}")
             with np.errstate(over="ignore"):
-                scores = given.astype(np.float32)
+                scores = answer.astype(np.float32)
             for j in np.flatnonzero(~np.isfinite(scores))[:1]:
-                raise ValueError(f"{who} gave position {positions[j]} the score {given[j]}; {allowed}")
-            return given, scores, -1
-        for position in given[~np.isin(given, positions)][:1]:
+                raise ValueError(f"{who} gave position {positions[j]} the score {answer[j]}; {allowed}")
+            return answer, scores, -1
+        for position in answer[~np.isin(answer, positions)][:1]:
             raise ValueError(f"{who} keeps position {position}, which is not in play; {allowed}")
-        kept = np.isin(positions, given)
-        return given, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
+        kept = np.isin(positions, answer)
+        return answer, kept.astype(np.float32), int(np.count_nonzero(kept & ~view.protected))
 
     # ---- counted work ----------------------------------------------------------------------------
 
@@ -361,9 +362,9 @@ def _plain(value: Any, name: str) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind != "O":
         return _array_text(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one, name) for key, one in value.items()}
+        return {str(key): _plain(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one, name) for one in value]
+        return [_plain(item, name) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(

@@ -176,6 +176,11 @@ class Pruning(Scheduled):
     def schedule(self) -> Pruning:
         return self
 
+    @property
+    def decode_stages(self) -> Stages:
+        """The stages that decode steps have of their own."""
+        return () if isinstance(self.decode, str) else self.decode
+
     # ---- JSON ------------------------------------------------------------------------------------
 
     def _plain(self) -> dict[str, Any]:
@@ -220,8 +225,8 @@ class Pruning(Scheduled):
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if a stage is at the last layer of the model or above it."""
         _check_config(config)
-        for what, stages in (("stages", self.stages), ("decode", self.decode)):
-            for layer, _ in stages if isinstance(stages, tuple) else ():
+        for what, stages in (("stages", self.stages), ("decode", self.decode_stages)):
+            for layer, _ in stages:
                 if layer >= config.n_layers - 1:
                     raise ValueError(
                         f"{what}: layer {layer} is out of reach: the model has {config.n_layers} layers, "
@@ -268,7 +273,7 @@ class Pruning(Scheduled):
         return self._counted(config, in_play, computed, self._stages_of(n_context, generated))
 
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
-        stages = [*self.stages, *(self.decode if isinstance(self.decode, tuple) else ())]
+        stages = [*self.stages, *self.decode_stages]
         if n_context < self.min_tokens:
             return f"min_tokens={self.min_tokens} is more than the context's {n_context} tokens"
         if not stages:
@@ -284,9 +289,7 @@ class Pruning(Scheduled):
         """The stages of a pass over a context of that length."""
         if n_context < self.min_tokens:
             return ()
-        if generated and self.decode != "same":
-            return () if isinstance(self.decode, str) else self.decode
-        return self.stages
+        return self.decode_stages if generated and self.decode != "same" else self.stages
 
     def _counted(self, config: ModelConfig, in_play: list[int], computed: list[int], stages: Stages) -> int:
         total = bare_flops(config, in_play, computed)

@@ -261,19 +261,31 @@ def test_own_prompts_are_encoded_as_they_are_asked(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "words"),
+    ("options", "words"),
     [
-        (["One", ""], "prompt 2: the prompt is empty"),
-        ([[1, 2], [1, 999]], "prompt 2: token id 999"),
-        ([[1] * 1098], "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
-        ([3.5], "prompt 1: "),
-        ("One", "must be a list of prompts"),
+        ({"prompts": ["One", ""]}, "prompt 2: the prompt is empty"),
+        ({"prompts": [[1, 2], [1, 999]]}, "prompt 2: token id 999"),
+        ({"prompts": [[1] * 1098]}, "prompt 1 has 1098 tokens; with 3 of an answer .* context of 1100"),
+        ({"prompts": [3.5]}, "prompt 1: "),
+        ({"prompts": "One"}, "must be a list of prompts"),
+        ({"lengths": [900, 1101]}, "length 1101 is more than the model's context of 1100"),
+        ({"lengths": [50]}, "length 50 is too short"),
+        ({"lengths": 900}, r"lengths must be a list such as \[1024, 2048\], not 900"),
+        ({"lengths": []}, "lengths must be at least one number of tokens"),
+        ({"lengths": [0]}, "a length must be from 1 to"),
+        ({"speedup": 50}, "a speedup of 50 is out of reach"),
+        ({"speedup": 0.5}, r"speedup must be at least 1, not 0\.5"),
+        ({"out": "preset.txt"}, r"must be a file whose name ends with \.json, not .*preset\.txt"),
+        ({"out": "nowhere/preset.json"}, r"no folder .*nowhere"),
     ],
-    ids=["empty", "id", "length", "type", "text"],
 )
-def test_wrong_prompts_are_refused(llm: LLM, prompts: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        lazyllm.calibrate(llm, prompts, progress=False)
+def test_what_is_wrong_is_refused_before_work(
+    llm: LLM, tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    options = {**options, "out": tmp_path / options.get("out", "preset.json")}
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=words):
+        lazyllm.calibrate(llm, **options, progress=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_lengths_are_those_of_the_generated_prompts(llm: LLM, tmp_path: Path) -> None:
@@ -282,23 +294,6 @@ def test_lengths_are_those_of_the_generated_prompts(llm: LLM, tmp_path: Path) ->
     rows = [json.loads(line) for line in (tmp_path / "preset.calibration/trials" / ITEMS).open()]
     assert {row["dataset"].partition("@")[2] for row in rows} == {"900"}
     assert preset.evidence["prompts"]["tokens"] <= 900 - ANSWER
-
-
-@pytest.mark.parametrize(
-    ("lengths", "words"),
-    [
-        ([900, 1101], "length 1101 is more than the model's context of 1100"),
-        ([50], "length 50 is too short"),
-        (900, r"lengths must be a list such as \[1024, 2048\], not 900"),
-        ([], "lengths must be at least one number of tokens"),
-        ([0], "a length must be from 1 to"),
-    ],
-    ids=str,
-)
-def test_wrong_lengths_are_refused_before_work(llm: LLM, tmp_path: Path, lengths: Any, words: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=words):
-        lazyllm.calibrate(llm, lengths=lengths, out=tmp_path / "preset.json", progress=False)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_results_of_trials_by_hand() -> None:
@@ -419,18 +414,6 @@ def test_a_failed_item_ends_a_calibration_by_name(llm: LLM, monkeypatch: pytest.
         lazyllm.calibrate(llm, speedup=SPEEDUP, progress=False)
 
 
-def test_a_speedup_out_of_reach_is_refused_before_work(llm: LLM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a speedup of 50 is out of reach"):
-        lazyllm.calibrate(llm, speedup=50, out=tmp_path / "preset.json", progress=False)
-    with pytest.raises(ValueError, match=r"speedup must be at least 1, not 0\.5"):
-        lazyllm.calibrate(llm, speedup=0.5, out=tmp_path / "preset.json", progress=False)
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"must be a file whose name ends with \.json, not .*preset\.txt"):
-        lazyllm.calibrate(llm, out=tmp_path / "preset.txt")
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere"):
-        lazyllm.calibrate(llm, out=tmp_path / "nowhere" / "preset.json")
-
-
 # ---- presets ---------------------------------------------------------------------------------------
 
 
@@ -444,7 +427,7 @@ def test_a_preset_comes_back_from_its_file(made: tuple[Preset, Path], tmp_path: 
     assert again._repr_html_().count("<tr>") == 1 + len(preset.evidence["candidates"])
 
 
-def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path]) -> None:
+def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path], tmp_path: Path) -> None:
     preset, file = made
     ids = list(range(5, 200))
     want = llm.generate(ids, preset.pruning, max_new_tokens=4)
@@ -456,6 +439,10 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path]) -
             assert (answer.passes == want.passes).all()
     assert lazyllm.parse_method(str(file)) == preset
     assert lazyllm.parse_method(preset.to_json()) == preset.pruning
+    other = replace(preset, pruning=Pruning({1: 0.5, 4: 0.2}))  # a stage without a curve is drawn too
+    assert other.plot(tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
+        llm.session("nowhere.json")
     swept = lazyllm.sweep(
         llm, [str(file)], datasets=["niah_single_1"], max_length=600, limit=1, warm_ups=0, progress=False
     )
@@ -534,16 +521,6 @@ def test_a_bad_file_is_refused_by_name(made: tuple[Preset, Path], tmp_path: Path
     path.write_text(BAD[words](made[1]))
     with pytest.raises(ValueError, match=f"bad.json.*{words}"):
         Preset.load(path)
-
-
-def test_a_preset_with_a_stage_without_a_curve_is_drawn(made: tuple[Preset, Path], tmp_path: Path) -> None:
-    other = replace(made[0], pruning=Pruning({1: 0.5, 4: 0.2}))
-    assert other.plot(tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_missing_file_is_refused_by_name(llm: LLM) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.json"):
-        llm.session("nowhere.json")
 
 
 # ---- the command -----------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Preset(Method):
     @property
     def table(self) -> Table:
         """The settings that were tried, the chosen one marked; what was not measured has no column."""
-        rows = [self._cells(one) for one in self.evidence["candidates"]]
+        rows = [self._cells(candidate) for candidate in self.evidence["candidates"]]
         heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
         return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
 
@@ -108,8 +108,7 @@ class Preset(Method):
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
-        table = {one.name: getattr(self, one.name) for one in fields(self)}
-        table["pruning"] = json.loads(self.pruning.to_json())
+        table = {**self._plain(), "pruning": json.loads(self.pruning.to_json())}
         file = user_path(path)
         write_whole(file, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
         return file
@@ -118,22 +117,21 @@ class Preset(Method):
     def load(cls, path: str | Path) -> Preset:
         """The preset of a file that `save` wrote."""
         table = parse_object(user_path(path).read_bytes(), path, strict=True)
-        names = [one.name for one in fields(cls)]
         if table.pop("format", None) != FORMAT:
             raise ValueError(
                 f"{path} is no preset of format {FORMAT}, as lazyllm calibrate and lazyllm search write it"
             )
-        for name in names:
-            if name not in table:
-                raise ValueError(f"{path}: the preset has no {name}")
+        names = [field.name for field in fields(cls)]
+        if missing := [name for name in names if name not in table]:
+            raise ValueError(f"{path}: the preset has no {missing[0]}")
         if unknown := sorted(set(table) - set(names)):
             raise ValueError(f"{path}: a preset has no field {unknown[0]!r}; it has {', '.join(names)}")
         try:
-            made = cls(**{**table, "pruning": Pruning.from_fields(table["pruning"])})
-            made._check_fields()
+            preset = cls(**{**table, "pruning": Pruning.from_fields(table["pruning"])})
+            preset._check_fields()
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
-        return made
+        return preset
 
     def _check_fields(self) -> None:
         checked.number(self.speedup, "speedup")
@@ -168,7 +166,7 @@ class Preset(Method):
 
 def _interval(value: Sequence[float | None] | None, form: str) -> str:
     """The value with its bounds, where it has them."""
-    if value is None:
-        return ""
-    told = [f"{one:{form}}" for one in value if one is not None]
-    return told[0] if len(told) < 3 else f"{told[0]} [{told[1]}, {told[2]}]"
+    texts = [f"{number:{form}}" for number in value or () if number is not None]
+    if len(texts) == 3:
+        return f"{texts[0]} [{texts[1]}, {texts[2]}]"
+    return texts[0] if texts else ""

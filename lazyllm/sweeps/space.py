@@ -21,8 +21,10 @@ AXES = (*(field.name for field in fields(Pruning)), "keep")
 
 def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     """Methods by label, dense first. A setting that the model cannot run is an error."""
-    given = combined(space) if isinstance(space, Mapping) else space
-    settings = {DENSE: Pruning(), **checked_settings(given)}
+    settings = {
+        DENSE: Pruning(),
+        **checked_settings(combined(space) if isinstance(space, Mapping) else space),
+    }
     if len(settings) == 1:
         raise ValueError("the space holds dense alone, which every sweep measures; give settings to compare")
     for method in settings.values():
@@ -42,8 +44,12 @@ def combined(axes: Mapping[str, Iterable[Any]]) -> list[PruningInput]:
             'the space needs either "stages" or both "layers" and "keep" (one stage, at each layer with each '
             f"keep); it has {', '.join(axes) or 'nothing'}"
         )
-    values = {name: values_of(name, axis) for name, axis in axes.items()}
-    return [pruning_of(dict(zip(values, chosen, strict=True))) for chosen in product(*values.values())]
+    values = [values_of(name, axis) for name, axis in axes.items()]
+    settings = [dict(zip(axes, chosen, strict=True)) for chosen in product(*values)]
+    if "keep" in axes:
+        for options in settings:
+            options["stages"] = {options.pop("layers"): options.pop("keep")}
+    return [Pruning(**options) for options in settings]
 
 
 def values_of(name: str, axis: object) -> list[Any]:
@@ -56,9 +62,3 @@ def values_of(name: str, axis: object) -> list[Any]:
     if name == "stages" and not all(values):
         raise ValueError("stages has an empty value; dense is measured beside every space")
     return values
-
-
-def pruning_of(chosen: dict[str, Any]) -> Pruning:
-    if "keep" in chosen:
-        chosen["stages"] = {chosen.pop("layers"): chosen.pop("keep")}
-    return Pruning(**chosen)

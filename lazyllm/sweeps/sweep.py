@@ -27,8 +27,7 @@ from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
-from lazyllm.sweeps.frame import Frame
-from lazyllm.sweeps.point import Point, front, points
+from lazyllm.sweeps.points import Frame, Point, front, points
 from lazyllm.sweeps.space import Settings, settings_of
 
 Quality = Literal["kl", "score", "both"]
@@ -76,7 +75,7 @@ class Sweep(Frame):
         Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
         another one is equal or better in both and better in one.
         """
-        return Frame(front(self.compared))
+        return Frame(front([*self.compared]))
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
@@ -88,17 +87,17 @@ class Sweep(Frame):
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
         min_share = self.compared[DENSE].share - drop
-        fit = [one for one in self.compared if one.share >= min_share and not isnan(one.speedup)]
+        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        return max(fit, key=lambda one: one.speedup)
+        return max(fit, key=lambda point: point.speedup)
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws quality against speedup with the Pareto front; needs matplotlib.
 
         The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
         """
-        scored = any(one.scored for one in self.compared)
+        scored = any(point.scored for point in self.compared)
         return plot_pareto(
             dots_of(self.compared, scored),
             dots_of(self.pareto(), scored),
@@ -131,15 +130,18 @@ class Sweep(Frame):
         return write_report(self.folder, self._heading, filled, pictures, self.summary, self.manifest)
 
 
-def settings_in(manifest: Mapping[str, Any], known: Mapping[str, Method]) -> dict[str, Method]:
-    """By label: the settings of a sweep, of which the known ones need not be made from text."""
+def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
+    """By label: `methods`, and the other settings of a sweep's folder, made from their texts."""
     texts = manifest["conditions"]["settings"]
-    return {label: known.get(label) or parse_method(text) for label, text in texts.items()} | dict(known)
+    return {label: methods.get(label) or parse_method(text) for label, text in texts.items()} | dict(methods)
 
 
-def dots_of(several: Iterable[Point], scored: bool) -> list[Dot]:
-    qualities = [(one, one.score if scored else one.kl) for one in several]
-    return [Dot(one.setting, one.speedup, made.value, made.low, made.high) for one, made in qualities]
+def dots_of(points: Iterable[Point], scored: bool) -> list[Dot]:
+    qualities = [(point, point.score if scored else point.kl) for point in points]
+    return [
+        Dot(point.setting, point.speedup, quality.value, quality.low, quality.high)
+        for point, quality in qualities
+    ]
 
 
 def sweep(
