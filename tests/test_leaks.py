@@ -52,7 +52,7 @@ def conversation():
     session.depths, session.kinds, session.last_pass
 
 def refused():
-    for bad in ([], [999], [0.5], None):
+    for bad in ([999], [0.5], None):
         try:
             llm.generate(bad)
         except (ValueError, TypeError):
