@@ -288,8 +288,11 @@ def test_what_is_wrong_is_refused_before_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lengths_are_those_of_the_generated_prompts(llm: LLM, tmp_path: Path) -> None:
+def test_lengths_are_those_of_the_generated_prompts(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "preset.json"
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))  # no folder beside `out` is needed
     preset = lazyllm.calibrate(llm, speedup=SPEEDUP, lengths=[900], out=out, progress=False)
     rows = [json.loads(line) for line in (tmp_path / "preset.calibration/trials" / ITEMS).open()]
     assert {row["dataset"].partition("@")[2] for row in rows} == {"900"}

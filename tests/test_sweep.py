@@ -161,7 +161,7 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
         ({"layers": [1, 1], "keep": [0.5]}, {}, "given twice"),
         ([], {}, "no setting is given"),
         (["dense"], {}, "holds dense alone"),
-        (SPACE, {"measure": "f1"}, "measure must be one of kl, score, both, not 'f1'"),
+        (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
         (SPACE, {"limit": 0}, "count must be from 1"),

@@ -74,8 +74,8 @@ def calibrate(
     model = llm if isinstance(llm, LLM) else load(llm)
     own = encoded(model, prompts or (), TOKENS)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
-    temporary = TemporaryDirectory(prefix="lazyllm-calibrate-")
-    with temporary if file is None else nullcontext(file.with_suffix(FOLDER_SUFFIX)) as folder:
+    target = None if file is None else str(file.with_suffix(FOLDER_SUFFIX))
+    with nullcontext(target) if target else TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
         preset = preset_of(model, own, speedup, Path(folder), options, lengths)
     if file is not None:
         preset.save(file)

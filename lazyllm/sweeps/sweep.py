@@ -165,35 +165,33 @@ def sweep(
     The other options are those of `lazyllm.longbench.run`. With `out` the sweep is a folder with a report,
     an interrupted sweep continues, and the folder of an earlier sweep takes further settings and items.
     """
-    if measure not in get_args(Quality):
-        raise ValueError(f"measure must be one of {', '.join(get_args(Quality))}, not {measure!r}")
-    chosen, given = chosen_measure(measure, tokens), DataOptions.of(options, sweep)
+    checked.choice(measure, "measure", get_args(Quality))
+    measuring, data = measure_of(measure, tokens), DataOptions.of(options, sweep)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
-    tasks = tasks_of(model, given)
-    measured: dict[str, Any] = {"measure": measure}
+    tasks = tasks_of(model, data)
+    conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
-        measured["forced tokens"] = tokens
+        conditions["forced tokens"] = tokens
     target = None if out is None else str(user_path(out))
     with nullcontext(target) if target else TemporaryDirectory(prefix="lazyllm-sweep-") as name:
         folder = Path(name)
-        # refused before work if a setting of the folder is code that is not given
-        known = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
-        run_items(model, settings, tasks, folder, given, chosen, measured)
-        found = Sweep(read_rows(folder), read_manifest(folder), None if out is None else folder, known)
-    if out is not None:
-        found.report()
-    return found
+        # refused before work if a setting of the folder is code that is not among these settings
+        methods = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
+        run_items(model, settings, tasks, folder, data, measuring, conditions)
+        swept = Sweep(read_rows(folder), read_manifest(folder), folder if target else None, methods)
+    if target:
+        swept.report()
+    return swept
 
 
-def chosen_measure(measure: Quality, tokens: int) -> Measure:
-    if measure == "score":
+def measure_of(measure: Quality, tokens: int) -> Measure:
+    """The measure of the runner."""
+    if measure == SCORE:
         return scored_answer
     divergence = Divergence(tokens)
-    if measure == "kl":
-        return divergence
 
-    def both(llm: LLM, tasks: Tasks, one: Trial) -> dict[str, Any]:
-        return {**divergence(llm, tasks, one), **scored_answer(llm, tasks, one)}
+    def both(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
+        return {**divergence(llm, tasks, trial), **scored_answer(llm, tasks, trial)}
 
-    return both
+    return both if measure == "both" else divergence
