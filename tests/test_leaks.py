@@ -164,7 +164,8 @@ for scenario in (*answered, by_policy, failed_policy):
     grown[scenario.__name__] = {name: after[name] - before[name] for name in before}
 print(json.dumps(grown))
 """
-# One leak a call would be 300 of each; these are room for caches that fill late, after as many calls to warm up.
+# One leak a call would be 300 of each; these are room for caches that fill late, after as many calls
+# to warm up.
 MOST = {"objects": 25, "references": 25, "traced bytes": 12_000, "allocated bytes": 20_000}
 
 
