@@ -206,7 +206,7 @@ class LLM(Model):
             session = prefix if isinstance(prefix, Session) else Session(self, method, progress=progress)
             for i, item in enumerate(prompt):
                 self._check_prompt(i, item, session, request, chat)
-            with bar(len(prompt), "prompts", "prompt", progress) as line:
+            with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
                 for i, item in enumerate(prompt):
                     quiet = replace(request, progress=False, sampling=request.sampling.for_prompt(i))
                     answers.append(self._answer(item, quiet, chat, method, prefix).finished())

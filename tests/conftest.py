@@ -27,6 +27,12 @@ if core_folder and Path(core_folder).resolve() not in Path(_core.__file__).paren
 if core_folder:
     os.environ["PYTHONSAFEPATH"] = "1"  # else `python -c` finds the package of the working directory first
 
+INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI"}  # that products need
+ROUNDED = [
+    pytest.param(compute, marks=pytest.mark.skipif(not _core.features()[compute], reason=f"no {needed} here"))
+    for compute, needed in INSTRUCTIONS.items()
+]
+
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
 examples = 100 if DEVICE == "cpu" and not SANITIZED else 25  # the others are slow
 settings.register_profile(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 import tolerances
+from conftest import INSTRUCTIONS, ROUNDED
 from folders import SHAPE as WHOLE
 from folders import model_folder
 
@@ -43,7 +44,7 @@ def logits(model: _core.Model, stages: dict[str, object] | None = None) -> list[
     ]
 
 
-@pytest.mark.parametrize("compute", tiny.ROUNDED)
+@pytest.mark.parametrize("compute", ROUNDED)
 def test_rounded_products_are_close_to_f32_and_not_the_same(compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)
     rounded = made.load(compute=compute)
@@ -52,7 +53,7 @@ def test_rounded_products_are_close_to_f32_and_not_the_same(compute: str, tmp_pa
         assert 1e-4 < tolerances.error(got, want) < CLOSE[compute]
 
 
-@pytest.mark.parametrize("compute", tiny.ROUNDED)
+@pytest.mark.parametrize("compute", ROUNDED)
 def test_threads_change_no_bit(compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)
     alone = logits(made.load(compute=compute), STAGES)
@@ -60,7 +61,7 @@ def test_threads_change_no_bit(compute: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("compute", tiny.INSTRUCTIONS)
+@pytest.mark.parametrize("compute", INSTRUCTIONS)
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_compute_is_refused_without_instructions(
     compute: str, isa: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,12 +70,12 @@ def test_compute_is_refused_without_instructions(
         pytest.skip(f"this processor has no {isa}")
     monkeypatch.setenv("LAZYLLM_CPU", isa)
     assert _core.features()[compute] is None
-    message = rf"compute is {compute}, which needs .*{tiny.INSTRUCTIONS[compute]}.*{isa}: use f32"
+    message = rf"compute is {compute}, which needs .*{INSTRUCTIONS[compute]}.*{isa}: use f32"
     with pytest.raises(lazyllm.DeviceError, match=message):
         tiny.build(SHAPE, tmp_path).load(compute=compute)
 
 
-@pytest.mark.parametrize("compute", tiny.ROUNDED)
+@pytest.mark.parametrize("compute", ROUNDED)
 def test_load_takes_compute(
     compute: str, demo_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

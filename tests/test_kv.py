@@ -10,6 +10,7 @@ import pytest
 import tiny
 import tolerances
 from comparison import per_layer
+from conftest import ROUNDED
 from reference import Reference
 from safetensors import safe_open
 
@@ -77,7 +78,7 @@ def test_every_value_is_rounded_once(kv: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(got, tiny.encode(want, kv.upper()))
 
 
-@pytest.mark.parametrize("compute", ["f32", *tiny.ROUNDED])
+@pytest.mark.parametrize("compute", ["f32", *ROUNDED])
 @pytest.mark.parametrize("kv", KV)
 def test_threads_change_no_bit(kv: str, compute: str, tmp_path: Path) -> None:
     made = tiny.build(SHAPE, tmp_path)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from lazyllm import _core
 
@@ -18,11 +17,6 @@ from lazyllm import _core
 DEVICE = os.environ.get("LAZYLLM_TEST_DEVICE", "cpu")
 SANITIZED = bool(os.environ.get("LAZYLLM_SANITIZED"))
 DTYPES = ["F32", "BF16", "F16"] if DEVICE == "cpu" else ["F32"]
-INSTRUCTIONS = {"bf16": "AVX512-BF16", "int8": "AVX512-VNNI"}  # that products need
-ROUNDED = [
-    pytest.param(compute, marks=pytest.mark.skipif(not _core.features()[compute], reason=f"no {needed} here"))
-    for compute, needed in INSTRUCTIONS.items()
-]
 
 
 def fewer_if_sanitized(tokens: int) -> int:
@@ -71,7 +65,6 @@ class Tiny:
     tensors: list[tuple[str, str, tuple[int, ...], int, int, int]]
 
     def load(self, threads: int = 1, compute: str = "f32", kv: str = "f32") -> _core.Model:
-        from lazyllm import _core
         from lazyllm.machine.device import libraries
 
         return _core.Model(

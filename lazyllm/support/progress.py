@@ -25,9 +25,10 @@ def _tqdm() -> Any:
 
 
 def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True) -> Any:
-    """A tqdm bar, a context manager; without `leave` it is removed at the end. Nothing to do shows none."""
-    hidden = not (total and shown(progress))
-    return _tqdm()(total=total, desc=what, unit=unit, disable=hidden, leave=leave, dynamic_ncols=True)
+    """A tqdm bar, a context manager; without `leave` it is removed at the end."""
+    return _tqdm()(
+        total=total, desc=what, unit=unit, disable=not shown(progress), leave=leave, dynamic_ncols=True
+    )
 
 
 @contextmanager
