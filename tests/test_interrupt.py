@@ -13,6 +13,7 @@ import pytest
 from conftest import Alarm
 
 import lazyllm
+from lazyllm.generation import Request
 
 QUESTION = "What is the capital of France?"
 LAUNCH = """
@@ -44,9 +45,12 @@ def test_ctrl_c_stops_a_pass(
         sent.append(time.monotonic())
         raise KeyboardInterrupt
 
+    stream = session.answer(ids, Request.checked(n_new, None, (), False, False))
+    if n_new > 1:
+        next(stream)  # the prompt has been run
     alarm(ctrl_c, 0.3)
     with pytest.raises(KeyboardInterrupt) as stopped:
-        session.ask(ids, max_new_tokens=n_new, progress=False)
+        stream.finished()
     assert time.monotonic() - sent[0] < (10 if sanitized else 1)
     answer = getattr(stopped.value, "generation", None)
     if n_new == 1:
