@@ -249,9 +249,7 @@ INLINE void tile_any(tile_product t, int rows, const bool halves, const bool off
         TILE(4)
         TILE(5)
         TILE(6)
-#if TILE_ROWS > 6
         TILE(7)
-#endif
     }
 #undef TILE
 }
