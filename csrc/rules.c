@@ -126,6 +126,17 @@ bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
     return has_stage(&rules->pruning, true, layer, layer) || has_stage(&rules->pruning, false, layer, layer);
 }
 
+bool lazy_rules_same_caches(const lazy_rules *rules, const lazy_rules *others, int n_layers)
+{
+    bool same = (rules->pruning.memory > 0) == (others->pruning.memory > 0) &&
+                lazy_rules_layers_before_pruning(rules, n_layers) == lazy_rules_layers_before_pruning(others, n_layers);
+    for (int l = 0; l < n_layers && same; l++)
+        same = lazy_rules_revive_at(rules, l) == lazy_rules_revive_at(others, l) &&
+               lazy_rules_drop_for_good(rules, l + 1) == lazy_rules_drop_for_good(others, l + 1) &&
+               lazy_rules_whole_layer(rules, l) == lazy_rules_whole_layer(others, l);
+    return same;
+}
+
 bool lazy_rules_whole_layer(const lazy_rules *rules, int layer)
 {
     const lazy_pruning *p = &rules->pruning; /* stages are in the order of their layers */

@@ -11,6 +11,9 @@ typedef struct lazy_rules {
 int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers, lazy_error *err);
 void lazy_rules_close(lazy_rules *rules);
 
+/* True if sessions with either setting have the same caches, and tokens that wait in them wait for the same layers. */
+bool lazy_rules_same_caches(const lazy_rules *rules, const lazy_rules *others, int n_layers);
+
 /* True if some pass may drop tokens. */
 bool lazy_rules_prune(const lazy_rules *rules);
 

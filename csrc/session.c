@@ -56,6 +56,26 @@ int lazy_session_enter(lazy_session *s, lazy_error *err)
 
 void lazy_session_leave(lazy_session *s) { atomic_store(&s->busy, false); }
 
+int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_error *err)
+{
+    int n_layers = s->model->config.n_layers;
+    lazy_rules rules;
+    int code = lazy_session_enter(s, err);
+    if (code) return code;
+    code = lazy_rules_open(&rules, pruning, n_layers, err);
+    if (!code && (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers))) {
+        code = lazy_fail(err, LAZY_INVALID, "the session's caches are for stages after other layers, or for memory where there is none, or "
+                                            "one of the settings has a policy; open another session");
+        lazy_rules_close(&rules);
+    }
+    if (!code) {
+        lazy_rules_close(&s->rules);
+        s->rules = rules;
+    }
+    lazy_session_leave(s);
+    return code;
+}
+
 /* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
 static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *err)
 {

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from lazyllm.methods import Preset as Preset
     from lazyllm.methods import PromptCompression as PromptCompression
     from lazyllm.methods import RandomDrop as RandomDrop
+    from lazyllm.methods import Speedup as Speedup
     from lazyllm.methods import StaticPruning as StaticPruning
     from lazyllm.methods import parse_method as parse_method
     from lazyllm.policy import Policy as Policy
     from lazyllm.prefix_cache import PrefixCache as PrefixCache
     from lazyllm.pruning import Pruning as Pruning
     from lazyllm.sampling import SamplingParams as SamplingParams
+    from lazyllm.scoring import Scoring as Scoring
     from lazyllm.searching.results import Search as Search
     from lazyllm.searching.search import search as search
     from lazyllm.session import Session as Session
@@ -48,11 +50,12 @@ _NAMES_OF = {
     "llm": "LLM load",
     "machine.info": "info",
     "method": "Method",
-    "methods": "CLAA FastKV GemFilter Preset PromptCompression RandomDrop StaticPruning parse_method",
+    "methods": "CLAA FastKV GemFilter Preset PromptCompression RandomDrop Speedup StaticPruning parse_method",
     "policy": "Policy",
     "prefix_cache": "PrefixCache",
     "pruning": "Pruning",
     "sampling": "SamplingParams",
+    "scoring": "Scoring",
     "searching.results": "Search",
     "searching.search": "search",
     "session": "Session",

@@ -47,7 +47,7 @@ class Answer:
         request: Request,
         chat: bool,
     ) -> None:
-        self._model, self._pruning = model, pruning
+        self._model, self.pruning = model, pruning
         self.prompt, self.encoded, self.request, self.chat = prompt, encoded, request, chat
         self.started = False
         self.begins: int | None = None
@@ -129,10 +129,10 @@ class Answer:
             recorded=self.recorder.trace(
                 self._core.ids.tolist(),
                 self._model.config.n_layers,
-                self._pruning,
+                self.pruning,
                 self._model.tokenizer_if_any,
             ),
-            pruning=self._pruning,
+            pruning=self.pruning,
             finish_reason=finish_reason,
             speedup=self._speedup(),
             unpruned=self._unpruned(),
@@ -149,11 +149,11 @@ class Answer:
             return 1.0
         counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
         config = self._model.config
-        pruned = self._pruning.prefill_flops(config, n_new, counts)
+        pruned = self.pruning.prefill_flops(config, n_new, counts)
         dense = DENSE.pass_flops(config, np.tile([n_context, n_new, 0], (config.n_layers, 1)))
         return None if pruned is None else dense / pruned
 
     def _unpruned(self) -> str:
-        if self._pruning == DENSE or len(self.prompt_ids) < self.encoded.n_given or self.recorder.dropped:
+        if self.pruning == DENSE or len(self.prompt_ids) < self.encoded.n_given or self.recorder.dropped:
             return ""
-        return self._pruning.why_unpruned(int(self._core.n_prompt), int(self._core.length))
+        return self.pruning.why_unpruned(int(self._core.n_prompt), int(self._core.length))

@@ -87,6 +87,10 @@ class Method:
         digest = source_digest(type(self))
         return {"source sha256": digest} if digest else {}
 
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Method:
+        """The setting for a first prompt of `n_prompt` tokens: this one, unless it depends on the length."""
+        return self
+
     # ---- before the model ------------------------------------------------------------------------
 
     def compress(self, llm: Any, text: str) -> str:

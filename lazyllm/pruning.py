@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops, score_flops
 from lazyllm.method import Method
+from lazyllm.schedule import SPEEDUP_SHAPES, Keeps, Shapes, schedule_for
+from lazyllm.scoring import Scoring
 from lazyllm.stages import (
     Mass,
     Stages,
@@ -28,17 +30,8 @@ from lazyllm.support import checked
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
 
-Candidate = TypeVar("Candidate")
-Shapes = Sequence[tuple[Mapping[float, float], float]]
-"""Keeps by depth, relative to the first stage's, and the least keep of the first stage with which a shape is
-taken; in the order in which they are tried."""
-SPEEDUP_SHAPES: Shapes = (
-    ({0.23: 1, 0.50: 0.85, 0.63: 0.72}, 0.05),
-    ({0.10: 1, 0.25: 0.4, 0.40: 0.16}, 0.0),
-)
-PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
-NARROWEST, WIDEST = 13, 31  # tokens of a place
-RECOMMENDED_SINK = 4
+PAPER = Scoring.paper()
+RECOMMENDED_SINK = 4  # the first tokens, which draw attention whatever they say
 
 
 def _spans(value: object) -> tuple[tuple[int, int], ...]:
@@ -106,22 +99,16 @@ class Pruning(Scheduled):
     `stages` maps a layer to the share of the prompt kept above it, or to a `Mass` or a `Drop`; without stages
     the run is dense. `decode`: the stages of decode steps: "same", "frozen" (no selection) or their own.
     Always kept are the first `sink` and last `window` prompt tokens and the spans (first, end) of `protect`.
-    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
-    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
-    least `memory` times the remembered score.
+    `scoring` says how tokens are scored; the default is the paper's rule.
     Contexts below `min_tokens` tokens run dense. `prune_generated`: generated tokens may be dropped too.
     """
 
     stages: Stages
+    scoring: Scoring
     decode: str | Stages
     sink: int
     window: int
     protect: tuple[tuple[int, int], ...]
-    queries: int
-    pooling: str
-    layers: int
-    smooth: int
-    memory: float
     min_tokens: int
     prune_generated: bool
 
@@ -129,47 +116,34 @@ class Pruning(Scheduled):
         self,
         stages: StagesInput = None,
         *,
+        scoring: Scoring | Mapping[str, Any] = PAPER,
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         sink: int = 0,
         window: int = 0,
         protect: Iterable[Any] = (),
-        queries: int = 1,
-        pooling: Literal["mean", "max"] = "mean",
-        layers: int = 1,
-        smooth: int = 1,
-        memory: float = 0.0,
         min_tokens: int = 0,
         prune_generated: bool = False,
     ) -> None:
         self._set(
             stages=checked_stages(stages, "stages"),
+            scoring=Scoring.from_fields(scoring),
             decode=_decode(decode),
             sink=checked.whole(sink, "sink", 0),
             window=checked.whole(window, "window", 0),
             protect=_spans(protect),
-            queries=checked.whole(queries, "queries", 1),
-            pooling=checked.choice(pooling, "pooling", ("mean", "max")),
-            layers=checked.whole(layers, "layers", 1),
-            smooth=checked.whole(smooth, "smooth", 1),
-            memory=checked.share(memory, "memory"),
             min_tokens=checked.whole(min_tokens, "min_tokens", 0),
             prune_generated=checked.truth(prune_generated, "prune_generated"),
         )
-        if smooth % 2 == 0:
-            raise ValueError(f"smooth must be odd, so that a mean has a centre, not {smooth}")
 
     def __repr__(self) -> str:
         def braces(stages: Stages) -> str:
             return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
 
         parts = [braces(self.stages)]
-        if isinstance(self.decode, tuple):
-            parts.append(f"decode={braces(self.decode)}")
-        elif self.decode != "same":
-            parts.append(f"decode={self.decode!r}")
-        for field in fields(self)[2:]:
-            if getattr(self, field.name) != getattr(DENSE, field.name):
-                parts.append(f"{field.name}={getattr(self, field.name)!r}")
+        for field in fields(self)[1:]:
+            if (value := getattr(self, field.name)) != getattr(DENSE, field.name):
+                own_stages = field.name == "decode" and isinstance(value, tuple)
+                parts.append(f"{field.name}={braces(value) if own_stages else repr(value)}")
         return f"Pruning({', '.join(parts)})"
 
     @property
@@ -185,7 +159,8 @@ class Pruning(Scheduled):
 
     def _plain(self) -> dict[str, Any]:
         decode = self.decode if isinstance(self.decode, str) else plain_stages(self.decode)
-        return {**super()._plain(), "stages": plain_stages(self.stages), "decode": decode}
+        stages, scoring = plain_stages(self.stages), asdict(self.scoring)
+        return {**super()._plain(), "stages": stages, "scoring": scoring, "decode": decode}
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal Pruning back."""
@@ -213,8 +188,10 @@ class Pruning(Scheduled):
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
+        plain = super()._plain()
         return {
-            **super()._plain(),
+            **asdict(plain.pop("scoring")),
+            **plain,
             "stages": core_stages(self.stages),
             "decode": self.decode if isinstance(self.decode, str) else core_stages(self.decode),
             "protect": list(self.protect),
@@ -295,10 +272,10 @@ class Pruning(Scheduled):
         total = bare_flops(config, in_play, computed)
         sees = [window or math.inf for window in config.windows]
         for layer, (m, n) in enumerate(zip(in_play, computed, strict=True)):
-            # it scores if it is one of the last `layers` up to a stage and sees as far as the stage's layer
-            above = [stage for stage, _ in stages if layer <= stage < layer + self.layers]
+            # one of the last `scoring.layers` up to a stage scores if it sees as far as the stage's layer
+            above = [stage for stage, _ in stages if layer <= stage < layer + self.scoring.layers]
             if any(sees[layer] >= sees[stage] for stage in above):
-                total += score_flops(config, m, min(self.queries, n), config.windows[layer])
+                total += score_flops(config, m, min(self.scoring.queries, n), config.windows[layer])
         return total
 
     def _always_kept(self, n_prompt: int) -> int:
@@ -315,120 +292,53 @@ class Pruning(Scheduled):
     # ---- derived schedules -----------------------------------------------------------------------
 
     @classmethod
-    def for_speedup(cls, target: float, config: ModelConfig, n_prompt: int) -> Pruning:
-        """Stages that lose little under the scores of `recommended()`, keeping as much as `target` allows.
+    def for_speedup(
+        cls,
+        target: float,
+        model: ModelConfig | Any,
+        n_prompt: int,
+        scoring: Literal["recommended", "paper"] | Scoring = "recommended",
+    ) -> Pruning:
+        """The schedule that loses little for a counted speedup of a prompt of `n_prompt` tokens.
 
-        They are after about a quarter, a half and five eighths of the layers, and the later ones keep a
-        little less than the first; where these do not reach the target, there are three early ones.
-        In a model with sliding windows, they are after the nearest layers that see all of the context, each
-        after one of its own while there are enough; of those that share a layer the last one counts.
+        `model` is an LLM or its config. The stages are after about a quarter, a half and five eighths of the
+        layers, and the later ones keep a little less than the first; for the highest targets, there are three
+        early ones. In a model with sliding windows, they are after the nearest layers that see all of the
+        context, each after one of its own while there are enough; of those that share a layer the last one
+        counts. The layers depend on the model, the target and the scoring; the keeps on `n_prompt` too.
 
-        The counted speedup is at most 1 % above the target (more for prompts of a few dozen tokens, which can
-        only be cut in coarse steps); the scores of `recommended()` take a few thousandths of it.
+        `scoring`: recommended (with it the first four tokens, which draw attention whatever they say, always
+        stay), paper, or a Scoring. Its work is counted. The counted speedup is at most 1 % above the target
+        (more for prompts of a few dozen tokens, which can only be cut in coarse steps).
         """
-        return cls.of_shapes(SPEEDUP_SHAPES, target, config, n_prompt)
+        return cls.of_shapes(SPEEDUP_SHAPES, target, model, n_prompt, scoring)
 
     @classmethod
     def of_shapes(
         cls,
         shapes: Shapes,
         target: float,
-        config: ModelConfig,
+        model: ModelConfig | Any,
         n_prompt: int,
-        with_scores: Callable[[Pruning], Pruning] = lambda schedule: schedule,
+        scoring: Literal["recommended", "paper"] | Scoring = "recommended",
     ) -> Pruning:
-        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last.
-        `with_scores` gives a schedule its rule of scoring, whose work is counted too."""
-        target = checked.number(target, "target")
-        if target < 1.0:
-            raise ValueError(f"target must be at least 1, not {target}")
-        _check_config(config)
-        top = config.n_layers - 2
-        if top < 0:
-            raise ValueError("the model has one layer, so no stage fits below the last one")
-        seeing = seeing_layers(config, top)
-
-        def scaled(keeps: Mapping[int, float], factor: float) -> Pruning:
-            return with_scores(cls._scaled(keeps, factor))
-
-        for shape, least in shapes:
-            keeps = _placed({round(depth * config.n_layers): keep for depth, keep in shape.items()}, seeing)
-            if scaled(keeps, least).speedup(config, n_prompt) >= target:
-                break
-
-        most = scaled(keeps, 0.0)
-        if (reach := most.speedup(config, n_prompt)) < target:
-            raise ValueError(
-                f"a speedup of {target:g} is out of reach: stages at layers {', '.join(map(str, keeps))} of "
-                f"{config.n_layers} give at most {reach:.2f} at {n_prompt} prompt tokens"
-            )
-        largest = largest_that(
-            lambda candidate: candidate.speedup(config, n_prompt) >= target,
-            lambda factor: scaled(keeps, factor),
-            high=1 / min(keeps.values()),
-            tolerance=1e-5,
-        )
-        return most if largest is None else largest
-
-    @classmethod
-    def _scaled(cls, keeps: Mapping[int, float], factor: float) -> Pruning:
-        """A stage whose keep would be 1 or more is left out."""
-        scaled = {layer: max(1e-5, round(factor * keep, 5)) for layer, keep in keeps.items()}
-        return cls({layer: keep for layer, keep in scaled.items() if keep < 1})
-
-    def recommended(self, n_prompt: int = 1024) -> Pruning:
-        """The same schedule under the rule of scoring that was found to lose least.
-
-        A token's score is its largest share in five layers, each the largest of the last 32 rows, smoothed
-        over its neighbours and remembered in decode steps. It is smoothed over an eleventh of the tokens that
-        the first stage keeps of a prompt of `n_prompt`, at least 13 and at most 31: each place that is kept
-        takes as many. The first four tokens, which draw attention whatever they say, are always kept.
-        """
+        """Like `for_speedup`, with stages of the first of these shapes that fits, else of the last."""
+        if isinstance(scoring, str):
+            checked.choice(scoring, "scoring", ("recommended", "paper"))
         n_prompt = checked.whole(n_prompt, "n_prompt", 1)
-        keep = largest_keep(self.stages[0][1]) if self.stages else 1.0
-        return replace(
-            self,
-            layers=5,
-            queries=32,
-            pooling="max",
-            smooth=min(max(math.ceil(keep * n_prompt) // PLACES, NARROWEST), WIDEST) | 1,
-            memory=0.95,
-            sink=max(self.sink, RECOMMENDED_SINK),
-        )
+        config = getattr(model, "config", model)
+        _check_config(config)
 
+        def pruning_of(keeps: Keeps) -> Pruning:
+            chosen = scoring
+            if chosen == "recommended":
+                chosen = Scoring.recommended(math.ceil(next(iter(keeps.values())) * n_prompt))
+            elif chosen == "paper":
+                chosen = Scoring.paper()
+            sink = 0 if chosen == Scoring.paper() else RECOMMENDED_SINK
+            return cls(keeps, scoring=chosen, sink=sink)
 
-def _placed(keeps: Mapping[int, float], layers: list[int]) -> dict[int, float]:
-    """Each keep by the nearest of `layers` above those taken before; if none is left, by the last layer."""
-    placed: dict[int, float] = {}
-    for wanted, keep in keeps.items():
-        free = [layer for layer in layers if layer > max(placed, default=-1)] or layers[-1:]
-        placed[min(free, key=lambda layer: abs(layer - wanted))] = keep
-    return placed
-
-
-def seeing_layers(config: ModelConfig, top: int) -> list[int]:
-    """The layers up to `top` that see the whole context, or all of them if none does."""
-    layers = range(top + 1)
-    return [layer for layer in layers if not config.windows[layer]] or list(layers)
-
-
-def largest_that(
-    reaches: Callable[[Candidate], bool],
-    scaled: Callable[[float], Candidate],
-    high: float,
-    tolerance: float,
-) -> Candidate | None:
-    """`scaled(factor)` for the largest factor up to `high` that reaches a goal, found by bisection; None if
-    no factor does."""
-    low, best = 0.0, None
-    while high - low > tolerance:
-        factor = (low + high) / 2
-        candidate = scaled(factor)
-        if reaches(candidate):
-            low, best = factor, candidate
-        else:
-            high = factor
-    return best
+        return schedule_for(target, config, n_prompt, shapes, pruning_of)
 
 
 DENSE = Pruning()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from lazyllm import __version__, _core
-from lazyllm.answer import Answer, Drawn
+from lazyllm.answer import READ, Answer, Drawn
 from lazyllm.generation import Generation, Request, Stream
 from lazyllm.machine.memory import check_memory, fits
 from lazyllm.method import Method
@@ -33,6 +33,7 @@ from lazyllm.prompt import (
     is_messages,
 )
 from lazyllm.sampling import SamplingParams
+from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import Description, SessionFile, identity, write
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
@@ -68,8 +69,9 @@ class Session:
             method.check(model.config)
             if message := method.mismatch(model.checkpoint, progress):
                 warnings.warn(message, stacklevel=3)
-            core = model.core.session(method.core())
+            core = model.core.session(method.for_prompt(model.config, SHAPE_LENGTH).core())
         self.llm = model
+        self.setting = method
         self.pruning = method
         self.core = core
         self._room = 0  # capacity of the buffers, in tokens
@@ -134,7 +136,8 @@ class Session:
     def fork(self) -> Session:
         """A second session in the same state. Nothing that is done to one of them shows in the other."""
         with self._exclusive_use():
-            fork = Session(self.llm, self.pruning, self._forked_core())
+            fork = Session(self.llm, self.setting, self._forked_core())
+            fork.pruning = self.pruning
             fork._room = self._room
             fork._prompts = list(self._prompts)
             fork._conversation = Conversation(self.llm, self._conversation.turns)
@@ -196,6 +199,7 @@ class Session:
         with self._exclusive_use():
             if not generated:
                 self._refuse_ids()
+                self._schedule(len(new))
                 new = self.pruning.ids(self.llm, new, len(self._prompts))
             self._reserve(len(new))
             self._run_pending()
@@ -395,6 +399,8 @@ class Session:
                     )
 
     def _start(self, answer: Answer) -> None:
+        self._schedule(len(answer.encoded.ids))
+        answer.pruning = self.pruning
         ids = self.pruning.ids(self.llm, answer.encoded.ids, len(self._prompts))
         if self._prefixes is None or self.length:
             answer.start(self.core, ids)
@@ -404,12 +410,23 @@ class Session:
         answer.start(self.core, ids)
         answer.begins = 0
 
+    def _schedule(self, n_new: int) -> None:
+        """Takes the setting's schedule for a first prompt of `n_new` tokens behind those read."""
+        if (self.core.kinds == READ).all():
+            self.pruning = self.setting.for_prompt(self.llm.config, self.length + n_new)
+            self._reschedule()
+
+    def _reschedule(self) -> None:
+        if self.pruning is not self.setting:
+            self.core.reschedule(self.pruning.core())
+
     def _read_shared(self, prefixes: PrefixCache, ids: list[int], progress: bool) -> None:
         """Reads of an empty session's prompt what may be read ahead, as far as it goes from the cache; all of
         it or, on failure, nothing."""
-        ahead = prefixes.readable(self.pruning, ids)
-        if fork := prefixes.longest(self.llm, self.pruning, ahead):
+        ahead = prefixes.readable(self.setting, ids)
+        if fork := prefixes.longest(self.llm, self.setting, ahead):
             self.core, self._room = fork, 0
+            self._reschedule()
             self._prompts = [PromptPlace(0, fork.length, fork.length)]
         try:
             if len(ahead) - self.length >= LEAST_PASS:
@@ -431,7 +448,7 @@ class Session:
             warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
             return
         kept, self.core = self.core, fork
-        prefixes.keep(self.llm, self.pruning, kept)
+        prefixes.keep(self.llm, self.setting, kept)
 
     def _holds_prompt(self, answer: Answer) -> bool:
         return answer.begins is not None and self.length >= answer.prompt_end

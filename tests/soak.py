@@ -33,7 +33,7 @@ LEAST_ROUNDS = 12
 MOST_GROWTH = 1 << 20  # bytes, of the median of the last third of the rounds over that of the first
 
 STAGES = lazyllm.Pruning({6: 0.6, 15: 0.3}, decode={15: 0.5})
-RECOMMENDED = lazyllm.Pruning({10: 0.5, 20: 0.2}).recommended()
+RECOMMENDED = lazyllm.Pruning({10: 0.5, 20: 0.2}, scoring=lazyllm.Scoring.recommended(), sink=4)
 VARIANTS: list[dict[str, Any]] = [
     {"weights": "q8"},
     {"weights": "q4", "kv": "f16"},

@@ -24,7 +24,7 @@ junk = st.recursive(
     ),
     max_leaves=6,
 )
-OPTIONS = ("decode", "sink", "window", "protect", "queries", "pooling", "layers", "smooth", "memory")
+OPTIONS = ("decode", "sink", "window", "protect", "scoring")
 options = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPTIONS, "min_tokens"), junk))
 
 

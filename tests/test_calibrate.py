@@ -211,7 +211,7 @@ def test_the_loss_of_a_schedule_is_that_of_its_worst_stage_in_each_layer() -> No
 
 
 def test_counted_work_adds_up_to_those_of_pruning(llm: LLM) -> None:
-    options, n = Pruning(queries=16, layers=2), 1000
+    options, n = Pruning(scoring=Scoring(queries=16, layers=2)), 1000
     losses = Losses((1, 3), (0.5, 0.2), np.zeros((2, 2, 6)))
     work = Work.counted(losses, llm.config, n, options)
     dense = Pruning().flops(llm.config, n)

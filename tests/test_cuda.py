@@ -486,7 +486,7 @@ def test_quantized_weights_are_for_the_cpu(tmp_path: Path) -> None:
 def test_a_session_is_forked_and_restored_to_the_bit(tmp_path: Path, dtype: str) -> None:
     folder = model_folder(tmp_path, Shape(vocab=300, n_layers=5, dtype=dtype))
     llm = lazyllm.load(folder, device="cuda")
-    session = llm.session(lazyllm.Pruning({0: 0.7, 2: 0.4}, memory=0.8))
+    session = llm.session(lazyllm.Pruning({0: 0.7, 2: 0.4}, scoring=lazyllm.Scoring(memory=0.8)))
     session.ask(list(range(40, 90)), max_new_tokens=5)
     session.save(tmp_path / "kept")
     # a fork of what was just restored copies rows that another stream is still uploading

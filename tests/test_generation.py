@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lazyllm
-from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, _core
+from lazyllm import LLM, Drop, Mass, Pruning, SamplingParams, Scoring, _core
 from lazyllm.generation import Request
 from lazyllm.stop_finder import StopFinder
 
@@ -209,8 +209,8 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
         Pruning({0: 0.2, 2: 0.1}, sink=9, window=4),
         Pruning({1: 0.5}, protect=[(3, 20), (10, 40)]),
         Pruning({1: 0.5}, min_tokens=51),
-        Pruning({1: 0.5, 2: 0.31}, smooth=5, queries=3),
-        Pruning({2: 0.31}, layers=2),
+        Pruning({1: 0.5, 2: 0.31}, scoring=Scoring(smooth=5, queries=3)),
+        Pruning({2: 0.31}, scoring=Scoring(layers=2)),
     ):
         prefill = llm.generate(IDS, pruning=pruning, max_new_tokens=1).passes
         width, c = 4 * SHAPE.n_heads * SHAPE.head_dim, llm.config
@@ -221,10 +221,12 @@ def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
             last = layer == c.n_layers - 1
             work += (n - 1) * kv_row + row + n * width if last else n * row + n * (n + 1) // 2 * width
             scored = {
-                at for stage, _ in pruning.stages for at in range(stage - pruning.layers + 1, stage + 1)
+                at
+                for stage, _ in pruning.stages
+                for at in range(stage - pruning.scoring.layers + 1, stage + 1)
             }
             if layer in scored and pruning.min_tokens <= len(IDS):
-                work += min(pruning.queries, n) * n * width // 2
+                work += min(pruning.scoring.queries, n) * n * width // 2
         session = llm.session(pruning)
         session.forward(IDS)
         assert pruning.flops(c, len(IDS)) == pruning.pass_flops(c, session.last_pass) == work

@@ -15,12 +15,12 @@ from folders import SHAPE, model_folder
 from tiny import DEVICE, shared_bytes
 
 import lazyllm
-from lazyllm import LLM, Policy, PrefixCache, Preset, Pruning, Session, prefix_cache
+from lazyllm import LLM, Policy, PrefixCache, Preset, Pruning, Scoring, Session, prefix_cache
 from lazyllm.methods import FastKV
 
 MODEL = replace(SHAPE, context=2000)
 DENSE = Pruning()
-PRUNED = Pruning({1: 0.5, 3: 0.3}, layers=2, queries=8, pooling="max", memory=0.8)
+PRUNED = Pruning({1: 0.5, 3: 0.3}, scoring=Scoring(layers=2, queries=8, pooling="max", memory=0.8))
 RNG = np.random.default_rng(3)
 PASS = prefix_cache.LEAST_PASS
 HEAD = RNG.integers(3, 300, 2 * PASS + 100).tolist()
@@ -226,7 +226,7 @@ class Asking(Policy):
 
 def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
     ids = HEAD + TAILS[4]
-    preset = Preset(Pruning({1: 0.5}, queries=300), 1.0, "", "", {}, {})
+    preset = Preset(Pruning({1: 0.5}, scoring=Scoring(queries=300)), 1.0, "", "", {}, {})
     for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), PASS), (PRUNED, PASS)):
         assert PrefixCache.readable(method, ids) == ids[:-n_rows]
     assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazyllm import Drop, Mass, Pruning
+from lazyllm import Drop, Mass, Pruning, Scoring
 from lazyllm.checkpoints.config import ModelConfig
 
 
@@ -72,12 +72,14 @@ def test_stages_refused(stages: Any, kind: type[Exception], words: str) -> None:
         ({"decode": None}, ValueError, 'decode must be "same", "frozen" or stages'),
         ({"sink": -1}, ValueError, "sink must be from 0"),
         ({"window": -1}, ValueError, "window must be from 0"),
-        ({"queries": 0}, ValueError, "queries must be from 1"),
-        ({"pooling": "median"}, ValueError, "pooling must be mean or max, not 'median'"),
-        ({"layers": 0}, ValueError, "layers must be from 1"),
-        ({"memory": 1.1}, ValueError, "memory must be from 0 to 1, not 1.1"),
-        ({"smooth": 0}, ValueError, "smooth must be from 1"),
-        ({"smooth": 4}, ValueError, "smooth must be odd"),
+        ({"scoring": {"queries": 0}}, ValueError, "queries must be from 1"),
+        ({"scoring": {"pooling": "median"}}, ValueError, "pooling must be mean or max, not 'median'"),
+        ({"scoring": {"layers": 0}}, ValueError, "layers must be from 1"),
+        ({"scoring": {"memory": 1.1}}, ValueError, "memory must be from 0 to 1, not 1.1"),
+        ({"scoring": {"smooth": 0}}, ValueError, "smooth must be from 1"),
+        ({"scoring": {"smooth": 4}}, ValueError, "smooth must be odd"),
+        ({"scoring": {"row": 4}}, ValueError, "scoring has no field 'row'; its fields are layers, queries"),
+        ({"scoring": "recommended"}, TypeError, "scoring must be a lazyllm.Scoring or a mapping"),
         ({"min_tokens": -1}, ValueError, "min_tokens must be from 0"),
         ({"min_tokens": "9"}, TypeError, "min_tokens must be a whole number, not '9'"),
         ({"prune_generated": 1}, TypeError, "prune_generated must be True or False"),
@@ -159,7 +161,8 @@ def test_prints_only_what_was_set() -> None:
         "prune_generated=True)"
     )
     assert (
-        repr(Pruning({1: 0.5}, decode="frozen", smooth=13)) == "Pruning({1: 0.5}, decode='frozen', smooth=13)"
+        repr(Pruning({1: 0.5}, decode="frozen", scoring=Scoring(smooth=13)))
+        == "Pruning({1: 0.5}, scoring=Scoring(smooth=13), decode='frozen')"
     )
     assert repr(Pruning({1: Drop(0.4), 2: 0.3}, decode={})) == "Pruning({1: Drop(0.4), 2: 0.3}, decode={})"
     assert repr(Mass(0.9, keep_min=0.1)) == "Mass(0.9, keep_min=0.1)"
@@ -206,11 +209,14 @@ def prunings(n_layers: int = 30) -> st.SearchStrategy[Pruning]:
         sink=st.integers(0, 9),
         window=st.integers(0, 9),
         protect=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=3),
-        queries=st.integers(1, 9),
-        pooling=st.sampled_from(["mean", "max"]),
-        layers=st.integers(1, 6),
-        smooth=st.sampled_from([1, 3, 13]),
-        memory=st.floats(0.0, 1.0),
+        scoring=st.builds(
+            Scoring,
+            queries=st.integers(1, 9),
+            pooling=st.sampled_from(["mean", "max"]),
+            layers=st.integers(1, 6),
+            smooth=st.sampled_from([1, 3, 13]),
+            memory=st.floats(0.0, 1.0),
+        ),
         min_tokens=st.integers(0, 50),
         prune_generated=st.booleans(),
     )
@@ -221,7 +227,9 @@ def test_json_and_what_it_prints_give_the_same_pruning_back(pruning: Pruning) ->
     again = Pruning.from_json(pruning.to_json())
     assert again == pruning
     assert hash(again) == hash(pruning)
-    assert eval(repr(pruning), {"Pruning": Pruning, "Mass": Mass, "Drop": Drop}) == pruning
+    assert (
+        eval(repr(pruning), {"Pruning": Pruning, "Scoring": Scoring, "Mass": Mass, "Drop": Drop}) == pruning
+    )
 
 
 def test_json_of_stages_alone() -> None:
@@ -240,7 +248,7 @@ def test_json_of_stages_alone() -> None:
         (
             '{"stages": {"10": 0.7}, "sinks": 4}',
             ValueError,
-            "no field 'sinks'; its fields are stages, decode, sink",
+            "no field 'sinks'; its fields are stages, scoring, decode",
         ),
         (
             '{"10": 0.5, "min_tokens": 3000}',
@@ -276,12 +284,12 @@ def flops_token_by_token(pruning: Pruning, c: Any, n: int, all_score: bool = Fal
         if n < pruning.min_tokens:
             continue
         if any(
-            stage - pruning.layers < layer <= stage
+            stage - pruning.scoring.layers < layer <= stage
             and (all_score or (c.windows[layer] or math.inf) >= (c.windows[stage] or math.inf))
             for stage, _ in pruning.stages
         ):
             seen = min(len(in_play), c.windows[layer] or n)
-            total += 2 * width * seen * min(pruning.queries, len(in_play))
+            total += 2 * width * seen * min(pruning.scoring.queries, len(in_play))
         rule = dict(pruning.stages).get(layer)
         if rule is not None:
             keep = {Mass: "keep_max", Drop: "keep"}.get(type(rule))
@@ -302,10 +310,10 @@ def test_for_speedup_places_stages_after_layers_that_see_the_whole_context() -> 
     pruning = Pruning.for_speedup(1.5, model, 4000)
     assert [layer for layer, _ in pruning.stages] == [5, 11]
     assert 1.5 <= pruning.speedup(model, 4000) <= 1.515
-    early = Pruning.for_speedup(2.5, model, 16000)  # three stages where one layer sees everything
+    early = Pruning.for_speedup(2.75, model, 1000)  # three early stages, all of them after layers 5 and 11
     assert [layer for layer, _ in early.stages] == [5, 11]
     assert early.stages[1][1] == pytest.approx(0.16 * early.stages[0][1], rel=1e-2)
-    assert 2.5 <= early.speedup(model, 16000) <= 2.525
+    assert 2.75 <= early.speedup(model, 1000) <= 2.78
     local = dataclasses.replace(model, windows=(512,) * 18)
     assert [layer for layer, _ in Pruning.for_speedup(1.5, local, 4000).stages] == [4, 9, 11]
 
@@ -317,11 +325,25 @@ def test_speedup_of_a_known_schedule() -> None:
         Pruning().flops(SMOL, 0)
 
 
-@given(st.floats(1.0, 5.0), st.integers(1000, 30000))
-def test_for_speedup_is_within_one_percent_above(target: float, n: int) -> None:
-    pruning = Pruning.for_speedup(target, SMOL, n)
-    assert 0.99 * target <= pruning.recommended().speedup(SMOL, n)
+@given(st.floats(1.01, 5.0), st.integers(1000, 30000), st.sampled_from(["recommended", "paper"]))
+def test_for_speedup_is_within_one_percent_above(target: float, n: int, scoring: Any) -> None:
+    pruning = Pruning.for_speedup(target, SMOL, n, scoring)
     assert target <= pruning.speedup(SMOL, n) <= 1.01 * target
+    at_other_length = Pruning.for_speedup(target, SMOL, 2 * n, scoring)
+    assert [layer for layer, _ in pruning.stages] == [layer for layer, _ in at_other_length.stages]
+
+
+def test_for_speedup_scores_as_it_is_told() -> None:
+    pruning = Pruning.for_speedup(2.0, SMOL, 3000)
+    ((_, keep), *_) = pruning.stages
+    assert pruning.scoring == Scoring.recommended(math.ceil(keep * 3000))
+    assert pruning.sink == 4
+    paper = Pruning.for_speedup(2.0, SMOL, 3000, scoring="paper")
+    assert (paper.scoring, paper.sink) == (Scoring.paper(), 0)
+    own = Scoring(layers=3, queries=16)
+    assert Pruning.for_speedup(2.0, SMOL, 3000, scoring=own).scoring == own
+    with pytest.raises(ValueError, match="scoring must be recommended or paper, not 'best'"):
+        Pruning.for_speedup(2.0, SMOL, 3000, scoring="best")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("target", "layers"), [(1.2, [7, 15, 19]), (2.5, [7, 15, 19]), (5.0, [3, 8, 12])])
@@ -334,7 +356,7 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
     for n_layers in range(2, 9):
         model = dataclasses.replace(SMALL, n_layers=n_layers, windows=(0,) * n_layers)
-        pruning = Pruning.for_speedup(1.05, model, 7)
+        pruning = Pruning.for_speedup(1.05, model, 7, scoring="paper")
         pruning.check(model)
         assert pruning.speedup(model, 7) >= 1.05
 
@@ -344,7 +366,7 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
         ValueError, match=r"a speedup of 20 is out of reach: .* at most \d\.\d\d at 2000 prompt"
     ):
         Pruning.for_speedup(20.0, SMOL, 2000)
-    with pytest.raises(ValueError, match="target must be at least 1"):
+    with pytest.raises(ValueError, match="the speedup must be above 1, which is dense"):
         Pruning.for_speedup(0.5, SMOL, 2000)
     for call in (Pruning.for_speedup, lambda target, model, n: Pruning().speedup(model, n)):
         with pytest.raises(
@@ -355,21 +377,11 @@ def test_for_speedup_refuses_what_cannot_be() -> None:
         Pruning.for_speedup(2.0, dataclasses.replace(SMALL, n_layers=1), 2000)
 
 
-def test_recommended_keeps_the_schedule() -> None:
-    pruning = Pruning({10: 0.7}, window=2)
-    made = pruning.recommended()
-    assert made == Pruning(
-        {10: 0.7}, window=2, sink=4, layers=5, queries=32, pooling="max", smooth=31, memory=0.95
-    )
-    assert pruning == Pruning({10: 0.7}, window=2)
-    assert Pruning({10: 0.7}, sink=9).recommended().sink == 9
-
-
 def test_recommended_smooths_over_fewer_tokens_where_few_are_kept() -> None:
-    for stages, width in (({10: 1 / 3}, 31), ({10: 0.2, 20: 0.1}, 19), (None, 31)):
-        assert Pruning(stages).recommended().smooth == width
-    assert [Pruning({10: 0.1}).recommended(n).smooth for n in (900, 1540, 3200, 9000)] == [13, 15, 29, 31]
-    with pytest.raises(ValueError, match=r"n_prompt must be from 1 to .*, not 0"):
-        Pruning({10: 0.1}).recommended(0)
-    assert Pruning({10: Mass(0.9, keep_max=0.1)}).recommended().smooth == 13
-    assert Pruning({10: Drop(0.1)}).recommended().smooth == 13
+    widths = {100: 13, 154: 15, 205: 19, 320: 29, 342: 31, 1024: 31}
+    assert {n_kept: Scoring.recommended(n_kept).smooth for n_kept in widths} == widths
+    recommended = Scoring(layers=5, queries=32, pooling="max", smooth=31, memory=0.95)
+    assert Scoring.recommended() == recommended
+    assert Scoring.paper() == Scoring()
+    with pytest.raises(ValueError, match=r"n_kept must be from 1 to .*, not 0"):
+        Scoring.recommended(0)

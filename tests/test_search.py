@@ -158,7 +158,9 @@ def test_starting_points_are_checked_by_name(
 
 def test_starting_points_run_first_as_they_are(search: Callable[..., Search], finished: Search) -> None:
     preset = finished.preset(speedup=1.5)
-    own = Pruning({1: 0.5, 2: Mass(0.9, keep_max=0.4)}, smooth=7)  # outside of the space in every way
+    own = Pruning(
+        {1: 0.5, 2: Mass(0.9, keep_max=0.4)}, scoring=Scoring(smooth=7)
+    )  # outside of the space in every way
     found = search(start=[own, preset, own], budget=3)
     assert [record.pruning for record in found] == [own, preset.pruning, finished[0].pruning]
 

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from tiny import Shape
 
 import lazyllm
-from lazyllm import LLM, Drop, Method, Policy, Pruning, _core, session_file
+from lazyllm import LLM, Drop, Method, Policy, Pruning, Scoring, _core, session_file
 from lazyllm.support.files import whole_file
 
 IDS = list(range(40, 90))
@@ -28,7 +28,7 @@ STAGES = Pruning({1: 0.6, 3: 0.3})
 SETTINGS = {
     "dense": None,
     "stages": STAGES,
-    "memory": Pruning({1: 0.6, 3: 0.3}, memory=0.8, layers=2, decode={0: 0.9, 2: 0.2}),
+    "memory": Pruning({1: 0.6, 3: 0.3}, scoring=Scoring(memory=0.8, layers=2), decode={0: 0.9, 2: 0.2}),
     "for good": Pruning({1: Drop(0.6), 3: 0.3}),
     "frozen": Pruning({1: 0.6}, decode="frozen", min_tokens=20),
     "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
@@ -304,7 +304,11 @@ KEPT, WAITS, ANSWER = (PROMPT, TOP, 0), (PROMPT, 2, 0), (GENERATED, TOP, 0)
         (HALF(), [KEPT, (READ, 2, 0), KEPT], "position 2.*follows one that was"),
         (HALF(), [(PROMPT, TOP, 1)], "gone, and no stage"),
         # a stage that counted on prompt tokens alone had more tokens in play than the stage before
-        (Pruning({0: 0.3}, memory=0.5), [KEPT, (GENERATED, TOP, 1)], "position 1.* the pruning drops prompt"),
+        (
+            Pruning({0: 0.3}, scoring=Scoring(memory=0.5)),
+            [KEPT, (GENERATED, TOP, 1)],
+            "position 1.* the pruning drops prompt",
+        ),
         (Pruning({1: Drop(0.5)}), [(PROMPT, 0, 1), (READ, 0, 1)], "1.*the first stage does not allow"),
         (Pruning({1: 0.5, 3: Drop(0.3)}), [(PROMPT, 2, 1)], "is gone, and no stage at its depth"),
         (Pruning({1: Drop(0.5), 3: 0.3}), [(PROMPT, depth, 1) for depth in (0, 2, 4, TOP)], None),
@@ -323,7 +327,7 @@ def test_tokens_that_no_session_has(
 
 
 def remembering(decode: Any = "same", min_tokens: int = 0) -> Pruning:
-    return Pruning({1: 0.6, 3: 0.3}, memory=0.8, decode=decode, min_tokens=min_tokens)
+    return Pruning({1: 0.6, 3: 0.3}, scoring=Scoring(memory=0.8), decode=decode, min_tokens=min_tokens)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
 from lazyllm.pictures.pareto import number_dots, plot_pareto, space_ticks
 from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front
 from lazyllm.sweeps.space import settings_of
 from lazyllm.sweeps.sweep import dots_of
@@ -131,7 +132,11 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
 
 
 def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
-    pruned = [Pruning(stages, smooth=smooth) for stages in ({1: 0.6, 3: 0.3}, {2: 0.9}) for smooth in (1, 3)]
+    pruned = [
+        Pruning(stages, scoring=Scoring(smooth=smooth))
+        for stages in ({1: 0.6, 3: 0.3}, {2: 0.9})
+        for smooth in (1, 3)
+    ]
     assert [point.pruning for point in swept] == [Pruning(), *pruned]
     one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layers": range(2), "sink": (4,)}, llm.config)
     stages = [{0: 0.25}, {1: 0.25}, {0: 0.5}, {1: 0.5}]

@@ -17,6 +17,7 @@ from benchmarks.peers.engines import OURS, Engines, start_engines
 from lazyllm import _core, load
 from lazyllm.llm import LLM
 from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
 from lazyllm.session import Session
 
 SUITE = "decode"
@@ -119,11 +120,11 @@ def decode_goals(options: Options, place: Place) -> Goals:
 def by_rules(options: Options, llm: LLM, place: Place) -> Section:
     """Decode steps of pruned sessions that differ in the rule by which their stages score tokens."""
     ids, new = options.prompt(options.context), options.prompt(STEPS)
-    paper = Pruning.for_speedup(SPEEDUP, llm.config, options.context)
+    paper = Pruning.for_speedup(SPEEDUP, llm, options.context, scoring="paper")
     prunings = {
         "the paper's": paper,
-        "five layers": replace(paper, layers=5),
-        "recommended": paper.recommended(),
+        "five layers": replace(paper, scoring=Scoring(layers=5)),
+        "recommended": Pruning.for_speedup(SPEEDUP, llm, options.context),
     }
     sessions = {name: llm.session(pruning) for name, pruning in prunings.items()}
     for session in sessions.values():

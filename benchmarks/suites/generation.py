@@ -82,10 +82,7 @@ def measured(options: Options, llm: LLM, prompts: list[list[int]], n_new: int, n
     """Seconds to answer all prompts."""
 
     def answers(pruning: bool) -> Contestant:
-        schedules = [
-            Pruning.for_speedup(SPEEDUP, llm.config, len(ids)).recommended(len(ids)) if pruning else Pruning()
-            for ids in prompts
-        ]
+        schedules = [Pruning.for_speedup(SPEEDUP, llm, len(ids)) if pruning else Pruning() for ids in prompts]
         pairs = list(zip(prompts, schedules, strict=True))
 
         def run() -> None:

@@ -40,7 +40,7 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     notes = []
     for speedup in SPEEDUPS:
         try:
-            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm.config, n)
+            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm, n)
         except ValueError as error:
             notes.append(f"Left out: {error}.")
     made["one stage"] = Pruning({layers // 2: 0.5})

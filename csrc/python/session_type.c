@@ -201,6 +201,22 @@ static PyObject *session_reserve(SessionObject *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+static PyObject *session_reschedule(SessionObject *self, PyObject *dict)
+{
+    lazy_pruning pruning;
+    lazy_error err = { 0 };
+    PyObject *policy;
+    if (!session_at_rest(self) || pruning_parse(dict, &pruning, &policy)) return NULL;
+    int code = 0;
+    if (policy) PyErr_SetString(PyExc_ValueError, "a session cannot take another policy");
+    else code = lazy_session_reschedule(self->session, &pruning, &err);
+    pruning_release(&pruning);
+    Py_XDECREF(policy);
+    if (code) return core_raise(core_state_of(self), &err);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyObject *session_truncate(SessionObject *self, PyObject *argument)
 {
     lazy_error err = { 0 };
@@ -369,6 +385,7 @@ static PyMethodDef session_methods[] = {
     { "read", (PyCFunction)(void (*)(void))session_read, METH_VARARGS | METH_KEYWORDS,
       "read(ids, watch=None): runs the beginning of a prompt up to the first stage" },
     { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
+    { "reschedule", (PyCFunction)session_reschedule, METH_O, "reschedule(pruning): another setting, with stages after the same layers" },
     { "truncate", (PyCFunction)session_truncate, METH_O, "truncate(length): back to the first tokens" },
     { "fork", (PyCFunction)session_fork, METH_NOARGS, "fork() -> a second session in the same state" },
     { "state_length", (PyCFunction)state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token" },

@@ -5,6 +5,7 @@ from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
 from lazyllm.methods.parsing import PruningInput, as_method, parse_method
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
+from lazyllm.methods.speedup import Speedup
 
 __all__ = [
     "CLAA",
@@ -14,6 +15,7 @@ __all__ = [
     "PromptCompression",
     "PruningInput",
     "RandomDrop",
+    "Speedup",
     "StaticPruning",
     "as_method",
     "parse_method",

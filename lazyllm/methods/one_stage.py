@@ -11,6 +11,7 @@ import numpy as np
 from lazyllm.counted_work import layer_flops, score_flops
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, Pruning, Scheduled
+from lazyllm.scoring import Scoring
 from lazyllm.stages import LAYER_LIMIT
 from lazyllm.support import checked
 from lazyllm.support.pooling import pooled
@@ -52,7 +53,8 @@ class FastKV(OneStage):
     @property
     def schedule(self) -> Pruning:
         stages = {self.layer: self.keep}
-        return Pruning(stages, queries=ROWS, smooth=FASTKV_NEIGHBOURS, window=ROWS, decode="frozen")
+        scoring = Scoring(queries=ROWS, smooth=FASTKV_NEIGHBOURS)
+        return Pruning(stages, scoring=scoring, window=ROWS, decode="frozen")
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class CLAA(OneStage):
     @property
     def schedule(self) -> Pruning:
         """The schedule without the scores of the lower layers, which count as `extra_flops`."""
-        return Pruning({self.layer: self.keep}, queries=ROWS, window=ROWS, decode="frozen")
+        return Pruning({self.layer: self.keep}, scoring=Scoring(queries=ROWS), window=ROWS, decode="frozen")
 
     def core(self) -> dict[str, Any]:
         return Aggregation({self.layer: self.keep}, window=ROWS, decode="frozen").core()

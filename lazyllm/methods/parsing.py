@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -14,18 +15,21 @@ from lazyllm.methods.baselines import RandomDrop, StaticPruning
 from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
 from lazyllm.methods.preset import Preset
 from lazyllm.methods.prompt_compression import PromptCompression
+from lazyllm.methods.speedup import Speedup
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 
-PruningInput = Method | str | Path | Mapping[Any, Any] | Sequence[Any] | None
+PruningInput = Method | float | str | Path | Mapping[Any, Any] | Sequence[Any] | None
 BUILT_IN: dict[str, type[Method]] = {
-    cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter)
+    cls.name: cls for cls in (RandomDrop, StaticPruning, PromptCompression, FastKV, CLAA, GemFilter, Speedup)
 }
 ENTRY_POINTS = "lazyllm.methods"
 """The group of entry points by which installed packages offer classes of methods, each under its name."""
+SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
 TEXT_FIELDS = ("unit", "model")
 FORMS = (
-    "dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, compress:ratio=0.5,unit=sentence, "
+    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, "
+    "compress:ratio=0.5,unit=sentence, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
     'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
     "method that an installed package offers"
@@ -34,11 +38,13 @@ PRESET_SUFFIX = ".json"
 
 
 def as_method(pruning: object) -> Method:
-    """The method that `pruning` stands for: a method, text, stages, fields, a preset's file or None."""
+    """The method that `pruning` stands for: a method, a speedup, text, stages, fields, a file or None."""
     if pruning is None:
         return DENSE
     if isinstance(pruning, Method):
         return pruning
+    if isinstance(pruning, int | float):
+        return Speedup(pruning)
     if isinstance(pruning, Path):
         return Preset.load(pruning)
     if isinstance(pruning, str):
@@ -56,14 +62,14 @@ def as_method(pruning: object) -> Method:
     if isinstance(pruning, Mapping | list | tuple):
         return Pruning.from_fields(pruning)
     raise TypeError(
-        "pruning must be a lazyllm.Pruning, another method such as lazyllm.RandomDrop, its text, stages such "
-        f"as {{10: 0.7}}, a preset's path, or None for dense, not {pruning!r}"
+        "pruning must be a speedup such as 2.0, a lazyllm.Pruning, a method such as lazyllm.RandomDrop, "
+        f"its text, stages such as {{10: 0.7}}, a preset's path, or None for dense, not {pruning!r}"
     )
 
 
 def parse_method(text: str) -> Method:
-    """A method from one argument: `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or the
-    file of a preset, whose name ends with .json. Installed packages may offer more names (`ENTRY_POINTS`)."""
+    """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
+    the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
     if not isinstance(text, str):
         raise TypeError(f"a method must be text, not {text!r}")
     name, _, options = text.strip().partition(":")
@@ -71,6 +77,8 @@ def parse_method(text: str) -> Method:
         return DENSE
     if text.strip()[:1] in ("{", "[") or text.strip() == "null":
         return as_method(parse_json(text, "pruning", strict=True))
+    if speedup := SPEEDUP.fullmatch(text.strip()):
+        return Speedup(float(speedup[1]))
     if named := method_class(name):
         return named.from_fields(_options(options, text))
     if text.endswith(PRESET_SUFFIX):

@@ -1,0 +1,65 @@
+"""Speedup: a number as a setting; the schedule follows when the length of the prompt is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, NoReturn
+
+from lazyllm.method import Method
+from lazyllm.pruning import Pruning
+from lazyllm.schedule import SHAPE_LENGTH, OutOfReach
+from lazyllm.scoring import Scoring
+from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.checkpoints.config import ModelConfig
+
+SHORTEST = 64
+"""Tokens of a context from which on it is pruned: shorter ones take hardly longer, and can spare little."""
+
+
+@dataclass(frozen=True)
+class Speedup(Method):
+    """A counted speedup of the prefill: `Pruning.for_speedup` for each prompt's own length.
+
+    A session takes the schedule for its first prompt and keeps it. A prompt that is too short to gain runs
+    dense. As text it is `2x`.
+    """
+
+    name: ClassVar[str] = "speedup"
+    factor: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factor, bool):
+            raise TypeError(f"a speedup is a number such as 2.0, not {self.factor}; None is dense")
+        factor = checked.number(self.factor, "a speedup")
+        if factor == 1.0:
+            raise ValueError("a speedup of 1 is dense: give None, or more than 1 such as 2.0")
+        if factor < 1.0:
+            raise ValueError(
+                f"a speedup must be above 1, such as 2.0, not {factor:g}; a share of tokens to keep belongs "
+                "to a stage, such as Pruning({10: 0.5})"
+            )
+        self._set(factor=factor)
+
+    def __str__(self) -> str:
+        return f"{self.factor:g}x"
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises ValueError if the model cannot reach the speedup; it names the highest."""
+        self._schedule(config, SHAPE_LENGTH)
+
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
+        try:
+            return replace(self._schedule(config, max(n_prompt, SHORTEST)), min_tokens=SHORTEST)
+        except OutOfReach:  # a prompt that is too short for so high a speedup; a follow-up may be long enough
+            return replace(self._schedule(config, SHAPE_LENGTH), min_tokens=n_prompt + 1)
+
+    def _schedule(self, config: ModelConfig, n_prompt: int) -> Pruning:
+        return Pruning.for_speedup(self.factor, config, n_prompt)
+
+    reads_in_parts = True
+    asking_rows = Scoring.recommended().queries
+
+    def core(self) -> NoReturn:
+        raise RuntimeError("a Speedup has a schedule for a prompt only: for_prompt gives it")

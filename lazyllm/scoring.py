@@ -1,0 +1,72 @@
+"""Scoring: how the tokens in play at a stage are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from lazyllm.support import checked
+
+PLACES = 11  # in the prompt, for which the first stage has room when scores are smoothed
+NARROWEST, WIDEST = 13, 31  # tokens of a place
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Scoring:
+    """The options of the score; without any it is the paper's, the query token's attention.
+
+    A score is the mean over the last `queries` new tokens, or with `pooling="max"` the largest of theirs, the
+    largest share in the last `layers` layers, the mean over `smooth` neighbours (odd), and in decode steps at
+    least `memory` times the remembered score. docs/method.md defines each.
+    """
+
+    layers: int = 1
+    queries: int = 1
+    pooling: Literal["mean", "max"] = "mean"
+    smooth: int = 1
+    memory: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "queries", "smooth"):
+            object.__setattr__(self, name, checked.whole(getattr(self, name), name, 1))
+        checked.choice(self.pooling, "pooling", ("mean", "max"))
+        object.__setattr__(self, "memory", checked.share(self.memory, "memory"))
+        if self.smooth % 2 == 0:
+            raise ValueError(f"smooth must be odd, so that a mean has a centre, not {self.smooth}")
+
+    def __repr__(self) -> str:
+        changed = {item.name: getattr(self, item.name) for item in fields(self)}
+        texts = [f"{name}={value!r}" for name, value in changed.items() if value != getattr(Scoring, name)]
+        return f"Scoring({', '.join(texts)})"
+
+    @classmethod
+    def paper(cls) -> Scoring:
+        """The paper's rule: one row of one layer."""
+        return cls()
+
+    @classmethod
+    def recommended(cls, n_kept: int = 1024) -> Scoring:
+        """The rule that was found to lose least, for a first stage that keeps `n_kept` tokens.
+
+        A token's score is its largest share in five layers, each the largest of the last 32 rows, smoothed
+        over its neighbours and remembered in decode steps. It is smoothed over an eleventh of the tokens that
+        the first stage keeps, at least 13 and at most 31: each place that is kept takes as many.
+        """
+        n_kept = checked.whole(n_kept, "n_kept", 1)
+        smooth = min(max(n_kept // PLACES, NARROWEST), WIDEST) | 1
+        return cls(layers=5, queries=32, pooling="max", smooth=smooth, memory=0.95)
+
+    @classmethod
+    def from_fields(cls, value: Any) -> Scoring:
+        """A Scoring from a mapping of its fields."""
+        if isinstance(value, Scoring):
+            return value
+        names = [item.name for item in fields(cls)]
+        if not isinstance(value, Mapping):
+            raise TypeError(
+                f"scoring must be a lazyllm.Scoring or a mapping of its fields, not {value!r}"
+            )
+        if unknown := [name for name in value if name not in names]:
+            raise ValueError(f"scoring has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+        return cls(**value)
