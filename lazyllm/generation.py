@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator as Pieces
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from lazyllm.method import Method
-from lazyllm.sampling import SamplingParams
+from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.support import checked
 from lazyllm.support.tables import Table
 from lazyllm.trace import Trace
 
+Tools = Sequence[Mapping[str, Any]]
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
@@ -105,44 +106,45 @@ class Generation:
         return text + table.html()
 
 
-@dataclass(frozen=True)
-class Request:
-    """The options of one answer, checked."""
+class Options(TypedDict, total=False):
+    """The options of an answer, as `generate`, `stream` and `ask` take them."""
 
     max_new_tokens: int
     sampling: SamplingParams
-    stop: tuple[str, ...]
+    stop: str | Iterable[str]
+    chat: bool
     trace: bool
     progress: bool
-    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat
-    stop_ids: frozenset[int] = frozenset()  # more end tokens
-    never_first: frozenset[int] = frozenset()  # tokens that are never drawn as the first one
+    tools: Tools
 
-    @classmethod
-    def checked(
-        cls,
-        max_new_tokens: int,
-        sampling: SamplingParams | None,
-        stop: str | Iterable[str],
-        trace: bool,
-        progress: bool,
-        tools: Iterable[Mapping[str, Any]] = (),
-    ) -> Request:
-        n_new = checked.whole(max_new_tokens, "max_new_tokens", 1)
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {sampling!r}")
-        if not isinstance(stop, Iterable):
-            raise TypeError(f"stop must be a string or strings, not {stop!r}")
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        for string in strings:
-            if not isinstance(string, str):
-                raise TypeError(f"stop must be a string or strings, not {string!r}")
-            if not string:
-                raise ValueError("a stop string must not be empty")
-        if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-            raise TypeError(f"tools must be a list of dicts, not {tools!r}")
-        options = bool(trace), bool(progress), tuple(tools)
-        return cls(n_new, sampling or SamplingParams(), strings, *options)
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one answer, checked. `stop_ids` are more end tokens; the first token that is drawn is
+    none of `never_first`."""
+
+    max_new_tokens: int = 128
+    sampling: SamplingParams = GREEDY
+    stop: str | Iterable[str] = ()
+    chat: bool = False
+    trace: bool = False
+    progress: bool = True
+    tools: Tools = ()
+    stop_ids: frozenset[int] = frozenset()
+    never_first: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        checked.whole(self.max_new_tokens, "max_new_tokens", 1)
+        if not isinstance(self.sampling, SamplingParams):
+            raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {self.sampling!r}")
+        single = isinstance(self.stop, str) or not isinstance(self.stop, Iterable)
+        stops = (self.stop,) if single else tuple(self.stop)
+        if not all(isinstance(stop, str) for stop in stops):
+            raise TypeError(f"stop must be a string or strings, not {self.stop!r}")
+        if "" in stops:
+            raise ValueError("a stop string must not be empty")
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "tools", tuple(self.tools))
 
 
 class Stream(Iterator[str]):

@@ -35,3 +35,6 @@ class SamplingParams:
         if self.seed is None:
             return self
         return replace(self, seed=(self.seed + index) % checked.SEED_LIMIT)
+
+
+GREEDY = SamplingParams()

@@ -63,7 +63,7 @@ def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
 def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingParams) -> None:
     logits = llm.session(STAGES).forward(IDS)
     likely = [int(token) for token in logits.argsort()[::-1][:150]]
-    plain = Request.checked(8, sampling, (), False, False)
+    plain = Request(8, sampling, progress=False)
     forbidding = replace(plain, never_first=frozenset(likely))
     first, *more = llm.session(STAGES).answer(IDS, forbidding).finished().token_ids
     assert first not in likely
@@ -78,7 +78,7 @@ def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingPara
 
 def test_more_end_tokens_end_the_answer_even_at_once(llm: LLM) -> None:
     whole = llm.generate(IDS, max_new_tokens=8).token_ids
-    request = Request.checked(8, None, (), False, False)
+    request = Request(8, progress=False)
     for stop in whole:
         made = llm.session().answer(IDS, replace(request, stop_ids=frozenset([stop]))).finished()
         assert made.token_ids == whole[: whole.index(stop) + 1]

@@ -141,7 +141,7 @@ def test_damaged_files_are_refused_or_opened_and_converted(
             convert(path, path.with_suffix(""), progress=False)
     with contextlib.suppress(lazyllm.CheckpointError):
         llm = lazyllm.load(path, device="cpu", threads=1)
-        assert llm.tokenizer_if_any is None or llm.tokenizer.encode("a") is not None
+        assert llm.checkpoint.tokenizer is None or llm.tokenizer.encode("a") is not None
 
 
 def test_what_is_in_use(tmp_path: Path) -> None:

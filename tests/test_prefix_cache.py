@@ -41,13 +41,13 @@ class Passes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run: list[int] = []
-        begin = Session._begin_prompt
+        begin = Session.begin_prompt
 
         def counted(session: Session, n_given: int, n_new: int) -> None:
             self.run.append(n_new)
             begin(session, n_given, n_new)
 
-        monkeypatch.setattr(Session, "_begin_prompt", counted)
+        monkeypatch.setattr(Session, "begin_prompt", counted)
 
 
 @pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
@@ -128,7 +128,7 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
 
     cache, want = PrefixCache(), answered(llm, HEAD + TAILS[0], PRUNED)
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_forked_core", refused)
+        patched.setattr(Session, "forked_core", refused)
         with pytest.warns(UserWarning, match="the PrefixCache does not keep .* a fork needs more"):
             assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
     assert not cache._entries
@@ -205,7 +205,7 @@ def test_a_prompt_that_is_interrupted_leaves_nothing(
         return contextlib.nullcontext()
 
     with monkeypatch.context() as patched:
-        patched.setattr("lazyllm.session.prefill_watch", interrupted)
+        patched.setattr("lazyllm.timeline.prefill_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask(session, HEAD + TAILS[4])
     assert session.length == 0
@@ -228,7 +228,7 @@ def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
     ids = HEAD + TAILS[4]
     preset = Preset(Pruning({1: 0.5}, queries=300), 1.0, "", "", {}, {})
     for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), PASS), (PRUNED, PASS)):
-        assert PrefixCache.readable(method, ids) == ids[:-n_rows]
+        assert prefix_cache.readable(method, ids) == ids[:-n_rows]
     assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))
     with pytest.raises(ValueError, match=r"asked for 301 rows; .* 300 in Asking: set queries = 301"):
         answered(llm, ids, Asking(301))

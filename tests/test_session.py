@@ -19,6 +19,7 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, Pruning, Session
 from lazyllm.generation import Request
+from lazyllm.prompt import Conversation
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -312,7 +313,7 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
-STEPS = {"_advance", "_run_pending", "_run_prompt", "_begin_prompt", "_take", "passed", "read", "forward"}
+STEPS = {"_advance", "run_pending", "run_pass", "begin_prompt", "_take", "_record", "_read", "forward"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 
@@ -384,7 +385,7 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert partial.finish_reason == ("length" if whole else "interrupted")
             assert error.session is session
             assert partial.token_ids[-1] == session.core.drawn
-        if session._unfinished:
+        if session.unfinished:
             resumed += 1
             assert partial
             if chat:  # which goes on from the part of the answer, too
@@ -403,7 +404,7 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
 def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
     """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
     plain = llm.generate(IDS, max_new_tokens=1).token_ids
-    request = Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
+    request = Request(3, SAMPLED, progress=False, never_first=frozenset(plain))
 
     def ask(session: lazyllm.Session) -> Any:
         return session.answer(IDS, request).finished()
@@ -417,7 +418,7 @@ def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: 
         if error is None:
             break
         undrawn += session.length > 0 and session.core.drawn is None
-        answer = session.resume() if session._unfinished else ask(session)
+        answer = session.resume() if session.unfinished else ask(session)
         assert (answer.token_ids, session.length) == (want, len(IDS) + 2)
     assert undrawn > 0
 
@@ -427,11 +428,11 @@ def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
     session.ask(IDS, max_new_tokens=2)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
-    stream = session.answer([5], Request.checked(4, None, (), False, False))
+    stream = session.answer([5], Request(4, progress=False))
     next(stream)
     stream.close()  # left early: it may go on as well
     assert len(session.resume().token_ids) == 4
-    next(session.answer([5], Request.checked(4, None, (), False, False)))
+    next(session.answer([5], Request(4, progress=False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
@@ -484,7 +485,7 @@ def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
     """Every call in a second thread is refused during a whole answer, also between its passes."""
     session = llm.session()
-    stream = session.answer(IDS, Request.checked(4, None, (), False, False))
+    stream = session.answer(IDS, Request(4, progress=False))
     next(stream)
     refused: list[str] = []
 
@@ -531,7 +532,7 @@ def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.Monke
     again = session.ask("And you?", chat=True, max_new_tokens=3)
     assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_run_prompt", interrupt)
+        patch.setattr(Session, "run_pass", interrupt)
         with pytest.raises(KeyboardInterrupt):
             interrupted.ask("And you?", chat=True, max_new_tokens=3)
     again = interrupted.ask("And you?", chat=True, max_new_tokens=3)
@@ -557,7 +558,7 @@ def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
     method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
     want, session = llm.session(method), llm.session(method)
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_begin_prompt", begun_then_interrupted(Session._begin_prompt))
+        patch.setattr(Session, "begin_prompt", begun_then_interrupted(Session.begin_prompt))
         with pytest.raises(KeyboardInterrupt):
             session.ask(IDS[:20], max_new_tokens=1)
     for one in (want, session):
@@ -577,13 +578,13 @@ def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: py
     session = llm.session()
     calls = []
 
-    def settle(self: Session) -> None:
+    def settle(self: Conversation, length: int) -> None:
         calls.append(self)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_settle", settle)
+        patch.setattr(Conversation, "truncate", settle)
         with pytest.raises(KeyboardInterrupt):
             session.forward([1, 2, 3])
     assert session.forward([4]).shape == (llm.config.vocab,)
@@ -592,7 +593,7 @@ def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: py
 def test_a_refused_call_leaves_an_interrupted_answer_waiting(llm: LLM) -> None:
     session = llm.session()
     stream = llm.session().ask(IDS, max_new_tokens=6)
-    answer = session.answer(IDS, Request.checked(6, None, (), False, False))
+    answer = session.answer(IDS, Request(6, progress=False))
     next(answer)
     answer.close()
     with pytest.raises(ValueError, match="the model's context is"):

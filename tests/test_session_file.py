@@ -112,7 +112,7 @@ def test_settings_that_are_code_are_given_again(
     session.save(file)
     with pytest.raises(ValueError, match=words):
         llm.restore(file)
-    with pytest.raises(ValueError, match="a session with the pruning"):
+    with pytest.raises(ValueError, match="a session with pruning"):
         llm.restore(file, other)
     assert later(llm.restore(file, method)) == later(session)
 
@@ -174,7 +174,7 @@ def test_files_that_are_no_sessions(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_session_of_another_pruning(llm: LLM, kept: Path) -> None:
-    with pytest.raises(ValueError, match=r"a session with the pruning .*; here it is"):
+    with pytest.raises(ValueError, match=r"a session with pruning .*; here it is"):
         llm.restore(kept, Pruning({1: 0.6, 3: 0.4}))
 
 

@@ -12,8 +12,8 @@ from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_enc
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task
 from lazyllm.llm import LLM
-from lazyllm.prompt import Conversation, is_messages
 from lazyllm.prompt import Prompt as UserPrompt
+from lazyllm.prompt import is_messages
 from lazyllm.support import checked
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
@@ -83,13 +83,14 @@ def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[st
     Text goes through the model's chat template, where it has one, as chat messages do; ids stay as they are.
     """
     ids_by_name: dict[str, list[int]] = {}
+    session = llm.session()
     for number, prompt in enumerate(prompts, 1):
         name = f"prompt {number}"
         try:
             if isinstance(prompt, str) and prompt:
                 ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
             else:
-                ids = Conversation(llm).encode(prompt, is_messages(prompt), length=0, ended_by=None)
+                ids = session.conversation.encode(session.core, prompt, is_messages(prompt))
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         if len(ids) + new_tokens > llm.config.context:

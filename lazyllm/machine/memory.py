@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lazyllm import _core
 
 MEMINFO = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CACHES = ("inactive_file", "active_file")
+LEAST_SPARE = 64  # tokens reserved ahead
+SPARE = 4  # and a quarter of the context on the CPU, which takes no memory for what is not used
 
 
 def available_bytes() -> int | None:
@@ -46,11 +52,6 @@ def numbers(file: Path, *names: str) -> list[int]:
         return []
 
 
-def fits(n_bytes: int) -> bool:
-    available = available_bytes()
-    return available is None or n_bytes <= available
-
-
 def check_memory(asked: int, what: str) -> None:
     """Raises MemoryError if `what` needs more bytes, `asked`, than are available."""
     available = available_bytes()
@@ -59,3 +60,16 @@ def check_memory(asked: int, what: str) -> None:
             f"{what} needs {asked} bytes ({asked / 2**30:.2f} GiB); "
             f"{available} ({available / 2**30:.2f} GiB) are available"
         )
+
+
+def reserve(session: _core.Session, total: int, context: int, on_cpu: bool) -> int:
+    """Reserves buffers for `total` tokens and, where they fit, for more up to the model's context; returns
+    their capacity. MemoryError beyond the free memory."""
+    capacity = min(context, total + max(LEAST_SPARE, session.length, total // SPARE if on_cpu else 0))
+    if on_cpu:  # Linux overcommits; other devices refuse by themselves
+        available = available_bytes()
+        if available is not None and session.bytes_for(capacity) > available:
+            capacity = total
+        check_memory(session.bytes_for(capacity), f"a session of {capacity} tokens")
+    session.reserve(capacity)
+    return capacity
