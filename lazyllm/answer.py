@@ -49,6 +49,7 @@ class Answer:
         self._passes: list[Pass] = []
         self._drawn: list[Drawn] = []
         sampling = request.sampling
+        self._ends = self._model.eos_token_ids | request.stop_ids
         self._seed = randbits(63) if sampling.seed is None else sampling.seed
         self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
         self._read_anew()
@@ -188,10 +189,7 @@ class Answer:
 
     @property
     def _stopped(self) -> bool:
-        return self._finder.stopped or bool(self._drawn and self._is_end(self._drawn[-1].token))
-
-    def _is_end(self, token: int) -> bool:
-        return token in self._model.eos_token_ids or token in self._request.stop_ids
+        return self._finder.stopped or any(drawn.token in self._ends for drawn in self._drawn[-1:])
 
     def _read_anew(self) -> None:
         """Forgets the text, of which an interrupted call may have lost a piece."""
@@ -207,7 +205,7 @@ class Answer:
             return ""
         piece = ""
         for drawn in self._drawn[self._n_read :]:
-            if not self._is_end(drawn.token):
+            if drawn.token not in self._ends:
                 piece += self._finder.push(self._stream.push(drawn.token))
         self._n_read = len(self._drawn)
         if self._complete:

@@ -13,7 +13,6 @@ import numpy as np
 from lazyllm.method import Method
 from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.support import checked
-from lazyllm.support.tables import Table
 from lazyllm.trace import Trace
 
 Tools = Sequence[Mapping[str, Any]]
@@ -90,20 +89,8 @@ class Generation:
         return f"<Generation {self.text[:60]!r}{'…' if len(self.text) > 60 else ''}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        figures = {
-            "prompt tokens": len(self.prompt_ids),
-            "new tokens": len(self.token_ids),
-            "first token": f"{self.ttft:.3f} s",
-            "whole answer": f"{self.seconds:.3f} s",
-            "computed": f"{self.computed:.1%}",
-            "reached the top": f"{self.reached_top:.1%}",
-            "finished by": self.finish_reason,
-            "pruning": self.pruning,
-            **({"nothing was dropped": self.unpruned} if self.unpruned else {}),
-        }
-        table = Table("", list(figures), [[str(value) for value in figures.values()]])
         text = f"<div style='white-space:pre-wrap;margin-bottom:0.5em'>{escape(self.text)}</div>"
-        return text + table.html()
+        return f"{text}<small>{escape(self.summary)}</small>"
 
 
 class Options(TypedDict, total=False):

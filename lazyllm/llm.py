@@ -51,8 +51,6 @@ def load(
     lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU:
     the type that keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
     """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"path must be a folder or a hub id, not {path!r}")
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)

@@ -49,42 +49,37 @@ class Timeline:
     @property
     def length(self) -> int:
         """Tokens run through the model."""
-        return int(self.core.length)
+        return self.core.length
 
     @property
     def depths(self) -> np.ndarray:
         """Layers that hold K,V of each token (of tokens that are gone: that computed it)."""
-        return np.array(self.core.depths)
+        return self.core.depths
 
     @property
     def kinds(self) -> np.ndarray:
         """0 for prompt tokens, 1 for generated ones, 2 for prompt tokens read, with no pass since."""
-        return np.array(self.core.kinds)
+        return self.core.kinds
 
     @property
     def computed(self) -> float:
         """Share of (prompt token, layer) pairs computed so far."""
-        return float(self.core.computed) * self._share_run()
+        return self.core.computed * self._share_run()
 
     @property
     def reached_top(self) -> float:
         """Share of prompt tokens computed in the last layer so far."""
-        return float(self.core.reached_top) * self._share_run()
+        return self.core.reached_top * self._share_run()
 
     def _share_run(self) -> float:
         """Prompt tokens run through the model, as a share of those given."""
         n_given = sum(prompt.n_given for prompt in self.conversation.prompts)
-        return int(self.core.n_prompt) / n_given if n_given else 1.0
+        return self.core.n_prompt / n_given if n_given else 1.0
 
     @property
     def last_pass(self) -> np.ndarray:
         """The counts of the last pass (layers, 3): tokens in play, computed, revived."""
-        return np.array(self.core.last_pass)
-
-    @property
-    def last_policy_seconds(self) -> float:
-        """The time that the last pass spent in a `Policy`."""
-        return float(self.core.policy_seconds)
+        return self.core.last_pass
 
     # ---- steps -----------------------------------------------------------------------------------
 

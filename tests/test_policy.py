@@ -662,8 +662,8 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         session = llm.session(Calls({1: 0.5}, rule, min_tokens=min_tokens))
         session.forward(IDS)
         assert len(spent) == calls
-        assert (session.last_policy_seconds > 0) == bool(calls)
-        assert session.last_policy_seconds >= sum(spent)
+        assert (session.core.policy_seconds > 0) == bool(calls)
+        assert session.core.policy_seconds >= sum(spent)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="long on the emulated device")

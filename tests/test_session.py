@@ -8,7 +8,7 @@ import itertools
 import json
 import pickle
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, Pruning, Session
 from lazyllm.generation import Request
+from lazyllm.machine import memory
 from lazyllm.prompt import Conversation
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
@@ -30,21 +31,13 @@ def test_forward_gives_logits(llm: LLM) -> None:
     logits = session.forward(np.array(IDS))
     assert (logits.shape, logits.dtype) == ((SHAPE.vocab,), np.float32)
     assert int(logits.argmax()) == llm.generate(IDS, max_new_tokens=1).token_ids[0]
-    assert (session.length, session.kinds.tolist()) == (50, [0] * 50)
     assert session.depths.tolist() == [SHAPE.n_layers] * 50
     session.forward([7], generated=True)
     assert session.kinds.tolist() == [0] * 50 + [1]
     assert "51 tokens" in repr(session)
-
-
-def test_what_a_session_reports_is_a_copy(llm: LLM) -> None:
-    session = llm.session(STAGES)
-    session.forward(IDS)
     for name in ("depths", "kinds", "last_pass"):
-        getattr(session, name)[:] = 99
+        getattr(session, name)[:] = 99  # a copy
         assert 99 not in getattr(session, name)
-    assert session.last_pass.shape == (SHAPE.n_layers, 3)
-    assert 0 < session.reached_top < session.computed < 1
 
 
 def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
@@ -84,29 +77,24 @@ def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
     assert session.kinds.tolist() == kinds
 
 
-@pytest.mark.parametrize("text", ["And you?", "lazyllm-answer-mark and lazyllm-answer-mark"])
-def test_a_chat_goes_on_by_its_template(llm: LLM, text: str) -> None:
+def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
     session = llm.session(STAGES)
-    first = session.ask("Hello", chat=True, max_new_tokens=3)
-    second = session.ask(text, chat=True, max_new_tokens=3)
-    decode = llm.tokenizer.decode
-    assert (
-        decode(first.prompt_ids, skip_special_tokens=False) == "<s><turn>user\nHello</s>\n<turn>assistant\n"
-    )
-    assert decode(second.prompt_ids, skip_special_tokens=False) == (
-        f"</s>\n<turn>user\n{text}</s>\n<turn>assistant\n"
-    )
-
-
-def raw_ask(session: Session) -> None:
-    session.ask("A document.", max_new_tokens=2)
+    correction = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Why?"}]
+    answers = [
+        session.ask(prompt, chat=True, max_new_tokens=3) for prompt in ("Hello", "And you?", correction)
+    ]
+    assert [llm.tokenizer.decode(one.prompt_ids, skip_special_tokens=False) for one in answers] == [
+        "<s><turn>user\nHello</s>\n<turn>assistant\n",
+        "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n",
+        "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nWhy?</s>\n<turn>assistant\n",
+    ]
 
 
 @pytest.mark.parametrize("chats", [False, True])
 @pytest.mark.parametrize(
     "outside",
     [
-        raw_ask,
+        lambda session: session.ask("A document.", max_new_tokens=2) and None,
         lambda session: session.read("A document."),
         lambda session: session.forward(IDS),
         lambda session: session.forward([7], generated=not session.length),
@@ -135,28 +123,24 @@ def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None
     assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
 
 
-def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=2)
-    before = session.length
+def test_a_refused_call_changes_nothing(llm: LLM) -> None:
+    """An interrupted answer goes on waiting, too."""
+    session = llm.session(Pruning({1: 0.999}))
+    want = llm.session(Pruning({1: 0.999})).ask("Hello", chat=True, max_new_tokens=6)
+    stream = session.answer("Hello", Request(6, chat=True, progress=False))
+    next(stream)
+    stream.close()
+    before = state(session)
     with pytest.raises(ValueError, match="the model's context is 600"):
         session.ask("And you?", chat=True, max_new_tokens=600)
     with pytest.raises(TypeError, match="chat=True needs"):
         session.ask(IDS, chat=True)
-    assert session.length == before
-    assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
-
-
-def test_messages_are_a_chat(llm: LLM) -> None:
-    system, hello = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
-    session = llm.session(STAGES)
-    first = session.ask([system, hello], chat=True, max_new_tokens=3)
-    assert first.prompt_ids == llm.tokenizer.apply_chat_template([system, hello])
-    correction = {"role": "assistant", "content": "Hi."}
-    second = session.ask([correction, {"role": "user", "content": "And you?"}], chat=True, max_new_tokens=3)
-    assert llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False) == (
-        "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-    )
+    with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
+        session.surprisal([4])
+    assert state(session) == before
+    assert session.resume().token_ids == want.token_ids
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
 
 
 # ---- fork and truncate -----------------------------------------------------------------------------------
@@ -167,36 +151,26 @@ def state(session: lazyllm.Session) -> tuple[Any, ...]:
     return core.ids.tolist(), core.depths.tolist(), core.kinds.tolist(), core.drawn, session.computed
 
 
-def test_forks_answer_alone(llm: LLM) -> None:
+def test_prompts_continue_a_prefix(llm: LLM) -> None:
     """Several questions on one document: each fork answers as the session would, and changes no other."""
-    base = llm.session(STAGES)
+    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
     base.ask(IDS, max_new_tokens=3)
     before = state(base)
-    questions = [IDS[:5], IDS[20:30], [7]]
     forks = [base.fork() for _ in questions]
-    answers = [one.ask(ids, max_new_tokens=6) for one, ids in zip(forks, questions, strict=True)]
+    of_forks = [fork.ask(ids, max_new_tokens=6) for fork, ids in zip(forks, questions, strict=True)]
+    answers = llm.generate(questions, max_new_tokens=6, prefix=base, progress=False)
     assert state(base) == before
-    for ids, got in zip(questions, answers, strict=True):
+    for ids, *both in zip(questions, of_forks, answers, strict=True):
         alone = llm.session(STAGES)
         alone.ask(IDS, max_new_tokens=3)
         want = alone.ask(ids, max_new_tokens=6)
-        assert got.token_ids == want.token_ids
-        assert got.passes.tolist() == want.passes.tolist()
-        assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
-
-
-def test_prompts_continue_a_prefix(llm: LLM) -> None:
-    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
-    base.forward(IDS)
-    before = state(base)
-    want = [base.fork().ask(ids, max_new_tokens=4).token_ids for ids in questions]
-    answers = llm.generate(questions, max_new_tokens=4, prefix=base, progress=False)
-    assert [one.token_ids for one in answers] == want
-    assert llm.generate([7], STAGES, max_new_tokens=4, prefix=base).token_ids == want[2]
-    stream = llm.stream([7], max_new_tokens=4, prefix=base)
-    assert stream.finished().token_ids == want[2]
-    assert answers[0].pruning == STAGES
-    assert state(base) == before
+        for got in both:
+            assert got.token_ids == want.token_ids
+            assert got.passes.tolist() == want.passes.tolist()
+            assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
+            assert got.pruning == STAGES
+    assert llm.generate([7], STAGES, max_new_tokens=6, prefix=base).token_ids == want.token_ids
+    assert llm.stream([7], max_new_tokens=6, prefix=base).finished().token_ids == want.token_ids
 
 
 def test_a_chat_continues_a_prefix(llm: LLM) -> None:
@@ -265,19 +239,14 @@ def test_truncate_asks_again(llm: LLM) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("n", "kind", "message"),
-    [
-        (51, ValueError, "n is 51; the session has 50 tokens"),
-        (-1, ValueError, "n must be from 0"),
-        (1.5, TypeError, "n must be a whole number"),
-    ],
-)
-def test_truncate_refuses(llm: LLM, n: Any, kind: type[Exception], message: str) -> None:
+def test_truncate_refuses(llm: LLM) -> None:
     session = llm.session()
     session.forward(IDS)
-    with pytest.raises(kind, match=message):
-        session.truncate(n)
+    with pytest.raises(ValueError, match="n is 51; the session has 50 tokens"):
+        session.truncate(51)
+    for n in (-1, 1.5):
+        with pytest.raises((TypeError, ValueError), match="n must be"):
+            session.truncate(n)  # type: ignore[arg-type]
     assert session.length == 50
 
 
@@ -456,58 +425,37 @@ def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
 
 def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt beyond the capacity doubles it, so that only few of many turns copy the cache."""
+    rooms: list[int] = []
 
-    class Counted:
-        def __init__(self, core: Any) -> None:
-            self.core = core
-            self.rooms: list[int] = []
+    def counted(*given: Any) -> int:
+        rooms.append(memory.reserve(*given))
+        return rooms[-1]
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.core, name)
-
-        def reserve(self, n_tokens: int) -> None:
-            self.rooms.append(n_tokens)
-            self.core.reserve(n_tokens)
-
-    for turn in (
-        lambda session: session.ask(IDS[:8], max_new_tokens=2),
-        lambda session: session.forward(IDS[:10]),
-    ):
-        session = llm.session()
-        session.core = counted = Counted(session.core)
-        for _ in range(50):
-            turn(session)
-        assert session.length >= 499
-        assert len(counted.rooms) <= 7
-        assert counted.rooms[-1] <= llm.config.context
+    monkeypatch.setattr("lazyllm.timeline.reserve", counted)
+    session = llm.session()
+    for turn in range(50):
+        session.ask(IDS[:8], max_new_tokens=2) if turn % 2 else session.forward(IDS[:10])
+    assert session.length >= 499
+    assert len(rooms) <= 7
+    assert rooms[-1] <= llm.config.context
 
 
-def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
-    """Every call in a second thread is refused during a whole answer, also between its passes."""
+def test_a_session_serves_one_caller(llm: LLM) -> None:
+    """Every call is refused during a whole answer, also between its passes, in this thread and in others."""
     session = llm.session()
     stream = session.answer(IDS, Request(4, progress=False))
     next(stream)
-    refused: list[str] = []
-
-    def use_it() -> None:
-        calls = (
+    with ThreadPoolExecutor(1) as pool:
+        for call in (
             lambda: session.forward([5]),
             lambda: session.ask([5]),
             lambda: session.truncate(0),
             session.fork,
             lambda: session.save("kept"),
-        )
-        for call in calls:
-            try:
-                call()
-            except RuntimeError as error:
-                refused.append(str(error))
-
-    thread = threading.Thread(target=use_it)
-    thread.start()
-    thread.join()
-    assert len(refused) == 5
-    assert all("this session is in use" in told for told in refused)
+        ):
+            for run in (call, lambda call=call: pool.submit(call).result()):
+                with pytest.raises(RuntimeError, match="this session is in use"):
+                    run()
     assert stream.finished().token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
     session.forward([5])
 
@@ -557,21 +505,14 @@ def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
 ) -> None:
     method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
     want, session = llm.session(method), llm.session(method)
+    begin = Session.begin_prompt
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "begin_prompt", begun_then_interrupted(Session.begin_prompt))
+        patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
         with pytest.raises(KeyboardInterrupt):
             session.ask(IDS[:20], max_new_tokens=1)
     for one in (want, session):
         one.ask(IDS[:12], max_new_tokens=1)
     assert session.depths.tolist() == want.depths.tolist()
-
-
-def begun_then_interrupted(begin: Any) -> Any:
-    def both(*given: Any) -> None:
-        begin(*given)
-        raise KeyboardInterrupt
-
-    return both
 
 
 def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,25 +529,3 @@ def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             session.forward([1, 2, 3])
     assert session.forward([4]).shape == (llm.config.vocab,)
-
-
-def test_a_refused_call_leaves_an_interrupted_answer_waiting(llm: LLM) -> None:
-    session = llm.session()
-    stream = llm.session().ask(IDS, max_new_tokens=6)
-    answer = session.answer(IDS, Request(6, progress=False))
-    next(answer)
-    answer.close()
-    with pytest.raises(ValueError, match="the model's context is"):
-        session.ask(IDS, max_new_tokens=10**6)
-    assert session.resume().token_ids == stream.token_ids
-    with pytest.raises(RuntimeError, match="no answer of this session waits"):
-        session.resume()
-
-
-def test_surprisal_is_refused_before_anything_runs(llm: LLM) -> None:
-    session = llm.session(Pruning({1: 0.999}))
-    session.ask([1, 2, 3], max_new_tokens=1)
-    length, drawn = session.length, session.core.drawn
-    with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
-        session.surprisal([4])
-    assert (session.length, session.core.drawn) == (length, drawn)

@@ -131,6 +131,11 @@ def test_it_is_a_safetensors_file_of_what_exists_only(tmp_path: Path) -> None:
         assert opened.get_tensor("depths").tolist() == depths.tolist()
         assert opened.get_tensor("keys.4").shape == (4, 120, 32)
         assert opened.get_tensor("aux.2").shape == (300, 128)
+        metadata = opened.metadata()
+    assert metadata["format"] == "lazyllm session"
+    told = json.loads(metadata["session"])
+    assert Pruning.from_json(told["pruning"]) == session.pruning
+    assert told["lazyllm"] == lazyllm.__version__
 
 
 # ---- refused ---------------------------------------------------------------------------------------------
@@ -173,19 +178,15 @@ def test_files_that_are_no_sessions(llm: LLM, tmp_path: Path) -> None:
         llm.restore(tmp_path / "nothing")
 
 
-def test_a_session_of_another_pruning(llm: LLM, kept: Path) -> None:
+def test_a_session_of_another_setting(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"a session with pruning .*; here it is"):
         llm.restore(kept, Pruning({1: 0.6, 3: 0.4}))
-
-
-@pytest.mark.parametrize(("name", "here"), [("weights", "q8"), ("compute", "bf16")])
-def test_a_session_of_other_arithmetic(
-    llm: LLM, kept: Path, name: str, here: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = getattr(llm, name)
-    monkeypatch.setattr(llm, name, here)
-    with pytest.raises(ValueError, match=f"a session with {name} {there}; here it is {here}"):
-        llm.restore(kept)
+    for name, here in (("weights", "q8"), ("compute", "bf16")):
+        there = getattr(llm, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm, name, here)
+            with pytest.raises(ValueError, match=f"a session with {name} {there}; here it is {here}"):
+                llm.restore(kept)
 
 
 def test_where_nothing_can_be_saved(llm: LLM, tmp_path: Path) -> None:
@@ -399,12 +400,3 @@ def test_turns_of_two_chats(llm: LLM, tmp_path: Path) -> None:
         faults.described(lambda description, first=first: description["turns"][0].update(first))(file)
         with pytest.raises(ValueError, match="the turns are not those of one chat"):
             llm.restore(file)
-
-
-def test_the_header_tells_what_it_is(kept: Path) -> None:
-    with safe_open(kept, framework="np") as opened:
-        metadata = opened.metadata()
-    assert metadata["format"] == "lazyllm session"
-    told = json.loads(metadata["session"])
-    assert Pruning.from_json(told["pruning"]) == STAGES
-    assert told["lazyllm"] == lazyllm.__version__
