@@ -21,7 +21,7 @@ from lazyllm.method import Method, source_digest
 from lazyllm.methods import parse_method
 from lazyllm.model import Model
 from lazyllm.prompt import PromptPlace, Turn, checked_messages
-from lazyllm.support.files import OpenedFile, whole_file
+from lazyllm.support.files import whole_file
 from lazyllm.timeline import Timeline
 
 FORMAT, VERSION = "lazyllm session", "2"
@@ -99,13 +99,9 @@ def layout(core: _core.Session, model: Model) -> Iterator[tuple[str, tuple[str, 
     yield "gone", ("U8", (length,))
 
 
-def tensor_of(core: _core.Session, name: str) -> np.ndarray:
-    if name in TOKENS:
-        return np.asarray(getattr(core, name))
+def tensor_of(core: _core.Session, name: str) -> Any:
     part, _, layer = name.partition(".")
-    array = core.state(part, int(layer))
-    assert array is not None
-    return array
+    return getattr(core, part) if part in TOKENS else core.state(part, int(layer))
 
 
 class SessionFile:
@@ -125,12 +121,11 @@ class SessionFile:
                 f"{path} is no session of lazyllm, format {FORMAT!r} of version {VERSION}, but has format "
                 f"{kind[0]!r} of version {kind[1]}"
             )
-        self._file = OpenedFile(path)
-        end = self._file.state.size - DIGEST_BYTES
-        hasher = hashlib.sha256()
+        self._data = np.memmap(path, np.uint8, mode="r")
+        end, hasher = len(self._data) - DIGEST_BYTES, hashlib.sha256()
         for begin in range(0, end, BLOCK):
-            hasher.update(self._file.read(begin, min(BLOCK, end - begin)))
-        if hasher.digest() != self._file.read(end, DIGEST_BYTES):
+            hasher.update(self._data[begin : min(begin + BLOCK, end)].data)
+        if hasher.digest() != self._data[end:].tobytes():
             self.damaged("its contents do not have the digest at its end")
         try:
             self.description = typed(json.loads(metadata.get("session", "")), DESCRIPTION, "its description")
@@ -178,11 +173,12 @@ class SessionFile:
         if tensors != dict(layout(core, timeline.llm)):
             self.damaged("its tensors are not those of its tokens")
 
-    def _tensor(self, name: str) -> bytes:
+    def _tensor(self, name: str) -> np.ndarray:
+        """A copy of a tensor's bytes, which begin at a multiple of any width."""
         if name not in self._tensors:
             self.damaged(f"tensor {name!r} is missing")
         *_, begin, n_bytes = self._tensors[name]
-        return self._file.read(begin, n_bytes)
+        return self._data[begin : begin + n_bytes].copy()
 
 
 def typed(values: Any, types: Mapping[str, Any], what: str) -> dict[str, Any]:
