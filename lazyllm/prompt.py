@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -99,64 +99,54 @@ def _part_text(name: str, part: Any) -> str:
     )
 
 
-class PromptPlace(NamedTuple):
-    """A prompt in the context: its first position, its tokens there, and those given with removed ones."""
+@dataclass(frozen=True)
+class PromptPlace:
+    """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
+    turn of a chat has its messages and the text of the answer, and the chat's tools."""
 
     begins: int
     n_run: int
     n_given: int
+    cut: bool = False  # the context was truncated within it
+    messages: Sequence[dict[str, Any]] = ()
+    text: str = ""
+    tools: Tools = ()
 
-    def cut(self, length: int) -> PromptPlace:
+    def until(self, length: int) -> PromptPlace:
         """The part of the prompt within this length; of the removed tokens the same share counts."""
-        n_run = min(self.n_run, max(0, length - self.begins))
-        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
-
-
-@dataclass(frozen=True)
-class Turn:
-    """Messages and the answer to them, with the positions of their first token and of the answer's."""
-
-    begins: int
-    answer_begins: int
-    messages: list[dict[str, Any]]
-    text: str
-    cut: bool = False  # the context was truncated within the messages
-    tools: Tools = ()  # of the chat
+        n_run = min(self.n_run, length - self.begins)
+        n_given = round(self.n_given * n_run / self.n_run)
+        return replace(self, n_run=n_run, n_given=n_given, cut=self.cut or n_run < self.n_run)
 
 
 @dataclass
 class Conversation:
-    """The prompts and the chat turns of one context so far; encodes the prompts that continue it.
-
-    `core` is the context in all methods.
-    """
+    """The prompts of one context so far; encodes those that continue it. `core` is the context in all
+    methods."""
 
     model: Model
     method: Method
     prompts: tuple[PromptPlace, ...] = ()
-    turns: tuple[Turn, ...] = ()
 
     def truncate(self, length: int) -> None:
-        """Drops what begins at this position or behind it, and cuts what reaches beyond it."""
-        self.prompts = tuple(place.cut(length) for place in self.prompts if place.begins < length)
-        self.turns = tuple(
-            replace(turn, cut=turn.cut or length < turn.answer_begins)
-            for turn in self.turns
-            if turn.begins < length
-        )
+        """Drops prompts that begin at this position or behind it, and cuts one that reaches beyond it."""
+        self.prompts = tuple(place.until(length) for place in self.prompts if place.begins < length)
 
     def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
-        """Adds a turn to the chat, or replaces the last one if it began there: its answer has gone on."""
-        earlier = [turn for turn in self.turns if turn.begins < begins]
-        turn = Turn(begins, answer_begins, _messages(prompt), text, tools=self._tools(tools))
-        self.turns = (*earlier, turn)
+        """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
+        earlier = tuple(place for place in self.prompts if place.begins < begins)
+        n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
+        messages, tools = _messages(prompt), self._tools(tools)
+        turn = PromptPlace(begins, answer_begins - begins, n_given, False, messages, text, tools)
+        self.prompts = (*earlier, turn)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Those of all turns, with the answers."""
         return [
             message
-            for turn in self.turns
+            for turn in self.prompts
+            if turn.messages
             for message in (*turn.messages, {"role": "assistant", "content": turn.text})
         ]
 
@@ -223,7 +213,7 @@ class Conversation:
         return core.length > 0 and ids[: core.length] == core.ids.tolist()
 
     def _tools(self, new: Tools) -> Tools:
-        tools = self.turns[-1].tools if self.turns else new
+        tools = self.prompts[-1].tools if self.messages else new
         if new and list(new) != list(tools):
             raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
         return tools
@@ -235,7 +225,7 @@ class Conversation:
         """
         self._check_turn(core.length)
         tokenizer = self.model.tokenizer
-        if not self.turns:
+        if not self.prompts:
             return tokenizer.apply_chat_template(new, tokenize=False, tools=tools)
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
@@ -252,22 +242,19 @@ class Conversation:
         return tail.removeprefix(tokenizer.decode([last], skip_special_tokens=False))
 
     def _check_turn(self, length: int) -> None:
-        """Refuses a chat turn behind text that belongs to no turn, which the template would not show, and
-        behind half a turn."""
-        outside = any(
-            not any(turn.begins <= place.begins < turn.answer_begins for turn in self.turns)
-            for place in self.prompts
-        )
-        if outside or (length and not self.turns):
+        """Refuses a chat turn behind half a turn, and behind text that belongs to no turn, which the template
+        would not show."""
+        for place in self.prompts:
+            if place.cut and place.messages:
+                raise ValueError(
+                    "the context was truncated within the messages of the chat's last turn; "
+                    f"truncate it to {place.begins}, where that turn begins, to go on with the chat"
+                )
+        if not all(place.messages for place in self.prompts) or (length and not self.prompts):
             raise ValueError(
                 "a chat turn cannot follow text that was read or run outside the chat; give that text in a "
                 "message of the chat's first turn (prefix=PrefixCache() reads once what several chats share) "
                 "or ask without chat=True"
-            )
-        if self.turns and self.turns[-1].cut:
-            raise ValueError(
-                "the context was truncated within the messages of the chat's last turn; "
-                f"truncate it to {self.turns[-1].begins}, where that turn begins, to go on with the chat"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -20,11 +20,11 @@ from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method, source_digest
 from lazyllm.methods import parse_method
 from lazyllm.model import Model
-from lazyllm.prompt import PromptPlace, Turn, checked_messages
+from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
 from lazyllm.timeline import Timeline
 
-FORMAT, VERSION = "lazyllm session", "2"
+FORMAT, VERSION = "lazyllm session", "3"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")
@@ -35,10 +35,13 @@ DESCRIPTION = {
     **dict.fromkeys(("pruning", "source sha256"), str),
     "drawn": int | None,
     "prompts": list,
-    "turns": list,
 }
-TURN = {"begins": int, "answer_begins": int, "messages": list, "text": str, "cut": bool, "tools": list}
-"""Types by name, of the header's description of the session and of a turn in it."""
+PROMPT = {"begins": int, "n_run": int, "n_given": int, "cut": bool} | {
+    "messages": list,
+    "text": str,
+    "tools": list,
+}
+"""Types by name, of the header's description of the session and of a prompt in it."""
 
 
 def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
@@ -60,8 +63,7 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
         "lazyllm": __version__,
         "model": timeline.llm.config.name,
         "drawn": timeline.core.drawn,
-        "prompts": timeline.conversation.prompts,
-        "turns": [asdict(turn) for turn in timeline.conversation.turns],
+        "prompts": [asdict(prompt) for prompt in timeline.conversation.prompts],
         **identity(timeline.llm, timeline.pruning, progress),
     }
     metadata = {"format": FORMAT, "version": VERSION, "session": json.dumps(description)}
@@ -154,7 +156,7 @@ class SessionFile:
 
     def fill(self, timeline: Timeline) -> None:
         """Makes an empty timeline, of the same model and setting, what this one was."""
-        core, conversation, saved = timeline.core, timeline.conversation, self.description
+        core, saved = timeline.core, self.description
         timeline.reserve(len(self._tensor("kinds")))
         try:
             core.set_tokens(*map(self._tensor, TOKENS))
@@ -165,8 +167,7 @@ class SessionFile:
             if saved["drawn"] is not None:
                 core.drawn = saved["drawn"]
             core.check_state()
-            conversation.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.pruning)
-            conversation.turns = checked_turns(saved["turns"], core.kinds, conversation.prompts)
+            timeline.conversation.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.pruning)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))
         tensors = {name: (dtype, shape) for name, dtype, shape, *_ in self._tensors.values()}
@@ -193,28 +194,13 @@ def typed(values: Any, types: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 def checked_prompts(saved: list[Any], kinds: np.ndarray, method: Method) -> tuple[PromptPlace, ...]:
     """The prompts, which must be where the context has prompt tokens."""
-    prompts = tuple(PromptPlace(*prompt) for prompt in saved)
+    prompts = tuple(PromptPlace(**typed(prompt, PROMPT, "a prompt")) for prompt in saved)
+    for prompt in prompts:
+        checked_messages(prompt.messages)
+        if prompt.n_run < 1 or prompt.n_given < (1 if method.compresses else prompt.n_run):
+            raise ValueError(f"a prompt has {prompt.n_run} tokens in the context of {prompt.n_given} given")
     tokens = np.flatnonzero(kinds != 1).tolist()
-    counts = [place.n_run if all(isinstance(number, int) for number in place) else 0 for place in prompts]
-    places = (range(place.begins, place.begins + place.n_run) for place in prompts)
-    if min(counts, default=1) < 1 or sum(counts) != len(tokens) or [*chain(*places)] != tokens:
+    places = (range(prompt.begins, prompt.begins + prompt.n_run) for prompt in prompts)
+    if sum(prompt.n_run for prompt in prompts) != len(tokens) or [*chain(*places)] != tokens:
         raise ValueError("its prompts are not where its prompt tokens are")
-    if any(place.n_given < (1 if method.compresses else place.n_run) for place in prompts):
-        raise ValueError("a prompt has more tokens in the context than were given")
     return prompts
-
-
-def checked_turns(saved: list[Any], kinds: np.ndarray, prompts: Sequence[PromptPlace]) -> tuple[Turn, ...]:
-    """The turns, each of which must reach from the begin of a prompt to that of its answer."""
-    turns = tuple(Turn(**typed(turn, TURN, "a turn")) for turn in saved)
-    begins, end = {place.begins for place in prompts}, 0
-    for turn in turns:
-        if not (checked_messages(turn.messages) and all(isinstance(tool, dict) for tool in turn.tools)):
-            raise TypeError(f"a turn has the messages {turn.messages!r:.80} and the tools {turn.tools!r:.80}")
-        asks = turn.answer_begins <= len(kinds) and (kinds[turn.begins : turn.answer_begins] != 1).all()
-        if turn.begins not in begins or not (end <= turn.begins < turn.answer_begins and (turn.cut or asks)):
-            raise ValueError(f"no prompt reaches from {turn.begins} to {turn.answer_begins}, as a turn does")
-        if turn.tools != turns[0].tools or (turn.cut and turn is not turns[-1]):
-            raise ValueError("the turns are not those of one chat")
-        end = turn.answer_begins
-    return turns

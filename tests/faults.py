@@ -250,6 +250,10 @@ def describing(**fields: Any) -> Change:
     return described(lambda description: description.update(fields))
 
 
+def prompting(**fields: Any) -> Change:
+    return described(lambda description: description["prompts"][0].update(fields))
+
+
 def metadata(**fields: Any) -> Change:
     return resealed(header(lambda entries: entries["__metadata__"].update(fields)))
 
@@ -596,7 +600,7 @@ SESSION = [
             for name, (text, _) in JSON_TEXTS.items()
         ),
         ("weights", header(lambda e: e.pop("__metadata__")), "is no session of lazyllm"),
-        ("another format", metadata(format="x"), "but has format 'x' of version 2"),
+        ("another format", metadata(format="x"), "but has format 'x' of version 3"),
         ("another version", metadata(version="1"), "but has format 'lazyllm session' of version 1"),
         ("a description that is none", metadata(session="3"), "is damaged: its description is 3; it must"),
         ("a value too few", described(lambda d: d.pop("compute")), "is damaged: its description is "),
@@ -607,17 +611,13 @@ SESSION = [
         ("a drawn token as text", describing(drawn="x"), "is damaged: drawn is 'x'"),
         ("a drawn token beyond", describing(drawn=300), "is damaged: drawn is 300; it must be 0 to 299"),
         ("prompts as a number", describing(prompts=5), "is damaged: prompts is 5"),
-        ("prompts of two numbers", describing(prompts=[[0, 1]]), "is damaged: .* missing 1 required"),
-        ("prompts of text", describing(prompts=[["a", 1, 1]]), "is damaged: its prompts are not where"),
-        ("a prompt of no token", describing(prompts=[[0, 0, 1]]), "is damaged: its prompts are not where"),
-        ("turns of numbers", describing(turns=[1]), "is damaged: "),
-        ("a turn of other values", describing(turns=[{"x": 1}]), "is damaged: .*'x'"),
-        (
-            "a turn of numbers",
-            describing(turns=[{"begins": 0, "answer_begins": 1, "messages": 3, "text": ""}]),
-            "is damaged: a turn is {'begins': 0",
-        ),
-        ("a tool of text", described(lambda d: d["turns"][0].update(tools="x")), "is damaged: tools is 'x'"),
+        ("prompts of numbers", describing(prompts=[1]), "is damaged: a prompt is 1; it must have begins,"),
+        ("a prompt of other values", describing(prompts=[{"x": 1}]), "is damaged: a prompt is {'x': 1}"),
+        ("a prompt at a text", prompting(begins="a"), "is damaged: begins is 'a'"),
+        ("a prompt of no token", prompting(n_run=0), "is damaged: a prompt has 0 tokens in the context of"),
+        ("messages of a number", prompting(messages=3), "is damaged: messages is 3"),
+        ("a message of text", prompting(messages=["x"]), "is damaged: message 0 must be a dict with role"),
+        ("tools of text", prompting(tools="x"), "is damaged: tools is 'x'"),
         ("no ids", renamed("ids", "idz"), "is damaged: tensor 'ids' is missing"),
         ("an unknown part", renamed("keys.0", "kex.0"), "is damaged: there is no part kex"),
         ("a part of no layer", renamed("keys.0", "keys.x"), "is damaged: invalid literal"),
@@ -642,19 +642,11 @@ SESSION = [
         ("waiting for layer 3", flag("depths", 3, 9), "position 9, of depth 3, waits for a layer where"),
         ("drawn after a gap", flagged(left_out_at_the_end), "is damaged: a token is drawn, and no pass"),
         ("no prompts", describing(prompts=[]), "is damaged: its prompts are not where its prompt tokens"),
-        ("prompts elsewhere", describing(prompts=[[1, 25, 25]]), "is damaged: its prompts are not where"),
-        ("prompts of 2^30", describing(prompts=[[0, 1 << 30, 1 << 30]]), "is damaged: its prompts are not"),
-        ("a prompt of fewer than ran", describing(prompts=[[0, 25, 24]]), "is damaged: a prompt has more"),
-        *(
-            (name, described(lambda d, edit=edit: d.update(turns=edit(d["turns"][0]))), words)
-            for name, edit, words in (
-                ("a turn within a prompt", lambda t: [t | {"begins": 1}], "no prompt reaches from 1 to 25"),
-                ("a turn into the answer", lambda t: [t | {"answer_begins": 26}], "no prompt reaches from"),
-                ("a turn beyond", lambda t: [t | {"answer_begins": 99}], "no prompt reaches from 0 to 99"),
-                ("a turn twice", lambda t: [t, t], "no prompt reaches from 0 to 25"),
-                ("a turn of no message", lambda t: [t | {"messages": []}], "a turn has the messages"),
-            )
-        ),
+        ("a prompt elsewhere", prompting(begins=1), "is damaged: its prompts are not where its prompt"),
+        ("a prompt twice", described(lambda d: d.update(prompts=2 * d["prompts"])), "its prompts are not"),
+        ("a prompt into the answer", prompting(n_run=26, n_given=26), "its prompts are not where its prompt"),
+        ("a prompt of 2^30", prompting(n_run=1 << 30, n_given=1 << 30), "its prompts are not where its"),
+        ("a prompt of fewer than ran", prompting(n_given=24), "a prompt has 25 tokens in the context of 24"),
     ),
 ]
 PRESET = faults(

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faults
 import numpy as np
 import pytest
 from folders import model_folder
@@ -387,16 +386,3 @@ def test_a_token_is_drawn_by_a_pass(llm: LLM, pruning: Pruning | None) -> None:
             core.check_state()
         core.set_state("logits", 0, np.zeros(llm.config.vocab, np.float32))
     core.check_state()
-
-
-def test_turns_of_two_chats(llm: LLM, tmp_path: Path) -> None:
-    session, file = llm.session(), tmp_path / "kept"
-    for prompt in ("Hello", "And you?"):
-        session.ask(prompt, chat=True, max_new_tokens=3)
-    session.save(file)
-    whole = file.read_bytes()
-    for first in ({"tools": [{"a": 1}]}, {"cut": True}):
-        file.write_bytes(whole)
-        faults.described(lambda description, first=first: description["turns"][0].update(first))(file)
-        with pytest.raises(ValueError, match="the turns are not those of one chat"):
-            llm.restore(file)
