@@ -114,15 +114,6 @@ def test_a_chat_turn_follows_turns_only(llm: LLM, chats: bool, outside: Any) -> 
     assert session.ask("And you?", chat=True, max_new_tokens=2).token_ids == want
 
 
-def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=1)
-    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled
-    second = session.ask("And you?", chat=True, max_new_tokens=1)
-    shown = llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
-    assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-
-
 def test_a_refused_call_changes_nothing(llm: LLM) -> None:
     """An interrupted answer goes on waiting, too."""
     session = llm.session(Pruning({1: 0.999}))
@@ -264,6 +255,10 @@ def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
     session.truncate(len(first.prompt_ids) + 1)  # within the first answer
     cut = session.ask("And you?", chat=True, max_new_tokens=3)
     assert cut.prompt_ids == want.prompt_ids
+    session.truncate(len(first.prompt_ids) - 2)  # within the first turn's messages
+    session.forward([1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="within the messages of the chat's last turn; truncate it to 0"):
+        session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(0)
     assert session.ask("Hello", chat=True, max_new_tokens=3).token_ids == first.token_ids
 
@@ -463,19 +458,15 @@ def test_a_session_serves_one_caller(llm: LLM) -> None:
 # ---- where truncation, interruption and chats meet --------------------------------------------------------
 
 
-def ended_chat(llm: LLM) -> Session:
-    """A chat whose first answer has ended with the end token, which waits to be run."""
+def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     session = llm.session()
     session.ask("Hello", chat=True, max_new_tokens=1)
-    session.core.drawn = sorted(llm.eos_token_ids)[0]
-    return session
-
-
-def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = ended_chat(llm)
+    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled; it waits to be run
     interrupted = session.fork()
     begins = session.length + 1
     want = session.ask("And you?", chat=True, max_new_tokens=3)
+    shown = llm.tokenizer.decode(want.prompt_ids, skip_special_tokens=False)
+    assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
     session.truncate(begins)
     again = session.ask("And you?", chat=True, max_new_tokens=3)
     assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
@@ -489,15 +480,6 @@ def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.Monke
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def test_a_turn_that_was_cut_stays_refused(llm: LLM) -> None:
-    session = llm.session()
-    first = session.ask("Hello", chat=True, max_new_tokens=3)
-    session.truncate(len(first.prompt_ids) - 2)
-    session.forward([1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="within the messages of the chat's last turn; truncate it to 0"):
-        session.ask("And you?", chat=True, max_new_tokens=3)
 
 
 def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
