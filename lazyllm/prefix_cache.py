@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,19 +20,10 @@ LEAST_PASS = 192
 """Tokens of a pass: products of fewer rows may be summed in another order, which changes the last bits."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    model: Model
-    method: Method
+class _Entry(NamedTuple):
+    setting: tuple[Model, Method]
     core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
-
-    @property
-    def bytes(self) -> int:
-        return self.core.bytes_for(len(self.ids))
-
-    def serves(self, model: Model, method: Method) -> bool:
-        return self.model is model and self.method == method
 
 
 class PrefixCache:
@@ -55,13 +46,13 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(entry.bytes for entry in self._entries)
+        return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
     def read(self, timeline: Timeline, ids: list[int], progress: bool) -> None:
         """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; all
         of it or, on failure, nothing."""
         ahead = readable(timeline.pruning, ids)
-        if fork := self._longest(timeline.llm, timeline.pruning, ahead):
+        if fork := self._longest((timeline.llm, timeline.pruning), ahead):
             timeline.core, timeline.room = fork, 0
             timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
         try:
@@ -74,15 +65,14 @@ class PrefixCache:
             timeline.core.truncate(0)
             raise
 
-    def _longest(self, model: Model, method: Method, ids: list[int]) -> _core.Session | None:
+    def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            fitting = [entry for entry in self._entries if entry.serves(model, method)]
-            best = max(fitting, key=lambda entry: _shared(entry.ids, wanted), default=None)
-            if best is None or (n := _shared(best.ids, wanted)) < LEAST_PASS:
+            lengths = [_shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
+            if (n := max(lengths, default=0)) < LEAST_PASS:
                 return None
-            self._entries.remove(best)
+            best = self._entries.pop(lengths.index(n))
             self._entries.append(best)
             try:
                 fork = best.core.fork()
@@ -102,12 +92,12 @@ class PrefixCache:
         except MemoryError as error:
             warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
             return
-        new = _Entry(timeline.llm, timeline.pruning, core, core.ids)
+        new = _Entry((timeline.llm, timeline.pruning), core, core.ids)
         with self._lock:
             self._entries = [
                 entry
                 for entry in self._entries
-                if not entry.serves(new.model, new.method) or _shared(entry.ids, new.ids) < len(entry.ids)
+                if entry.setting != new.setting or _shared(entry.ids, new.ids) < len(entry.ids)
             ]
             self._entries.append(new)
             while self.bytes > self.max_bytes:

@@ -213,7 +213,7 @@ class Conversation:
         return core.length > 0 and ids[: core.length] == core.ids.tolist()
 
     def _tools(self, new: Tools) -> Tools:
-        tools = self.prompts[-1].tools if self.messages else new
+        tools = self.prompts[0].tools if self.messages else new
         if new and list(new) != list(tools):
             raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
         return tools

@@ -135,7 +135,7 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
         def bytes_for(self, n_tokens: int) -> int:
             return n_tokens
 
-    cache._entries = [replace(cache._entries[0], core=Full())]
+    cache._entries = [cache._entries[0]._replace(core=Full())]
     assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
 
 
