@@ -21,6 +21,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
 from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.session import Session
+from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -113,8 +114,11 @@ class LLM(Model):
         ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
         `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
-        method = None if pruning is None else as_method(pruning)
-        return Session.restored(self, user_path(file), method, progress)
+        saved = SessionFile(user_path(file))
+        method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
+        session = Session(self, method, progress=progress)
+        saved.fill(session)
+        return session
 
     @cached_property
     def _siblings(self) -> dict[str, LLM]:

@@ -152,11 +152,6 @@ class Conversation:
 
     # ---- encoding --------------------------------------------------------------------------------
 
-    def encoded(self, core: _core.Session, prompt: Prompt, request: Request) -> EncodedPrompt:
-        start = perf_counter()
-        ids = self.encode(core, prompt, request.chat, request.tools)
-        return EncodedPrompt(prompt, ids, len(ids), perf_counter() - start)
-
     def compressed(self, core: _core.Session, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
         """The method's shorter form of a text, or of the users' messages in a chat."""
         start, prompt = perf_counter(), whole.prompt
@@ -168,30 +163,33 @@ class Conversation:
                 if message["role"] == "user":
                     message["content"] = self.method.compress(self.model, message["content"])
         seconds = perf_counter() - start
-        encoded = self.encoded(core, short, request)
+        encoded = self.encode(core, short, request.chat, request.tools)
         return replace(encoded, prompt=prompt, n_given=whole.n_given, compress_seconds=seconds)
 
-    def encode(self, core: _core.Session, prompt: Prompt, chat: bool = False, tools: Tools = ()) -> list[int]:
-        """The ids to append to the context for a prompt. `tools` are those of the whole chat, which its first
-        prompt names."""
+    def encode(
+        self, core: _core.Session, prompt: Prompt, chat: bool = False, tools: Tools = ()
+    ) -> EncodedPrompt:
+        """A prompt that is to be appended to the context. `tools` are those of the whole chat, which its
+        first prompt names."""
+        start = perf_counter()
         if tools and not chat:
             raise ValueError("tools are described by a chat template: they need chat=True")
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
             raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
-        vocab = self.model.config.vocab
+        text = prompt
         if chat:
             text = self._rendered(core, _messages(prompt), self._tools(tools))
-        elif isinstance(prompt, str):
-            text = prompt
         elif is_messages(prompt):
             raise TypeError("a list of messages needs chat=True")
+        if isinstance(text, str):
+            ids: Any = self.model.tokenizer.encode(text, add_special=core.length == 0 and not chat)
         else:
             self.check_ids_allowed()
-            return checked_ids(prompt, vocab)
-        first = core.length == 0 and not chat
-        return checked_ids(self.model.tokenizer.encode(text, add_special=first), vocab)
+            ids = text
+        checked = checked_ids(ids, self.model.config.vocab)
+        return EncodedPrompt(prompt, checked, len(checked), perf_counter() - start)
 
     def check_ids_allowed(self) -> None:
         if self.method.compresses:

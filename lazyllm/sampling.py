@@ -20,15 +20,13 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p"):
-            object.__setattr__(self, name, checked.number(getattr(self, name), name))
+        object.__setattr__(self, "temperature", checked.number(self.temperature, "temperature"))
+        object.__setattr__(self, "top_p", checked.keep(self.top_p, "top_p"))
         object.__setattr__(self, "top_k", checked.whole(self.top_k, "top_k", 0))
         if self.seed is not None:
             object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
 
     def for_prompt(self, index: int) -> SamplingParams:
         """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""

@@ -18,7 +18,7 @@ from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Prompt, PromptIds, checked_ids
 from lazyllm.pruning import DENSE
-from lazyllm.session_file import SessionFile, write
+from lazyllm.session_file import write
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.timeline import Timeline
@@ -83,15 +83,6 @@ class Session(Timeline):
                 raise ValueError("the session is empty; there is nothing to save")
             write(self, path, progress)
 
-    @classmethod
-    def restored(cls, model: Model, path: Path, pruning: Method | None, progress: bool) -> Session:
-        """The session of a file; ValueError for one of another model or setting, and for a damaged file."""
-        file = SessionFile(path)
-        session = cls(model, file.method_for(model, pruning, progress), progress=progress)
-        with session.exclusive_use():
-            file.fill(session)
-        return session
-
     # ---- growing the context ---------------------------------------------------------------------
 
     def forward(self, ids: PromptIds, generated: bool = False, progress: bool = True) -> np.ndarray:
@@ -125,7 +116,7 @@ class Session(Timeline):
         """
         if not self.pruning.reads_in_parts:
             raise ValueError(f"prompts cannot be read in parts with {self.pruning}")
-        new = self.conversation.encode(self.core, prompt)
+        new = self.conversation.encode(self.core, prompt).ids
         with self.exclusive_use():
             self.reserve(len(new))
             self.run_pending()
@@ -153,7 +144,7 @@ class Session(Timeline):
     def answer(self, prompt: Prompt | EncodedPrompt, request: Request) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         if not isinstance(prompt, EncodedPrompt):
-            prompt = self.conversation.encoded(self.core, prompt, request)
+            prompt = self.conversation.encode(self.core, prompt, request.chat, request.tools)
         if self.pruning.compresses:
             prompt = self.conversation.compressed(self.core, prompt, request)
         return Stream(Answer(self, prompt, request, self._prefixes).run(self))
@@ -173,7 +164,7 @@ class Session(Timeline):
 
         The length is not checked where the method compresses the text.
         """
-        encoded = self.conversation.encoded(self.core, prompt, request)
+        encoded = self.conversation.encode(self.core, prompt, request.chat, request.tools)
         if self.conversation.repeats(self.core, encoded):
             raise ValueError(
                 "the prompt begins with what the prefix holds, which would stand in the context twice; give "
