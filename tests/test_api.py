@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -138,17 +138,12 @@ def test_load_says_what_it_opened(llm: LLM) -> None:
     assert f"{SHAPE.n_layers} layers of {SHAPE.hidden}" in repr(llm)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_is_refused_not_replaced(
-    folder: Path, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cuda_is_refused_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", str(tmp_path / "missing.so"))
-    with pytest.raises(lazyllm.DeviceError, match=r"the CUDA core does not load: .*missing\.so"):
-        lazyllm.load(folder, device=device)
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(lazyllm.DeviceError, match=r"the CUDA core does not load: .*missing\.so"):
+            lazyllm.load(folder, device=device)
     assert lazyllm.info()["cuda"].startswith("off: the CUDA core does not load")
-
-
-def test_a_cuda_core_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", _core.__file__)  # a library without the CUDA core's symbol
     with pytest.raises(lazyllm.DeviceError, match="is of another version than this core"):
         lazyllm.load(folder, device="cuda")
@@ -206,8 +201,10 @@ def test_a_list_of_prompts_gives_a_list(llm: LLM, capfd: pytest.CaptureFixture[s
     assert [g.token_ids for g in made] == [
         llm.generate(text, pruning=STAGES, max_new_tokens=4).token_ids for text in texts
     ]
-    same = llm.generate([llm.tokenizer.encode(text) for text in texts], pruning=STAGES, max_new_tokens=4)
+    ids = [llm.tokenizer.encode(texts[0]), texts[1]]
+    same = llm.generate(ids, pruning=STAGES, max_new_tokens=4, progress=False)
     assert [g.token_ids for g in same] == [g.token_ids for g in made]
+    assert llm.generate([]) == []
 
 
 def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +307,7 @@ def test_generation_prints(llm: LLM) -> None:
         assert part in str(made)
         assert part in repr(made)
     assert "\n" not in repr(made)
-
-
-def test_html_is_escaped(llm: LLM) -> None:
-    from dataclasses import replace
-
-    made = replace(llm.generate(IDS, max_new_tokens=2), text="<script>alert(1)</script> & more")
-    html = made._repr_html_()
+    html = replace(made, text="<script>alert(1)</script> & more")._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in html
 
@@ -327,20 +318,16 @@ def test_html_is_escaped(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "kind", "words"),
     [
-        ([], {}, None, ""),
         (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
         ([0.5, 1.5], {}, TypeError, "whole numbers, not float64 of shape"),
-        ([[5], "a"], {}, None, ""),
         (b"bytes", {}, TypeError, "a list of messages, or a list of those, not bytes"),
         (None, {}, TypeError, "not NoneType"),
-        (7, {}, TypeError, "not int"),
         ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be from 1"),
         ([5], {"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),
         ([5], {"max_new_tokens": 600}, ValueError, "1 given and 600 to be generated make 601; .* is 600"),
         ([5], {"stop": ""}, ValueError, "must not be empty"),
-        ([5], {"stop": [3]}, TypeError, r"stop must be a string or strings, not \[3\]"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
         ([5], {"pruning": 0.5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
         ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
@@ -368,11 +355,8 @@ def test_html_is_escaped(llm: LLM) -> None:
     ],
 )
 def test_generate_refuses(
-    llm: LLM, prompt: Any, options: dict[str, Any], kind: type[Exception] | None, words: str
+    llm: LLM, prompt: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
-    if kind is None:
-        assert len(llm.generate(prompt, max_new_tokens=1, **options)) == len(prompt)
-        return
     with pytest.raises(kind, match=words):
         llm.generate(prompt, **options)
 

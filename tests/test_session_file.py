@@ -167,14 +167,9 @@ def test_a_file_that_was_cut_short_or_changed(llm: LLM, kept: Path) -> None:
             llm.restore(kept)
     kept.write_bytes(whole)
     assert llm.restore(kept).length == 50
-
-
-def test_files_that_are_no_sessions(llm: LLM, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("a text of more than forty bytes, which is no session at all")
-    with pytest.raises(ValueError, match="is no session of lazyllm"):
-        llm.restore(tmp_path / "text")
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        llm.restore(tmp_path / "nothing")
+    kept.unlink()
+    with pytest.raises(FileNotFoundError, match="kept"):
+        llm.restore(kept)
 
 
 def test_a_session_of_another_setting(llm: LLM, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,13 +183,12 @@ def test_a_session_of_another_setting(llm: LLM, kept: Path, monkeypatch: pytest.
                 llm.restore(kept)
 
 
-def test_where_nothing_can_be_saved(llm: LLM, tmp_path: Path) -> None:
+def test_where_nothing_can_be_saved(llm: LLM, kept: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the session is empty"):
-        llm.session().save(tmp_path / "kept")
-    session = ran(llm, None)
+        llm.session().save(kept)
     for place in (tmp_path, tmp_path / "nowhere" / "kept"):
         with pytest.raises(ValueError, match="it must be a file's path in a folder that exists"):
-            session.save(place)
+            llm.restore(kept).save(place)
 
 
 # ---- not written whole -----------------------------------------------------------------------------------
