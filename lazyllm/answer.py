@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from functools import partial
 from secrets import randbits
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +61,7 @@ class Answer:
         """
         request = self._request
         with timeline.exclusive_use():
-            started = perf_counter() - self._seconds
+            started = time.perf_counter() - self._seconds
             try:
                 if not self._prompt_ids:
                     self._start(timeline)
@@ -77,7 +77,7 @@ class Answer:
                 self._interrupted(timeline, started, error)
                 raise
             finally:
-                self._seconds = perf_counter() - started
+                self._seconds = time.perf_counter() - started
                 if request.chat and self._holds_prompt:
                     timeline.conversation.answered(
                         self._place, self._prompt_end, self._encoded.prompt, self._text, request.tools
@@ -152,7 +152,7 @@ class Answer:
                 logits[list(self._request.never_first)] = -np.inf
             core.drawn = self._sampler.sample(logits)
         assert core.drawn is not None
-        seconds = perf_counter() - started
+        seconds = time.perf_counter() - started
         self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds))
 
     def _record(self) -> None:

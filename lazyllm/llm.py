@@ -192,13 +192,13 @@ class LLM(Model):
             return self._stream(prompt, pruning, prefix, request).finished()
         session = self._continued(pruning, prefix, progress)
         encoded: list[EncodedPrompt] = []
-        for i, item in enumerate(prompt):
-            try:
-                encoded.append(session.checked_prompt(item, request))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"prompt {i}: {error}") from None
         answers: list[Generation] = []
         try:
+            for i, item in enumerate(prompt):
+                try:
+                    encoded.append(session.checked_prompt(item, request))
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"prompt {i}: {error}") from None
             with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
                 for i, item in enumerate(encoded):
                     quiet = replace(request, progress=False, sampling=sampling.for_prompt(i))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -154,7 +154,7 @@ class Conversation:
 
     def compressed(self, core: _core.Session, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
         """The method's shorter form of a text, or of the users' messages in a chat."""
-        start, prompt = perf_counter(), whole.prompt
+        start, prompt = time.perf_counter(), whole.prompt
         if isinstance(prompt, str):
             short: Prompt = self.method.compress(self.model, prompt)
         else:
@@ -162,7 +162,7 @@ class Conversation:
             for message in short:
                 if message["role"] == "user":
                     message["content"] = self.method.compress(self.model, message["content"])
-        seconds = perf_counter() - start
+        seconds = time.perf_counter() - start
         encoded = self.encode(core, short, request.chat, request.tools)
         return replace(encoded, prompt=prompt, n_given=whole.n_given, compress_seconds=seconds)
 
@@ -171,7 +171,7 @@ class Conversation:
     ) -> EncodedPrompt:
         """A prompt that is to be appended to the context. `tools` are those of the whole chat, which its
         first prompt names."""
-        start = perf_counter()
+        start = time.perf_counter()
         if tools and not chat:
             raise ValueError("tools are described by a chat template: they need chat=True")
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
@@ -189,7 +189,7 @@ class Conversation:
             self.check_ids_allowed()
             ids = text
         checked = checked_ids(ids, self.model.config.vocab)
-        return EncodedPrompt(prompt, checked, len(checked), perf_counter() - start)
+        return EncodedPrompt(prompt, checked, len(checked), time.perf_counter() - start)
 
     def check_ids_allowed(self) -> None:
         if self.method.compresses:

@@ -53,29 +53,14 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
     assert session.length == 600
 
 
-def with_template(folder: Path, template: str) -> LLM:
-    config = model_folder(folder) / "tokenizer_config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": template}))
-    return lazyllm.load(config.parent, threads=1)
-
-
 def test_a_template_that_leaves_answers_out_has_no_follow_up(tmp_path: Path) -> None:
-    session = with_template(tmp_path, "{{ messages[-1]['content'] }}").session()
+    config = model_folder(tmp_path) / "tokenizer_config.json"
+    last = {"chat_template": "{{ messages[-1]['content'] }}"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | last))
+    session = lazyllm.load(config.parent, threads=1).session()
     session.ask("Hi", chat=True, max_new_tokens=2)
     with pytest.raises(ValueError, match="the chat template leaves earlier answers out"):
         session.ask("Why?", chat=True, max_new_tokens=2)
-
-
-def test_tools_are_those_of_the_whole_chat(tmp_path: Path) -> None:
-    llm = with_template(
-        tmp_path, "{% for m in messages %}({{ m.content }}){{ tools | length if tools }}{% endfor %}"
-    )
-    session, tools = llm.session(), [{"name": "weather"}, {"name": "time"}]
-    for prompt, given in (("Hi", tools), ("Why?", ()), ("How?", tools)):
-        with pytest.raises(ValueError, match=r"tools are those of the whole chat|they need chat=True"):
-            session.ask(prompt, chat=prompt != "Hi", tools=tools[:1])
-        answer = session.ask(prompt, chat=True, tools=given, max_new_tokens=2)
-        assert llm.tokenizer.decode(answer.prompt_ids).endswith(f"({prompt})2")
 
 
 def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
