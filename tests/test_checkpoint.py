@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tiny import write_safetensors
 
 from lazyllm import CheckpointError
-from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve, text_model
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard, resolve, text_model
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_the_text_half_of_a_multimodal_checkpoint(text: str, head: str, tmp_path
 
 def test_a_text_tensor_under_two_names(tmp_path: Path) -> None:
     places = [
-        (f"{prefix}norm.weight", "F32", (1,), 0, 64, 4)
+        Tensor(f"{prefix}norm.weight", "F32", (1,), 0, 64, 4)
         for prefix in ("language_model.model.", "model.language_model.")
     ]
     with pytest.raises(

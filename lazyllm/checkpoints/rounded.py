@@ -21,7 +21,6 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values
 BLOCK_BYTES = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-CHUNK_VALUES = 1 << 22
 
 Stored = tuple[list[str], list[Tensor]]
 """Shards and tensors, as in a checkpoint."""
@@ -33,7 +32,7 @@ def can_be_rounded(checkpoint: Checkpoint) -> bool:
 
 
 def matrices(checkpoint: Checkpoint) -> list[Tensor]:
-    return [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
+    return [tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1]
 
 
 def rounded_bytes(checkpoint: Checkpoint, weights: str) -> int:
@@ -59,12 +58,11 @@ def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stor
     with locked(path.with_suffix(".lock")):
         if source_of(path) != source:
             write(checkpoint, weights, path, source, progress)
-    kept = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
+    kept = {tensor.name: tensor for tensor in read_shard(path, len(checkpoint.shards))}
     tensors = list(checkpoint.tensors)
     for i, (name, _, shape, *_) in enumerate(tensors):
         if name in kept:
-            _, _, _, shard, offset, n_bytes = kept[name]
-            tensors[i] = (name, format_of(name, weights), shape, shard, offset, n_bytes)
+            tensors[i] = kept[name]._replace(dtype=format_of(name, weights), shape=shape)
     return [*checkpoint.shards, str(path)], tensors
 
 
@@ -88,9 +86,8 @@ def write(checkpoint: Checkpoint, weights: str, path: Path, source: str, progres
     sizes = {name: ("U8", shape, math.prod(shape)) for name, shape in blocks.items()}
     with whole_file(path) as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
         file.write(header_bytes(sizes, {"source": source}))
-        for name, dtype, shape, shard, offset, n_bytes in todo:
-            step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
-            for at in range(0, n_bytes, step):
-                stored = checkpoint.shard_files[shard].read(offset + at, min(step, n_bytes - at))
-                file.write(_core.quantize(_core.widen(stored, dtype), format_of(name, weights)))
+        for tensor in todo:
+            for chunk in checkpoint.chunks(tensor):
+                values = _core.widen(chunk, tensor.dtype)
+                file.write(_core.quantize(values, format_of(tensor.name, weights)))
             line.update()

@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from tokenizers import Tokenizer as Backend
+
 from lazyllm.checkpoints.chat import ChatTemplate, find_template
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.fields import Fields, read_json
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.vocabulary import JsonVocabulary, SentencePieceVocabulary, Vocabulary, XgenVocabulary
+from lazyllm.checkpoints.vocabulary import (
+    JsonVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+    XgenVocabulary,
+    refusing,
+)
 from lazyllm.errors import CheckpointError
 
 Chat = Sequence[Mapping[str, Any]]
@@ -64,10 +72,9 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, gguf: GgufVocabulary, config: ModelConfig) -> Tokenizer:
         """From the vocabulary that a GGUF file describes."""
-        fields = Fields(gguf.path, gguf.settings())
-        tokens = read_token_names(fields)
-        vocabulary = JsonVocabulary(gguf.path, tokens.get("bos_token"), gguf.add_bos, gguf.backend())
-        template = fields.get("chat_template")
+        settings = Fields(gguf.path, gguf.settings)
+        tokens, template = read_token_names(settings), settings.get("chat_template")
+        vocabulary = JsonVocabulary(gguf.path, gguf.backend, settings, tokens)
         chat = None if template is None else ChatTemplate(template, gguf.path, tokens)
         return cls(vocabulary, gguf.path, tokens, chat, config)
 
@@ -178,7 +185,9 @@ def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -
                 f"{path} has {path.stat().st_size} bytes; expected at most {VOCABULARY_LIMIT}"
             )
     if (path := folder / "tokenizer.json").is_file():
-        return JsonVocabulary(path, tokens.get("bos_token"), settings.flag("add_bos_token", False)), path
+        with refusing(f"{path} is not a tokenizer.json"):
+            backend = Backend.from_file(str(path))
+        return JsonVocabulary(path, backend, settings, tokens), path
     if (path := folder / "tokenizer.model").is_file():
         if str(settings.get("tokenizer_class")).startswith("Gemma"):
             settings.refuse(
@@ -224,7 +233,7 @@ def read_added_tokens(folder: Path, settings: Fields) -> tuple[dict[str, int], l
         if not isinstance(index, int) or not 0 <= index < MAX_TOKENS or not token:
             raise CheckpointError(f"{extra}: {token!r} is {index!r}; expected a token with its id")
         added[token] = index
-    for key, entry in (settings.object("added_tokens_decoder") or {}).items():
+    for key, entry in settings.section("added_tokens_decoder").values.items():
         content = entry.get("content") if isinstance(entry, dict) else None
         if not key.isdecimal() or int(key) >= MAX_TOKENS or not isinstance(content, str) or not content:
             settings.refuse("added_tokens_decoder", "an object from ids to tokens with their content")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from lazyllm.checkpoints.fields import Fields
 from lazyllm.errors import CheckpointError
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -50,17 +51,18 @@ def byte_letters() -> dict[str, int]:
 
 
 class JsonVocabulary:
-    """The vocabulary of a tokenizer.json, or of the `tokenizer` that a GGUF file describes."""
+    """The vocabulary of a tokenizer.json, or of what a GGUF file describes; `settings` are those of
+    tokenizer_config.json, `tokens` the special tokens by name."""
 
-    def __init__(self, path: Path, bos: str | None, add_bos: bool, tokenizer: Tokenizer | None = None):
-        with refusing(f"{path} is not a tokenizer.json"):
-            self.tokenizer = Tokenizer.from_file(str(path)) if tokenizer is None else tokenizer
+    def __init__(self, path: Path, tokenizer: Tokenizer, settings: Fields, tokens: Mapping[str, str]):
+        self.tokenizer = tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = frozenset(token for token, entry in added.items() if entry.special)
-        self.bos_id = self.token_id(bos) if bos is not None and add_bos else None
+        adds_bos = settings.flag("add_bos_token", False) and "bos_token" in tokens
+        self.bos_id = self.token_id(tokens["bos_token"]) if adds_bos else None
         self.style, self.strips_space = read_decoder(path, self.tokenizer.decoder)
         self.letters = byte_letters()
 
