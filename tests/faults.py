@@ -438,7 +438,7 @@ FOLDER = [
         ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
         ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
         ("code", both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})), "auto_map is"),
-        ("a template of a number", having(chat_template=3), "chat_template is a int; expected a string"),
+        ("a template of a number", having(chat_template=3), "chat_template is 3; expected a string"),
         ("a template that is none", template("{% if %}"), "the chat template is not valid: "),
         ("a template in 30 loops", template("{% for a in 'a' %}" * 30 + "{% endfor %}" * 30), "is not valid"),
         ("a template in brackets", template("{{" + "(" * 10**4 + "1" + ")" * 10**4 + "}}"), "is not valid: "),

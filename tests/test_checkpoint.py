@@ -182,7 +182,7 @@ def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resolve_asks_the_hub_for_no_path(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FileNotFoundError, match="no folder here, nor the form of a hub id"):
+    with pytest.raises(FileNotFoundError, match="does not exist, nor has it the form of a hub id"):
         resolve(name)
 
 

@@ -314,7 +314,7 @@ def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPat
 def chat_text(folder: Path, template: Any, messages: Any = CHAT, **options: Any) -> str:
     settings_of = json.loads((folder / "tokenizer_config.json").read_text())
     write(folder, "tokenizer_config.json", settings_of | {"chat_template": template})
-    return Tokenizer.from_folder(folder, config()).apply_chat_template(messages, tokenize=False, **options)
+    return Tokenizer.from_folder(folder, config()).chat_text(messages, **options)
 
 
 def test_chat_template(byte_level: Path) -> None:
@@ -331,7 +331,7 @@ def test_chat_ids_have_no_second_bos(byte_level: Path) -> None:
     ids = tokenizer.apply_chat_template(CHAT)
     assert tokenizer.has_chat_template
     assert ids.count(0) == 1
-    assert tokenizer.decode(ids, False) == tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert tokenizer.decode(ids, False) == tokenizer.chat_text(CHAT)
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,8 @@ def resolve(path_or_id: str | Path) -> Path:
             f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
             "or a .gguf file"
         )
-    if path.suffix == ".gguf":
-        raise FileNotFoundError(f"{path} does not exist")
-    if not HUB_ID.fullmatch(str(path_or_id)):
-        raise FileNotFoundError(f"{path} is no folder here, nor the form of a hub id (owner/name)")
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
+        raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     try:
         return hub.fetch(
             f"{path_or_id}, which is no folder here,",

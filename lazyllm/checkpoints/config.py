@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lazyllm.checkpoints.fields import Fields, read_json
+from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
 from lazyllm.checkpoints.rope import FULL, LAYER_TYPES, MAX_CONTEXT, SLIDING, read_ropes
 
 MAX_LAYERS = 4096
@@ -137,9 +137,8 @@ class ModelConfig:
     def from_folder(cls, path: str | Path) -> ModelConfig:
         """Reads config.json and, where it exists, generation_config.json in the folder `path`."""
         folder = Path(path)
-        source = folder / "generation_config.json"
-        generation = Fields(source, read_json(source)) if source.exists() else None
-        return cls.read(Fields(folder / "config.json", read_json(folder / "config.json")), generation, folder)
+        fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+        return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> ModelConfig:
@@ -277,33 +276,27 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 def read_windows(fields: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
     """The sliding window of each layer; 0 where the layer sees the whole context."""
-    slides = read_sliding_layers(fields, family, n_layers)
-    removed = fields.get("sliding_window") is None and SLIDING not in family.ropes
-    if not any(slides) or removed:
-        return (0,) * n_layers
-    window = fields.whole("sliding_window", MAX_CONTEXT)
-    return tuple(window if sliding else 0 for sliding in slides)
-
-
-def read_sliding_layers(fields: Fields, family: Family, n_layers: int) -> list[bool]:
-    """True for each layer whose attention has a sliding window."""
-    optional = family.windows == "optional"
+    optional, layer_types = family.windows == "optional", fields.get("layer_types")
     if family.windows == "none" or (optional and not fields.flag("use_sliding_window", False)):
-        return [False] * n_layers
-    if family.windows == "all":
-        return [True] * n_layers
-    layer_types = fields.get("layer_types")
-    if layer_types is not None:
+        sliding = [False] * n_layers
+    elif family.windows == "all":
+        sliding = [True] * n_layers
+    elif layer_types is not None:
         if not isinstance(layer_types, list) or len(layer_types) != n_layers:
             fields.refuse("layer_types", f"a list of {n_layers} layer types")
         if unknown := [kind for kind in layer_types if kind not in LAYER_TYPES]:
             fields.refuse("layer_types", f"{' and '.join(LAYER_TYPES)} only, not {unknown[0]!r}")
-        return [kind == SLIDING for kind in layer_types]
-    if family.windows == "pattern":
+        sliding = [kind == SLIDING for kind in layer_types]
+    elif optional:
+        first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
+        sliding = [layer >= first for layer in range(n_layers)]
+    else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
-        return [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
-    return [layer >= first for layer in range(n_layers)]
+        sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
+    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.ropes):
+        return (0,) * n_layers
+    window = fields.whole("sliding_window", MAX_CONTEXT)
+    return tuple(window if slides else 0 for slides in sliding)
 
 
 def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:

@@ -16,9 +16,14 @@ def read_json(path: Path, strict: bool = False) -> dict[str, Any]:
     """The object in the file `path`; `strict` refuses repeated keys."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; a Hugging Face model folder has it")
-    if path.stat().st_size > JSON_LIMIT:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; expected at most {JSON_LIMIT}")
+    check_size(path, JSON_LIMIT)
     return json_object(path, path.read_bytes(), strict)
+
+
+def check_size(path: Path, limit: int) -> None:
+    """Refuses a file that is much larger than any good one; 0 bytes of one that is missing."""
+    if path.is_file() and (size := path.stat().st_size) > limit:
+        raise CheckpointError(f"{path} has {size} bytes; expected at most {limit}")
 
 
 def json_object(path: Path, text: bytes, strict: bool) -> dict[str, Any]:
@@ -34,6 +39,11 @@ def shortened(value: Any) -> str:
         return f"{value[:80] if isinstance(value, str | list) else value!r:.80}"
     except ValueError:  # repr() refuses integers of more than a few thousand digits
         return "a number of thousands of digits"
+
+
+def optional_fields(path: Path) -> Fields:
+    """The fields of a JSON file; none where the file is missing."""
+    return Fields(path, read_json(path) if path.exists() else {})
 
 
 class Fields:

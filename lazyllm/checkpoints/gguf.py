@@ -14,6 +14,7 @@ import numpy as np
 
 from lazyllm.checkpoints.checkpoint import Tensor, header_bytes
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
+from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
 
@@ -28,8 +29,7 @@ def convert(
     Quantized weights are de-quantized to `dtype` ("bf16", "f16" or "f32"). The folder gets its name when it
     is complete.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+    checked.choice(dtype, "dtype", tuple(DTYPES))
     target = user_path(out_folder)
     check_new(target)
     checkpoint = GgufCheckpoint(user_path(gguf_path))
