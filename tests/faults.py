@@ -331,6 +331,11 @@ WHOLE = "is not a whole safetensors file: "
 TWICE = b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2)
 
 
+def of_pieces(**fields: Any) -> Change:
+    """A file with these fields in a folder whose vocabulary is a tokenizer.model."""
+    return both(having(**fields), beside(VOCABULARY, remove), beside("tokenizer.model", holds(b".")))
+
+
 def template(text: str) -> Change:
     return having(chat_template=text)
 
@@ -379,6 +384,7 @@ FOLDER = [
         ("a wide FFN", inside(CONFIG, having(intermediate_size=1 << 20)), r"asks for \(1048576, 32\)"),
         ("a row more", inside(CONFIG, having(vocab_size=301)), r"embed_tokens.* \(300, 32\), but .* \(301,"),
         ("biases", inside(CONFIG, having(attention_bias=True)), r"q_proj\.bias: missing from the checkpoint"),
+        ("no vocabulary", inside(VOCABULARY, remove), "neither tokenizer.json nor tokenizer.model"),
         ("no weights", inside(WEIGHTS, remove), "neither model.safetensors nor"),
         ("pickles", both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))), "pickles, which can run"),
         ("a tensor missing", inside(WEIGHTS, header(lambda e: e.update(x=e.pop(NORM)))), f"{NORM}: missing"),
@@ -425,9 +431,10 @@ FOLDER = [
         "added_tokens.json",
         (
             "an id below 0",
-            both(having(a=-1), beside(VOCABULARY, remove), beside("tokenizer.model", holds(b"."))),
+            of_pieces(a=-1),
             "'a' is -1; expected a token with its id",
         ),
+        ("no token", of_pieces(**{"": 3}), "'' is 3; expected a token with its id"),
     ),
     *faults(
         "special_tokens_map.json", ("a list", having(unk_token=["a"]), "unk_token is .*; expected a string")
@@ -437,6 +444,21 @@ FOLDER = [
         *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
         ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
         ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
+        (
+            "a token of no id",
+            of_pieces(added_tokens_decoder={"x": {"content": "a"}}),
+            "decoder is",
+        ),
+        (
+            "an id of no token",
+            of_pieces(added_tokens_decoder={"3": "a"}),
+            "decoder is .*; expected",
+        ),
+        (
+            "Gemma's pieces",
+            of_pieces(tokenizer_class="GemmaTokenizer"),
+            "expected a tokenizer.json",
+        ),
         ("code", both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})), "auto_map is"),
         ("a template of a number", having(chat_template=3), "chat_template is 3; expected a string"),
         ("a template that is none", template("{% if %}"), "the chat template is not valid: "),

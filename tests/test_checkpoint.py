@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from families import RECORDED, open_model
+from faults import entry, joined
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import write_safetensors
@@ -29,19 +30,6 @@ def folder(tmp_path: Path) -> Path:
 def sharded(tmp_path: Path) -> Path:
     """A checkpoint in three shards."""
     return Path(shutil.copytree(RECORDED / "families" / "llama2", tmp_path / "sharded"))
-
-
-def encode(header: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
-    return {
-        "dtype": dtype,
-        "shape": [(end - begin) // 4] if shape is None else shape,
-        "data_offsets": [begin, end],
-    }
 
 
 # ---- complete checkpoints ------------------------------------------------------------------------
@@ -124,8 +112,8 @@ def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
         "also empty": entry(4, 4, [0]),
         "odd": entry(4, 5, [1], "U8"),
     }
-    path.write_bytes(encode(header, b"12345"))
-    start = 8 + len(json.dumps(header))
+    path.write_bytes(contents := joined(header, b"12345"))
+    start = len(contents) - 5
     assert sorted(read_shard(path, 2)) == [
         ("also empty", "F32", (0,), 2, start + 4, 0),
         ("empty", "F32", (0, 3), 2, start + 4, 0),
@@ -205,10 +193,8 @@ def test_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("pytorch_model.bin", "pickles.*save_pretrained"),
-        ("consolidated.00.pth", "pickles"),
+        ("consolidated.00.pth", "pickles.*save_pretrained"),
         ("model.gguf", r"give the file itself: .*model\.gguf"),
-        ("notes.txt", "neither"),
     ],
 )
 def test_no_safetensors(folder: Path, name: str, advice: str) -> None:

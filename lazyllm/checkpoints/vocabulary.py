@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -63,7 +62,7 @@ class JsonVocabulary:
         self.special = frozenset(token for token, entry in added.items() if entry.special)
         adds_bos = settings.flag("add_bos_token", False) and "bos_token" in tokens
         self.bos_id = self.token_id(tokens["bos_token"]) if adds_bos else None
-        self.style, self.strips_space = read_decoder(path, self.tokenizer.decoder)
+        self.style, self.strips_space = decoding(path, self.tokenizer.decoder)
         self.letters = byte_letters()
 
     def encode(self, text: str, add_special: bool) -> list[int]:
@@ -88,28 +87,21 @@ class JsonVocabulary:
         return token
 
 
-def read_decoder(path: Path, decoder: Any) -> tuple[str, bool]:
-    """The form of the tokens, "bytes", "pieces" or whole "words"; and whether a leading space is stripped."""
+def decoding(path: Path, decoder: Any) -> tuple[str, bool]:
+    """The form of the tokens, "bytes", "pieces" or, without a decoder, whole "words", as a decoder shows with
+    a few of them; and whether a leading space is stripped."""
     if decoder is None:
         return "words", True
-    spec = json.loads(decoder.__getstate__())
-    steps = spec.get("decoders", [spec])
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
-        return "bytes", False
-    strips = False
-    for step in steps:
-        if step["type"] == "Metaspace" and step["replacement"] == WORD_MARK:
-            strips = step.get("prepend_scheme", "always") != "never"
-        elif step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0):
-            strips = True
-        elif step["type"] == "Replace" and (step["pattern"], step["content"]) == ({"String": WORD_MARK}, " "):
-            continue
-        elif step["type"] not in ("ByteFallback", "Fuse"):
-            raise CheckpointError(
-                f"{path}: decoder {step['type']} is not supported; expected ByteLevel or SentencePiece's"
-            )
-    return "pieces", strips
+    with refusing(f"{path} is not a tokenizer.json"):
+        if decoder.decode(["Ġa", "_", "Ċ", "##b</w>"]) == " a_\n##b</w>":
+            return "bytes", False
+        text, whole = decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
+    if text not in (whole, whole[1:]):
+        name = type(decoder).__name__
+        raise CheckpointError(
+            f"{path}: decoder {name} is not supported; expected ByteLevel or SentencePiece's"
+        )
+    return "pieces", text != whole
 
 
 def piece_bytes(piece: str) -> bytes:
