@@ -224,10 +224,10 @@ class Conversation:
         self._check_turn(core.length)
         tokenizer = self.model.tokenizer
         if not self.prompts:
-            return tokenizer.apply_chat_template(new, tokenize=False, tools=tools)
+            return tokenizer.chat_text(new, tools=tools)
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
-        _, marked, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
+        _, marked, tail = tokenizer.chat_text(chat, tools=tools).rpartition(mark)
         if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"

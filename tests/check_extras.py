@@ -28,7 +28,7 @@ tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 35, 0)
 pathlib.Path("a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(128))
 print(read_gguf(pathlib.Path("a.gguf")))
 """,
-        "kind='TQ2_0'",
+        "dtype='TQ2_0'",
     ),
     "phrases": (
         """

@@ -335,6 +335,11 @@ WHOLE = "is not a whole safetensors file: "
 TWICE = b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2)
 
 
+def of_pieces(**fields: Any) -> Change:
+    """A file with these fields in a folder whose vocabulary is a tokenizer.model."""
+    return both(having(**fields), beside(VOCABULARY, remove), beside("tokenizer.model", holds(b".")))
+
+
 def template(text: str) -> Change:
     return having(chat_template=text)
 
@@ -370,7 +375,7 @@ FOLDER = [
         ("an end beyond", having(eos_token_id=300), "eos_token_id is 300; expected token ids below"),
         ("ends in ends", having(eos_token_id=[2, [3]]), r"eos_token_id is \[2, \[3\]\]; expected"),
         ("tied by number", having(tie_word_embeddings=1), "tie_word_embeddings is 1; expected true or false"),
-        ("quantized", having(quantization_config={"bits": 4}), "quantization_config is .*; expected no such"),
+        ("quantized", having(quantization_config={"bits": 4}), "quantization_config is .*; expected null"),
         ("another activation", having(hidden_act="gelu"), "hidden_act is 'gelu'; expected 'silu'"),
         ("biases in the FFN", having(mlp_bias=True), "mlp_bias is True; expected false"),
         ("partial RoPE", having(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5; expected 1.0"),
@@ -383,6 +388,7 @@ FOLDER = [
         ("a wide FFN", inside(CONFIG, having(intermediate_size=1 << 20)), r"asks for \(1048576, 32\)"),
         ("a row more", inside(CONFIG, having(vocab_size=301)), r"embed_tokens.* \(300, 32\), but .* \(301,"),
         ("biases", inside(CONFIG, having(attention_bias=True)), r"q_proj\.bias: missing from the checkpoint"),
+        ("no vocabulary", inside(VOCABULARY, remove), "neither tokenizer.json nor tokenizer.model"),
         ("no weights", inside(WEIGHTS, remove), "neither model.safetensors nor"),
         ("pickles", both(inside(WEIGHTS, remove), inside("a.bin", holds(b"."))), "pickles, which can run"),
         ("a tensor missing", inside(WEIGHTS, header(lambda e: e.update(x=e.pop(NORM)))), f"{NORM}: missing"),
@@ -429,9 +435,10 @@ FOLDER = [
         "added_tokens.json",
         (
             "an id below 0",
-            both(having(a=-1), beside(VOCABULARY, remove), beside("tokenizer.model", holds(b"."))),
+            of_pieces(a=-1),
             "'a' is -1; expected a token with its id",
         ),
+        ("no token", of_pieces(**{"": 3}), "'' is 3; expected a token with its id"),
     ),
     *faults(
         "special_tokens_map.json", ("a list", having(unk_token=["a"]), "unk_token is .*; expected a string")
@@ -441,8 +448,23 @@ FOLDER = [
         *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
         ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
         ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
+        (
+            "a token of no id",
+            of_pieces(added_tokens_decoder={"x": {"content": "a"}}),
+            "decoder is",
+        ),
+        (
+            "an id of no token",
+            of_pieces(added_tokens_decoder={"3": "a"}),
+            "decoder is .*; expected",
+        ),
+        (
+            "Gemma's pieces",
+            of_pieces(tokenizer_class="GemmaTokenizer"),
+            "expected a tokenizer.json",
+        ),
         ("code", both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})), "auto_map is"),
-        ("a template of a number", having(chat_template=3), "chat_template is a int; expected a string"),
+        ("a template of a number", having(chat_template=3), "chat_template is 3; expected a string"),
         ("a template that is none", template("{% if %}"), "the chat template is not valid: "),
         ("a template in 30 loops", template("{% for a in 'a' %}" * 30 + "{% endfor %}" * 30), "is not valid"),
         ("a template in brackets", template("{{" + "(" * 10**4 + "1" + ")" * 10**4 + "}}"), "is not valid: "),
@@ -475,7 +497,9 @@ def placing(name: Any) -> Change:
 
 
 def twice(folder: Path) -> None:
-    (folder / SHARDS[1]).write_bytes((folder / SHARDS[0]).read_bytes())
+    """A tensor that the index does not name is in two shards."""
+    for shard in SHARDS[:2]:
+        extra("x")(folder / shard)
 
 
 SHARDED = [
@@ -492,8 +516,8 @@ SHARDED = [
         ("a pickle", placing("a.bin"), "'a.bin'; expected the plain name"),
         ("a number", placing(3), "is said to be in 3; expected the plain name"),
         ("a place twice", replaced(b'"weight_map": {', b'"weight_map": {"a": "", "a": "",'), "'a' appears"),
-        ("another shard", placing(SHARDS[0]), f"'{NORM}' is said to be in {SHARDS[0]}; it is in {SHARDS[2]}"),
-        ("no tensor", edited(lambda i: i["weight_map"].update(x=SHARDS[0])), "'x' is .*; it is in no shard"),
+        ("another shard", placing(SHARDS[0]), f"'{NORM}' is said to be in {SHARDS[0]}; it is not"),
+        ("no tensor", edited(lambda i: i["weight_map"].update(x=SHARDS[0])), "'x' is .*; it is not there"),
     ),
     *faults(
         SHARDS[1],
@@ -501,7 +525,10 @@ SHARDED = [
         ("cut", cut(-1), WHOLE),
         ("empty", holds(b""), WHOLE),
     ),
-    *faults(".", ("a shard twice", twice, f"is in {SHARDS[0]} and in {SHARDS[1]}; expected one")),
+    *faults(
+        ".",
+        ("a tensor in two shards", twice, "stands in the checkpoint twice"),
+    ),
 ]
 FILE = "model.gguf"
 ENDS = "the file ends after"
@@ -564,13 +591,13 @@ GGUF = faults(
     ("an odd offset", after(b"output_norm.weight", 16, struct.pack("<Q", 1)), "which is no multiple of"),
     ("the end token beyond", number(b"tokenizer.ggml.eos_token_id", 96), "eos_token_id is 96; expected"),
     ("the first token beyond", number(b"tokenizer.ggml.bos_token_id", 1 << 30), "bos_token_id is 107.*;"),
-    ("another tokenizer", replaced(string(b"gpt2"), string(b"bert")), "tokenizer.ggml.model is bert;"),
+    ("another tokenizer", replaced(string(b"gpt2"), string(b"bert")), "tokenizer.ggml.model is 'bert';"),
     ("no tokens", replaced(b"tokenizer.ggml.tokens", b"tokenizer.ggml.tokenz"), "tokens is missing"),
-    ("a token twice", replaced(string(b"%"), string(b"&")), "tokens is a list with a token twice; expected"),
+    ("a token twice", replaced(string(b"%"), string(b"&")), "tokens is .*; expected each token once"),
     (
         "a token of 160,001 characters",  # the tensors stay at multiples of 32 bytes
         replaced(string(b"%"), string(b"%" * 160_001)),
-        "a list with a token of 160001 characters; expected at most 1000 in each",
+        "tokens is .*; expected .* at most 1000 characters in each",
     ),
     ("a merge of nothing", replaced(string(b"h i"), string(b"hii")), "its tokenizer is not consistent"),
 )

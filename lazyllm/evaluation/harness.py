@@ -161,7 +161,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> str:
         """A chat as text. Without `add_generation_prompt` its end is open: the last message is continued."""
-        text = self.llm.tokenizer.apply_chat_template(chat_history, add_generation_prompt, tokenize=False)
+        text = self.llm.tokenizer.chat_text(chat_history, add_generation_prompt)
         if add_generation_prompt:
             return text
         last = str(chat_history[-1]["content"])
