@@ -10,7 +10,7 @@ from string import ascii_lowercase
 from typing import TypeVar
 from uuid import UUID
 
-from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
+from lazyllm.evaluation.generated.words import vocabulary
 
 Drawn = TypeVar("Drawn")
 DEPTHS = tuple(round(100 * place / 39) for place in range(40))  # percent, as in RULER
@@ -52,9 +52,10 @@ class Draws:
 
 def names(draws: Draws) -> Iterator[str]:
     """Distinct names such as calm-harbor."""
-    count = len(ADJECTIVES) * len(NOUNS)
+    adjectives, nouns = vocabulary("adjective"), vocabulary("noun")
+    count = len(adjectives) * len(nouns)
     for pair in draws.order(count):
-        yield f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}"
+        yield f"{adjectives[pair // len(nouns)]}-{nouns[pair % len(nouns)]}"
     raise ValueError(f"the item needs more than the {count} names there are; use a smaller length")
 
 
