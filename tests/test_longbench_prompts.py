@@ -33,6 +33,8 @@ QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
 NAMES = [name for name in DATA_SETS if not name.endswith("_e")]
 PROMPTS = dict.fromkeys(NAMES, QUESTION) | {"lcc": "{context}next {{line}}:\n"}
 LENGTHS = {name: 8 + rank for rank, name in enumerate(NAMES)}
+TEMPLATES = Templates("here", PROMPTS, LENGTHS)
+Named = Callable[..., Tokenizer]
 HUMAN = (
     "A chat between a curious human and an artificial intelligence assistant. The assistant gives "
     "helpful, detailed, and polite answers to the human's questions.\n\n ### Human: "
@@ -81,21 +83,6 @@ def write_zip(path: Path, members: Mapping[str, str]) -> Path:
     return path
 
 
-@pytest.fixture
-def templates() -> Templates:
-    return Templates("here", PROMPTS, LENGTHS)
-
-
-@pytest.fixture(scope="session")
-def real() -> Path:
-    try:
-        find_templates(REAL)
-        require(REAL, ["trec", "hotpotqa"])
-    except FileNotFoundError as error:
-        pytest.skip(f"LongBench itself is not tested; name its folder in LAZYLLM_LONGBENCH: {error}")
-    return REAL
-
-
 @pytest.fixture(scope="session")
 def tokenizer(demo_model: Path) -> Tokenizer:
     return Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
@@ -109,7 +96,7 @@ def backend(demo_model: Path) -> Any:
 
 
 @pytest.fixture
-def named(tmp_path: Path) -> Callable[..., Tokenizer]:
+def named(tmp_path: Path) -> Named:
     """Makes a tokenizer of bytes, which puts <s> first, in a folder of a given name."""
 
     def make(name: str = "some-model", chat_template: bool = True) -> Tokenizer:
@@ -295,8 +282,8 @@ A_LIST = r"expected a list of at least one string"
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        *((without(field), rf"{field} is missing; expected ") for field in item()),
-        (item(input=None), f"input is None; {A_STRING}"),
+        *((without(field), rf"line 2: {field} is missing; expected ") for field in item()),
+        (item(input=None), f"line 2: input is None; {A_STRING}"),
         (item(input="\ud800"), f"input is '.ud800'; {A_STRING}"),
         (item(context=["a"]), rf"context is \['a'\]; {A_STRING}"),
         (item(answers="a"), f"answers is 'a'; {A_LIST}$"),
@@ -311,28 +298,17 @@ A_LIST = r"expected a list of at least one string"
         (item(_id=""), "_id is ''; expected a string that is not empty$"),
         (item(_id=7), "_id is 7; expected a string that is not empty$"),
         (item(number=0), "_id is 'hotpotqa-0'; expected an _id that no earlier item has$"),
-    ],
-)
-def test_fields(tmp_path: Path, row: dict[str, Any], message: str) -> None:
-    lines = jsonl([item()]) + json.dumps(row)
-    (tmp_path / "hotpotqa.jsonl").write_text(lines)
-    with pytest.raises(ValueError, match=rf"hotpotqa.jsonl, line 2: {message}"):
-        read(tmp_path, "hotpotqa")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
         (b'{"input": "cut o', "line 1 is not JSON: "),
         (b"[" * 100_000, "line 1 is not JSON: "),
         (b'"\xff"', "line 1 is not JSON: .*utf-8"),
         (b"\n[1, 2]\n", "line 2 holds a list; expected a JSON object"),
-        (b"\n", r"hotpotqa.jsonl is empty; expected items of hotpotqa"),
+        (b"\n", r"is empty; expected items of hotpotqa"),
     ],
 )
-def test_lines(tmp_path: Path, line: bytes, message: str) -> None:
+def test_rows(tmp_path: Path, row: Any, message: str) -> None:
+    line = row if isinstance(row, bytes) else (jsonl([item()]) + json.dumps(row)).encode()
     (tmp_path / "hotpotqa.jsonl").write_bytes(line)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"hotpotqa.jsonl.*{message}"):
         read(tmp_path, "hotpotqa")
 
 
@@ -380,24 +356,17 @@ def test_subset_refusals(options: dict[str, Any], error: type[Exception], messag
 # ---- templates -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["data", "data/config"])
-def test_templates_are_found(tmp_path: Path, place: str) -> None:
-    write_items(tmp_path / "data")
-    path = write_templates(tmp_path / place)
-    found = find_templates(tmp_path / "data")
-    assert (found.source, dict(found.prompts), dict(found.lengths)) == (str(path), PROMPTS, LENGTHS)
-
-
-def test_only_the_data_folder_is_searched(tmp_path: Path) -> None:
+def test_templates_are_found_in_the_data_folder_only(tmp_path: Path) -> None:
     data = tmp_path / "LongBench"
     rows = write_items(data / "data")
     write_templates(tmp_path)
     write_templates(tmp_path / "config")
     for folder in (data / "data", data, data / "data" / "hotpotqa.jsonl"):
         assert find_templates(folder) is official()
-    path = write_templates(data / "config")
+    for place in (data / "config", data):
+        path = write_templates(place)
+        assert find_templates(data) == Templates(str(path), PROMPTS, LENGTHS)
     assert read(data, "hotpotqa") == rows
-    assert find_templates(data).source == str(path)
     (data / "data" / "hotpotqa.jsonl").unlink()
     other = data / "backup" / "2023" / "hotpotqa.parquet"
     other.parent.mkdir(parents=True)
@@ -455,48 +424,54 @@ def test_the_official_files_are_those_of_the_benchmark() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "wrong"),
+    ("prompts", "lengths", "message"),
     [
-        ("{question}", "'{question}'; expected a template with the fields {input} and {context} only"),
-        ("{}", "'{}'; expected"),
-        ("{input.__class__}", "'{input.__class__}'; "),
-        ("{context!r}", "'{context!r}'; "),
-        ("{context:>{input}}", "'{context:>}'; "),
-        ("{input} {", "'{'; "),
-        ("{{input}", "'}'; "),
-        (["{input}"], r"\['{input}'\]; expected a template"),
-        ("\ud800", "'.ud800'; expected a template"),
-        ([], r"\[\]; expected a template"),
+        ([], {}, "dataset2prompt.json holds a list; expected a JSON object"),
+        *(
+            (
+                {"qmsum": template},
+                {},
+                f"dataset2prompt.json: qmsum has {wrong}; expected a template with the ",
+            )
+            for template, wrong in [
+                ("{question}", "'{question}'"),
+                ("{}", "'{}'"),
+                ("{input.__class__}", "'{input.__class__}'"),
+                ("{context!r}", "'{context!r}'"),
+                ("{context:>{input}}", "'{context:>}'"),
+                ("{input} {", "'{'"),
+                ("{{input}", "'}'"),
+                (["{input}"], r"\['{input}'\]"),
+                ("\ud800", "'.ud800'"),
+                ([], r"\[\]"),
+            ]
+        ),
+        *(
+            (
+                {},
+                {"qmsum": length},
+                "dataset2maxlen.json: qmsum is .*; expected a whole number from 1 to 1048",
+            )
+            for length in (0, -3, True, 1.0, "64", None, 10**30)
+        ),
     ],
 )
-def test_templates_that_are_none(tmp_path: Path, template: Any, wrong: str) -> None:
-    write_templates(tmp_path, PROMPTS | {"qmsum": template})
-    with pytest.raises(ValueError, match=rf"dataset2prompt.json: qmsum has {wrong}"):
+def test_files_that_are_no_templates(tmp_path: Path, prompts: Any, lengths: Any, message: str) -> None:
+    write_templates(tmp_path, prompts, lengths)
+    with pytest.raises(ValueError, match=message):
         find_templates(tmp_path)
 
 
-@pytest.mark.parametrize("length", [0, -3, True, 1.0, "64", None, 10**30])
-def test_lengths(tmp_path: Path, length: Any) -> None:
-    write_templates(tmp_path, lengths={"qmsum": length})
-    with pytest.raises(ValueError, match=r"dataset2maxlen.json: qmsum is .*; expected a whole number from 1"):
-        find_templates(tmp_path)
-    write_templates(tmp_path, [])
-    with pytest.raises(ValueError, match=r"dataset2prompt.json holds a list; expected a JSON object"):
-        find_templates(tmp_path)
-
-
-def test_templates_by_name(templates: Templates) -> None:
+def test_templates_by_name() -> None:
     few = Templates("few.json", {"qasper": "{input}"}, {})
     for call in (few.template, few.verdict):
-        with pytest.raises(
-            ValueError, match=r"few.json has no template for trec; expected one as in LongBen"
-        ):
+        with pytest.raises(ValueError, match=r"few.json has no template for trec; expected one as in Long"):
             call("trec")
     with pytest.raises(ValueError, match=r"dataset2maxlen.json beside few.json has no length for qasper"):
         few.max_new_tokens("qasper")
-    assert templates.prompt(item("qasper_e")) == templates.prompt(item("qasper"))
-    assert templates.max_new_tokens("qasper_e") == LENGTHS["qasper"]
-    assert [templates.verdict(name) for name in ("trec", "qasper_e")] == ["not official"] * 2
+    assert TEMPLATES.prompt(item("qasper_e")) == TEMPLATES.prompt(item("qasper"))
+    assert TEMPLATES.max_new_tokens("qasper_e") == LENGTHS["qasper"]
+    assert [TEMPLATES.verdict(name) for name in ("trec", "qasper_e")] == ["not official"] * 2
     for name in NAMES:
         changed = Templates("changed", official().prompts | {name: official().prompts[name] + " "}, LENGTHS)
         assert [other for other in NAMES if changed.verdict(other) != "official"] == [name]
@@ -515,23 +490,21 @@ def by_hand(backend: Any, text: str, max_length: int) -> list[int]:
     return list(ids)
 
 
-def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any, templates: Templates) -> None:
+def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any) -> None:
     asked = item(
         context="".join(f"Clause {n} of the {n * n}th: naïve 钟声🔔 <|im_end|>\n" for n in range(40))
     )
     text = QUESTION.format(**asked)
     length = len(backend.encode(text).ids)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
-        made = make_prompt(tokenizer, asked, max_length, "none", templates)
-        assert made.ids == by_hand(backend, text, max_length)
-        assert made.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=templates)
-        assert (made.n_tokens_unwrapped, made.cut) == (length, max_length < length)
-    assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", templates).ids  # <|im_end|>, skipped
+        prompt = make_prompt(tokenizer, asked, max_length, "none", TEMPLATES)
+        assert prompt.ids == by_hand(backend, text, max_length)
+        assert prompt.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=TEMPLATES)
+        assert (prompt.n_tokens_unwrapped, prompt.cut) == (length, max_length < length)
+    assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", TEMPLATES).ids  # <|im_end|>, skipped
 
 
-def test_the_context_is_shortened_after_the_cut(
-    named: Callable[..., Tokenizer], templates: Templates
-) -> None:
+def test_the_context_is_shortened_after_the_cut(named: Named) -> None:
     tokenizer, seen = named(), []
 
     def shorten(text: str) -> str:
@@ -539,7 +512,7 @@ def test_the_context_is_shortened_after_the_cut(
         return f"<{len(text)}>"
 
     def made(max_length: int) -> str:
-        prompt = make_prompt(tokenizer, asked, max_length, "none", templates, shorten)
+        prompt = make_prompt(tokenizer, asked, max_length, "none", TEMPLATES, shorten)
         assert prompt.cut == (max_length < 400)
         return tokenizer.decode(prompt.ids)
 
@@ -550,27 +523,29 @@ def test_the_context_is_shortened_after_the_cut(
     assert seen == ["0123456789" * 40, "0123456789" * 9 + "012" + ("0123456789" * 40)[-(100 - len(end)) :]]
     assert made(30) == "Text: <8>bells? \nAnswer:"  # the cut has taken the beginning of the question
     with_field = item(input="{context}", context="x" * 50)
-    assert templates.around(with_field) == ("Text: ", "\n\nQuestion: {context} \nAnswer:")
+    assert TEMPLATES.around(with_field) == ("Text: ", "\n\nQuestion: {context} \nAnswer:")
 
 
-def test_real_items(real: Path, tokenizer: Tokenizer, backend: Any) -> None:
-    templates = find_templates(real)
+def test_real_items(tokenizer: Tokenizer, backend: Any) -> None:
+    try:
+        templates = find_templates(REAL)
+        require(REAL, ["trec", "hotpotqa"])
+    except FileNotFoundError as error:
+        pytest.skip(f"LongBench itself is not tested; name its folder in LAZYLLM_LONGBENCH: {error}")
     plain = json.loads(Path(templates.source).read_text(encoding="utf-8"))
-    for name in available(real):
-        for asked in read(real, name)[:3]:
+    for name in available(REAL):
+        for asked in read(REAL, name)[:3]:
             text = plain[name].format(**asked)
             assert templates.prompt(asked) == text
-            made = make_prompt(tokenizer, asked, 3500, "none", templates)
-            assert made.ids == by_hand(backend, text, 3500)
-            assert made.cut == (len(backend.encode(text).ids) > 3500)
+            prompt = make_prompt(tokenizer, asked, 3500, "none", templates)
+            assert prompt.ids == by_hand(backend, text, 3500)
+            assert prompt.cut == (len(backend.encode(text).ids) > 3500)
 
 
-def test_prompts_are_official_unless_templates_are_given(
-    named: Callable[..., Tokenizer], templates: Templates
-) -> None:
+def test_prompts_are_official_unless_templates_are_given(named: Named) -> None:
     tokenizer, asked = named(), item("lcc", 3)
     assert tokenizer.decode(prompt_ids(tokenizer, asked, chat="none")) == official().prompt(asked)
-    text = tokenizer.decode(prompt_ids(tokenizer, asked, chat="none", templates=templates))
+    text = tokenizer.decode(prompt_ids(tokenizer, asked, chat="none", templates=TEMPLATES))
     assert text == asked["context"] + "next {line}:\n"
 
 
@@ -586,31 +561,28 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("chat", WRAPPED)
-def test_wrappers(named: Callable[..., Tokenizer], templates: Templates, chat: Any) -> None:
+def test_wrappers(named: Named, chat: Any) -> None:
     tokenizer = named()
-    made = make_prompt(tokenizer, item(), chat=chat, templates=templates)
-    assert (made.wrapper, made.cut, made.n_tokens_unwrapped) == (chat, False, len(tokenizer.encode(TEXT)))
-    assert "".join(tokenizer.offsets(made.ids)) == WRAPPED[chat]
-    for max_length in (made.n_tokens_unwrapped - 1, 3500):
-        assert (
-            prompt_ids(tokenizer, item(), max_length, chat, templates).count(tokenizer.bos_token_id or 0) == 1
-        )
+    prompt = make_prompt(tokenizer, item(), chat=chat, templates=TEMPLATES)
+    assert (prompt.wrapper, prompt.cut, prompt.n_tokens_unwrapped) == (
+        chat,
+        False,
+        len(tokenizer.encode(TEXT)),
+    )
+    assert "".join(tokenizer.offsets(prompt.ids)) == WRAPPED[chat]
+    cut = make_prompt(tokenizer, item(), 21, chat, TEMPLATES)
+    assert cut.cut
+    left = WRAPPED[chat].replace(TEXT, TEXT[:9] + TEXT[-10:])  # the wrapper comes after the cut
+    assert "".join(tokenizer.offsets(cut.ids)) == left
 
 
-def test_the_wrapper_comes_after_the_cut(named: Callable[..., Tokenizer], templates: Templates) -> None:
-    tokenizer = named()
-    made = make_prompt(tokenizer, item(), 21, "llama-2", templates)
-    assert made.cut
-    assert "".join(tokenizer.offsets(made.ids)) == f"{BOS}[INST]{TEXT[:9]}{TEXT[-10:]}[/INST]"
-
-
-def test_sets_without_wrapper(named: Callable[..., Tokenizer], templates: Templates) -> None:
+def test_sets_without_wrapper(named: Named) -> None:
     tokenizer, bare = named("Llama-2-7b-chat-hf"), set()
     for name in NAMES:
-        prompt = make_prompt(tokenizer, item(name), templates=templates)
+        prompt = make_prompt(tokenizer, item(name), templates=TEMPLATES)
         if prompt.wrapper == "none":
             bare.add(name)
-            assert prompt.ids == tokenizer.encode(templates.prompt(item(name)))
+            assert prompt.ids == tokenizer.encode(TEMPLATES.prompt(item(name)))
     assert bare == {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"}
 
 
@@ -630,29 +602,22 @@ def test_sets_without_wrapper(named: Callable[..., Tokenizer], templates: Templa
         ("Mistral-7B-v0.1", False, "none"),
     ],
 )
-def test_wrapper_of_a_checkpoint(
-    named: Callable[..., Tokenizer], name: str, chat_template: bool, wrapper: str
-) -> None:
+def test_wrapper_of_a_checkpoint(named: Named, name: str, chat_template: bool, wrapper: str) -> None:
     tokenizer = named(name, chat_template)
     assert chat_wrapper(tokenizer) == wrapper
     assert chat_wrapper(tokenizer, "none") == "none"
 
 
-def test_demonstration_model_has_a_template(tokenizer: Tokenizer, templates: Templates) -> None:
-    made = make_prompt(tokenizer, item(), templates=templates)
-    assert made.wrapper == "template"
-    assert made.ids == tokenizer.apply_chat_template([{"role": "user", "content": TEXT}])
+def test_demonstration_model_has_a_template(tokenizer: Tokenizer) -> None:
+    prompt = make_prompt(tokenizer, item(), templates=TEMPLATES)
+    assert prompt.wrapper == "template"
+    assert prompt.ids == tokenizer.apply_chat_template([{"role": "user", "content": TEXT}])
 
 
 @pytest.mark.parametrize(
     ("asked", "options", "error", "message"),
     [
-        (
-            {},
-            {"chat": "llama"},
-            ValueError,
-            "chat must be auto, none, llama-2, xgen or template, not 'llama'",
-        ),
+        ({}, {"chat": "llama"}, ValueError, "chat must be auto, none, llama-2, xgen or template, not 'lla"),
         ({}, {"chat": "template"}, ValueError, "chat is 'template', and .*plain has no chat template"),
         ({}, {"max_length": 1}, ValueError, "max_length must be from 2 to .*, not 1"),
         ({}, {"max_length": 3500.0}, TypeError, "max_length must be a whole number, not 3500.0"),
@@ -662,7 +627,7 @@ def test_demonstration_model_has_a_template(tokenizer: Tokenizer, templates: Tem
     ],
 )
 def test_prompt_refusals(
-    named: Callable[..., Tokenizer],
+    named: Named,
     asked: dict[str, Any],
     options: dict[str, Any],
     error: type[Exception],

@@ -353,28 +353,21 @@ def test_what_the_text_holds_by_itself_is_no_needle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "error", "told"),
+    ("content", "error", "message"),
     [
         (None, FileNotFoundError, "is no folder"),
-        ({}, ValueError, "no .txt file with text"),
-        ({"a.txt": b" \n"}, ValueError, "no .txt file with text"),
-        ({"a.txt": b"caf\xe9"}, ValueError, "a.txt is not UTF-8 text"),
-        (
-            {"a.txt": b"a-" * 300 + b"b. Short."},
-            ValueError,
-            "item 0 of niah_single_2 can only have \\d+ tokens or more than",
-        ),
+        (b" \n", ValueError, "no .txt file with text"),
+        (b"caf\xe9", ValueError, "a.txt is not UTF-8 text"),
+        (b"a-" * 300 + b"b. Short.", ValueError, r"of niah_single_2 can only have \d+ tokens or more than"),
     ],
 )
 def test_prose_that_cannot_be_used(
-    files: dict[str, bytes] | None, error: type[Exception], told: str, tmp_path: Path
+    content: bytes | None, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "texts"
-    if files is not None:
-        folder.mkdir()
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-    with pytest.raises(error, match=told):
+    if content is not None:
+        (tmp_path / "a.txt").write_bytes(content)
+    folder = tmp_path if content else tmp_path / "nowhere"
+    with pytest.raises(error, match=message):
         generate("niah_single_2", pieces, 9628, count=1, seed=0, prose=Haystack.read(folder))
 
 
@@ -417,10 +410,9 @@ def test_bad_input_is_refused_by_name(given: dict[str, Any], error: type[Excepti
 
 def test_numbers_of_numpy_are_numbers() -> None:
     plain = generate("niah_single_1", pieces, 500, count=1, seed=2, depth=50)
-    assert plain == generate(
-        "niah_single_1", pieces, np.int64(500), np.int32(1), np.uint8(2), depth=np.int64(50)
-    )
-    assert json.dumps(plain) == json.dumps(generate("niah_single_1", pieces, 500, 1, 2, depth=np.float32(50)))
+    numbers = np.int64(500), np.int32(1), np.uint8(2)
+    for depth in (np.int64(50), np.float32(50)):
+        assert json.dumps(plain) == json.dumps(generate("niah_single_1", pieces, *numbers, depth=depth))
 
 
 def test_lengths_too_short_for_some_tasks_name_the_way_out() -> None:
@@ -564,36 +556,26 @@ def test_string_match_by_hand(prediction: str, answers: list[str], score: float,
 # ---- the grid and its picture --------------------------------------------------------------------
 
 
-def test_a_grid_has_each_length_and_depth(prose: Path) -> None:
-    by_data_set = niah_items(pieces, [400, 800], depths=[0, 50, 100], count=2, prose=prose)
-    items = [item for items in by_data_set.values() for item in items]
-    assert [(item["length"], item["depth"], item["_id"]) for item in items] == [
-        (length, depth, f"{depth}/{number}")
-        for length in (400, 800)
-        for depth in (0, 50, 100)
-        for number in range(2)
-    ]
-    assert len({item["answers"][0] for item in items}) == 4
+def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: Path) -> None:
+    for folder, task, word in ((None, "niah_single_1", "road"), (prose, "niah_single_2", "ferry")):
+        grid = niah_items(pieces, [400, 800], depths=[0, 50, 100], count=2, prose=folder)
+        assert [*grid] == [f"{task}@400", f"{task}@800"]
+        items = [item for items in grid.values() for item in items]
+        assert [(item["length"], item["depth"], item["_id"]) for item in items] == [
+            (length, depth, f"{depth}/{number}")
+            for length in (400, 800)
+            for depth in (0, 50, 100)
+            for number in range(2)
+        ]
+        assert len({item["answers"][0] for item in items}) == 4
+        assert all(word in item["context"] for item in items)
 
 
-def test_needles_by_depth_stand_in_noise_or_in_the_users_prose(prose: Path) -> None:
-    for folder, name, word in ((None, "niah_single_1@600", "road"), (prose, "niah_single_2@600", "ferry")):
-        made = niah_items(pieces, [600], [0, 100], prose=folder)
-        assert {*made} == {name}
-        assert [item["_id"] for item in made[name]] == ["0/0", "100/0"]
-        assert all(word in item["context"] for item in made[name])
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"lengths": []}, "lengths must be different numbers, at least one"),
-        ({"depths": [10, 10.0]}, "depths must be different numbers"),
-    ],
-)
-def test_a_bad_grid_is_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        niah_items(**{"encode": pieces, "lengths": [500], **given})
+def test_a_bad_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match="lengths must be different numbers, at least one"):
+        niah_items(pieces, [])
+    with pytest.raises(ValueError, match="depths must be different numbers"):
+        niah_items(pieces, [500], depths=[10, 10.0])
 
 
 ROWS = [
@@ -615,41 +597,25 @@ def test_panels_hold_the_means() -> None:
     assert max(map(len, title)) <= CHARACTERS_PER_INCH
 
 
-def test_the_picture_is_written(tmp_path: Path) -> None:
-    file = plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
-    assert file == tmp_path / "map.png"
-    assert file.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_picture_says_what_it_shows(tmp_path: Path) -> None:
+def test_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import matplotlib
 
+    panels = needles_found(ROWS)
+    file = plot_needle_map(panels, tmp_path / "map.png")
+    assert file == tmp_path / "map.png"
+    assert file.read_bytes().startswith(b"\x89PNG")
+    rows = [ROWS[0] | {"dataset": f"niah_single_1@{length}"} for length in range(1000, 7000, 1000)]
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        drawn = plot_needle_map(needles_found(ROWS), tmp_path / "map.svg").read_text(encoding="utf-8")
+        drawn = plot_needle_map(panels, tmp_path / "map.svg").read_text(encoding="utf-8")
+        many = plot_needle_map(needles_found(rows), tmp_path / "many.svg").read_text(encoding="utf-8")
     shown = re.findall(r">([^<>]+)</text>", drawn)
     expected = ["dense", "mean 50.0", "mean 0.0", "1,024", "2,048", "0", "50", "75", "25", "100"]
     expected += ["length, tokens", "depth of the needle, percent", "answers found, percent"]
     assert not [text for text in expected if text not in shown]
-
-
-def test_labels_of_many_lengths_are_slanted(tmp_path: Path) -> None:
-    import matplotlib
-
-    rows = [ROWS[0] | {"dataset": f"niah_single_1@{length}"} for length in range(1000, 7000, 1000)]
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        drawn = plot_needle_map(needles_found(rows), tmp_path / "map.svg").read_text(encoding="utf-8")
-    assert "rotate(-45" in drawn
-
-
-def test_without_matplotlib_the_picture_says_what_it_needs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    assert "rotate(-45" in many  # labels of many lengths are slanted
+    with pytest.raises(ValueError, match="at least one score"):
+        plot_needle_map({}, tmp_path / "none.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pictures need matplotlib: pip install"):
-        plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
-
-
-def test_a_needle_map_needs_a_score(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one score"):
-        plot_needle_map({}, tmp_path / "map.png")
-    assert not (tmp_path / "map.png").exists()
+        plot_needle_map(panels, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
