@@ -19,7 +19,7 @@ from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import wrapped_ids
 from lazyllm.evaluation.generated import draws, ruler
-from lazyllm.evaluation.generated.draws import Draws, names
+from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
 from lazyllm.evaluation.generated.questions import read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, QA, TASKS, fit, generate
@@ -30,7 +30,6 @@ from lazyllm.evaluation.generated.tasks import (
     ruler_items,
     string_match,
 )
-from lazyllm.evaluation.generated.words import vocabulary
 from lazyllm.evaluation.longbench.items import checked_item
 from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
 

@@ -8,8 +8,7 @@ from functools import cache
 from itertools import accumulate, chain, cycle, islice
 from pathlib import Path
 
-from lazyllm.evaluation.generated.draws import Draws
-from lazyllm.evaluation.generated.words import file_text, vocabulary
+from lazyllm.evaluation.generated.draws import Draws, file_text, vocabulary
 from lazyllm.support.files import user_path
 
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"'”’)])\s+|\n\s*\n")  # noqa: RUF001 - quotation marks

@@ -16,10 +16,9 @@ from itertools import chain, cycle, islice
 from types import MappingProxyType
 from typing import Any
 
-from lazyllm.evaluation.generated.draws import Draws, codewords, names, numbers, uuids
+from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, uuids, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose, noise
 from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions
-from lazyllm.evaluation.generated.words import file_text, vocabulary
 from lazyllm.support import checked
 
 Item = dict[str, Any]
@@ -339,7 +338,7 @@ def make_item(kind: Kind, encode: Encode, spec: Spec) -> Item:
     where = f"length is {length}; item {spec.number} of {kind.name}"
     if fitted > length:
         raise TooShort(f"{where} needs at least {fitted} tokens")
-    if kind.name not in QA and fitted < 0.97 * length:  # whole documents leave more room
+    if kind.name not in QA and 100 * fitted < 97 * length:  # whole documents leave more room
         raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
     return item | {"context": draft.context(size)}
 
@@ -353,7 +352,7 @@ def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, 
     while high[1] <= length:
         low, high = high, (2 * high[0], tokens(2 * high[0]))
     for share in cycle((None, 0.5)):  # by turns where the tokens seem to be, and in the middle
-        if high[0] - low[0] <= 1 or low[1] >= 0.99 * length:
+        if high[0] - low[0] <= 1 or 100 * low[1] >= 99 * length:
             break
         share = share or (length - low[1]) / (high[1] - low[1])
         size = min(max(low[0] + int((high[0] - low[0]) * share), low[0] + 1), high[0] - 1)

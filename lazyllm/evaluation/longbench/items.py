@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from lazyllm.checkpoints.checkpoint import HUB_ID
 from lazyllm.checkpoints.fields import shortened
@@ -44,8 +44,6 @@ class Source(NamedTuple):
 
 def resolve_data(data: str | Path) -> Path:
     """The folder or file that `data` names; for hub:OWNER/NAME, data.zip in the hub's cache."""
-    if not isinstance(data, str | Path):
-        raise TypeError(f"data must be {EXPECTED}, not {data!r}")
     if str(data).startswith(HUB):
         repository = str(data).removeprefix(HUB)
         if not HUB_ID.fullmatch(repository):
@@ -61,7 +59,7 @@ def resolve_data(data: str | Path) -> Path:
 
 
 def locate(path: Path) -> dict[str, list[Source]]:
-    """The files of each data set in the folder or file `path`."""
+    """The files of each data set in the folder or file `path`, in the benchmark's order."""
     if path.suffix == ".zip":
         return {name: [Source(file)] for name in DATA_SETS if (file := in_zip(path, f"{name}.jsonl"))}
     if path.suffix == ".parquet":
@@ -102,16 +100,15 @@ def zip_errors(file: object) -> Iterator[None]:
 
 def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[Source]]:
     """By data set: the files that are named after it or lie in a folder named so, else by their rows."""
-    sources: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {name: [] for name in DATA_SETS}
     for file in files:
         # the hub has NAME.parquet, NAME-00000-of-00001.parquet, NAME/test.parquet and NAME/test/0000.parquet
         parts = (file.stem, *reversed(file.relative_to(root).parts[:-1]))
         named = [name for part in parts for name in DATA_SETS if f"{part}-".startswith(f"{name}-")]
-        held = named[:1] or {*read_parquet(file, "dataset").column("dataset").to_pylist()}
-        for name in DATA_SETS:
-            if name in held:
-                sources.setdefault(name, []).append(Source(file, mixed=not named))
-    return sources
+        held = named[:1] or read_parquet(file, "dataset").column("dataset").unique().to_pylist()
+        for name in DATA_SETS.keys() & held:
+            sources[name].append(Source(file, mixed=not named))
+    return {name: found for name, found in sources.items() if found}
 
 
 def read_parquet(file: Path, column: str | None = None) -> Any:
@@ -128,8 +125,7 @@ def read_parquet(file: Path, column: str | None = None) -> Any:
 
 def available(data: str | Path) -> tuple[str, ...]:
     """The data sets that `data` holds, in the benchmark's order."""
-    sources = locate(resolve_data(data))
-    return tuple(name for name in DATA_SETS if name in sources)
+    return tuple(locate(resolve_data(data)))
 
 
 def require(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
@@ -137,11 +133,8 @@ def require(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
     names = [dataset(name).name for name in names]
     sources = locate(resolve_data(data))
     if missing := [name for name in names if name not in sources]:
-        held = ", ".join(name for name in DATA_SETS if name in sources)
-        raise FileNotFoundError(
-            f"data: {data} lacks {', '.join(missing)}; it holds "
-            + (held or f"no data set: expected {EXPECTED}; {GET}")
-        )
+        held = ", ".join(sources) or f"no data set: expected {EXPECTED}; {GET}"
+        raise FileNotFoundError(f"data: {data} lacks {', '.join(missing)}; it holds {held}")
     return {name: sources[name] for name in names}
 
 
@@ -152,9 +145,8 @@ def read(data: str | Path, name: str) -> list[Item]:
     for source in sources:
         for where, row in rows(source, name):
             item = checked_item(where, row, name)
-            if item["_id"] in items:
-                refuse(where, item, "_id", "an _id that no earlier item has")
-            items[item["_id"]] = item
+            if items.setdefault(item["_id"], item) is not item:
+                raise ValueError(f"{where}: _id is {item['_id']!r}; expected one that no earlier item has")
     if not items:
         raise ValueError(f"{sources[0].file} is empty; expected items of {name}")
     return list(items.values())
@@ -213,14 +205,10 @@ CHECKS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def checked_item(where: str, row: Item, name: str) -> Item:
     """The row itself, if its fields are those of an item of `name`."""
-    for field, (accepts, expected) in CHECKS.items():
+    own_names = name, name.removesuffix("_e")
+    checks = {**CHECKS, "dataset": (lambda value: value in own_names, repr(name))}
+    for field, (accepts, expected) in checks.items():
         if field not in row or not accepts(row[field]):
-            refuse(where, row, field, expected)
-    if row.get("dataset") not in (name, name.removesuffix("_e")):
-        refuse(where, row, "dataset", repr(name))
+            shown = shortened(row[field]) if field in row else "missing"
+            raise ValueError(f"{where}: {field} is {shown}; expected {expected}")
     return row
-
-
-def refuse(where: str, row: Item, field: str, expected: str) -> NoReturn:
-    shown = shortened(row[field]) if field in row else "missing"
-    raise ValueError(f"{where}: {field} is {shown}; expected {expected}")
