@@ -416,10 +416,7 @@ def test_the_official_files_are_those_of_the_benchmark() -> None:
     assert len(NAMES) == 21
     assert sorted(official().prompts) == sorted(official().lengths) == sorted(NAMES)
     assert {official().verdict(name) for name in DATA_SETS} == {"official"}
-    for name in DATA_SETS:
-        before, after = official().around(item(name))
-        assert before + after
-        assert 1 <= official().max_new_tokens(name) <= 512
+    assert all(1 <= official().max_new_tokens(name) <= 512 for name in DATA_SETS)
 
 
 @pytest.mark.parametrize(
@@ -510,19 +507,19 @@ def test_the_context_is_shortened_after_the_cut(named: Named) -> None:
         seen.append(text)
         return f"<{len(text)}>"
 
-    def made(max_length: int) -> str:
-        prompt = make_prompt(tokenizer, asked, max_length, "none", TEMPLATES, shorten)
+    def shortened(max_length: int, **fields: Any) -> str:
+        prompt = make_prompt(tokenizer, item(**fields), max_length, "none", TEMPLATES, shorten)
         assert prompt.cut == (max_length < 400)
         return tokenizer.decode(prompt.ids)
 
-    asked = item(context="0123456789" * 40)
-    end = "\n\nQuestion: Who rang the bells? \nAnswer:"
-    assert made(4000) == f"Text: <400>{end}"
-    assert made(200) == f"Text: <{200 - 1 - 6 - len(end)}>{end}"  # one token is <s>
-    assert seen == ["0123456789" * 40, "0123456789" * 9 + "012" + ("0123456789" * 40)[-(100 - len(end)) :]]
-    assert made(30) == "Text: <8>bells? \nAnswer:"  # the cut has taken the beginning of the question
-    with_field = item(input="{context}", context="x" * 50)
-    assert TEMPLATES.around(with_field) == ("Text: ", "\n\nQuestion: {context} \nAnswer:")
+    context, end = "0123456789" * 40, "\n\nQuestion: Who rang the bells? \nAnswer:"
+    assert shortened(4000, context=context) == f"Text: <400>{end}"
+    assert shortened(200, context=context) == f"Text: <{200 - 1 - 6 - len(end)}>{end}"  # one token is <s>
+    assert seen == [context, "0123456789" * 9 + "012" + context[-(100 - len(end)) :]]
+    assert shortened(30, context=context) == "Text: <8>bells? \nAnswer:"  # the question's beginning is cut
+    assert shortened(4000, input="{context}") == f"Text: <55>{end}".replace(
+        "Who rang the bells?", "{context}"
+    )
 
 
 def test_real_items(tokenizer: Tokenizer, backend: Any) -> None:

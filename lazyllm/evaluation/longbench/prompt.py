@@ -51,11 +51,6 @@ class Templates:
         """The prompt of one item."""
         return self.template(item["dataset"]).format(input=item["input"], context=item["context"])
 
-    def around(self, item: Mapping[str, Any]) -> tuple[str, str]:
-        """The prompt's text before the context and after it."""
-        before, _, after = self.prompt({**item, "context": MARK}).partition(MARK)
-        return before, after
-
     def template(self, name: str) -> str:
         """The template of a data set."""
         return entry(self.prompts, name, f"{self.source} has no template")
@@ -80,9 +75,6 @@ def entry(table: Mapping[str, Value], name: str, lack: str) -> Value:
     if plain not in table:
         raise ValueError(f"{lack} for {plain}; expected one as in {ORIGIN}")
     return table[plain]
-
-
-# ---- locating templates --------------------------------------------------------------------------
 
 
 def find_templates(data: str | Path | None = None, prompts: str | Path | None = None) -> Templates:
@@ -127,9 +119,6 @@ def json_object(file: File) -> dict[str, Any]:
         return parse_object(stream.read(), file)
 
 
-# ---- prompts -------------------------------------------------------------------------------------
-
-
 def prompt_ids(
     tokenizer: Tokenizer,
     item: Mapping[str, Any],
@@ -171,7 +160,8 @@ def make_prompt(
         half = int(max_length / 2)
         text = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
     if shorten:
-        text = with_shorter_context(text, *templates.around(item), shorten)
+        before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
+        text = with_shorter_context(text, before, after, shorten)
     if cut or shorten:
         ids = tokenizer.encode(text)
     return ItemPrompt(
