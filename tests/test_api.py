@@ -20,7 +20,7 @@ from lazyllm import LLM, Pruning, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.commands.options import out_file, out_folder, read_prompt
-from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.longbench.prompt import find_templates
 from lazyllm.machine import memory
 from lazyllm.support import progress
 

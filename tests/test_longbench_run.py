@@ -20,8 +20,8 @@ from folders import model_folder
 import lazyllm
 from lazyllm import longbench
 from lazyllm.checkpoints import digest
+from lazyllm.evaluation.longbench.prompt import find_templates
 from lazyllm.evaluation.longbench.tasks import LongBench
-from lazyllm.evaluation.longbench.templates import find_templates
 from lazyllm.evaluation.manifest import MANIFEST, Manifest, new_manifest
 from lazyllm.evaluation.options import DataOptions, options_of
 from lazyllm.evaluation.results import ITEMS, RunFolder

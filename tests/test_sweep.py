@@ -164,7 +164,7 @@ def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
         (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
-        (SPACE, {"limit": 0}, "count must be from 1"),
+        (SPACE, {"limit": 0}, "limit must be from 1"),
         (SPACE, {"sample": 2}, "sample is for LongBench's own items"),
     ],
     ids=str,

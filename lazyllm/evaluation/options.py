@@ -17,6 +17,7 @@ DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 EDIT_SIM = "difflib"
 LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
+LEAST |= {"limit": 1, "sample": 1, "min_item_length": 0, "max_item_length": 0}
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -125,6 +126,8 @@ class DataOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
+        if self.limit is not None and self.sample is not None:
+            raise ValueError(f"limit is {self.limit} and sample is {self.sample}; expected one of them")
 
 
 @dataclass(frozen=True, kw_only=True)
