@@ -18,7 +18,7 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
 from lazyllm.evaluation.report import environments_table, scores_table, times_table, warmth
 from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
-from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.summary import Summary
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
@@ -114,7 +114,7 @@ def test_a_sweep_grows(llm: lazyllm.LLM, tmp_path: Path) -> None:
 
     before = sweep(llm, tmp_path, [{1: 0.5}])
     grown = sweep(llm, tmp_path, [{2: 0.5}])
-    assert [one.setting for one in grown] == [DENSE, FIRST, SECOND]
+    assert [one.setting for one in grown] == ["dense", FIRST, SECOND]
     assert [one.pruning for one in grown] == [one.pruning for one in lazyllm.Sweep.read(tmp_path)]
     assert grown.rows[:4] == before.rows
     assert len(grown.rows) == 6
@@ -137,7 +137,7 @@ def test_only_what_a_call_asks_for_is_run_again(
     assert len(failed.summary.failed) == 4
     made = ruler(llm, tmp_path, [{1: 0.5}], retry_failed=True)
     assert keys(made.rows) == [*keys(failed.rows)[::2], *keys(failed.rows)[1::2]]
-    assert {row["setting"] for row in made.summary.failed} == {DENSE}
+    assert {row["setting"] for row in made.summary.failed} == {"dense"}
 
 
 # ---- times ---------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def row(setting: str, item: int, ttft: float, environment: str, score: float = 1
 
 
 def test_times_by_hand() -> None:
-    rows = [row(DENSE, n, 4.0, "slow") for n in range(3)] + [row("p", n, 2.0, "slow") for n in range(3)]
-    rows += [row(DENSE, 0, 1.0, "fast", 1.0), row("p", 0, 0.25, "fast"), row("q", 1, 0.5, "fast")]
+    rows = [row("dense", n, 4.0, "slow") for n in range(3)] + [row("p", n, 2.0, "slow") for n in range(3)]
+    rows += [row("dense", 0, 1.0, "fast", 1.0), row("p", 0, 0.25, "fast"), row("q", 1, 0.5, "fast")]
     rows += [row("r", 0, 0.5, "fast")]
     summary = Summary(rows, lambda name: "code")
     assert summary.environments == ["slow", "fast"]
@@ -185,9 +185,9 @@ def test_times_by_hand() -> None:
     assert fast is not None
     assert fast.of_sums == 4.0
     assert times_table(summary).rows == [
-        ["slow", DENSE, "3", "1.00 (1.00)", "1.00 (1.00)"],
+        ["slow", "dense", "3", "1.00 (1.00)", "1.00 (1.00)"],
         ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
-        ["fast", DENSE, "1", "1.00 (1.00)", "1.00 (1.00)"],
+        ["fast", "dense", "1", "1.00 (1.00)", "1.00 (1.00)"],
         ["fast", "p", "1", "4.00 (4.00)", "4.00 (4.00)"],
         ["fast", "q", "1", "", ""],
         ["fast", "r", "1", "2.00 (2.00)", "2.00 (2.00)"],
@@ -338,7 +338,7 @@ def test_the_command_reports_one_folder_and_several(
     sweeps = [str(tmp_path / name) for name in ("one", "two")]
     no_pictures()
     assert main(["report", *sweeps, "--out", str(tmp_path / "sweeps")]) == 0
-    assert [one.setting for one in lazyllm.Sweep.read(tmp_path / "sweeps")] == [DENSE, FIRST, SECOND]
+    assert [one.setting for one in lazyllm.Sweep.read(tmp_path / "sweeps")] == ["dense", FIRST, SECOND]
     assert (tmp_path / "sweeps" / "pareto.png").exists()
 
 
@@ -384,34 +384,8 @@ def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_pat
     assert len(read_rows(tmp_path)) == 5
 
 
-def test_rows_become_metrics_of_mlflow(
-    llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    store = f"file:{tmp_path / 'store'}"
-    made = ruler(llm, tmp_path / "run", on_row=longbench.mlflow_rows("needles", store))
-    client = mlflow.MlflowClient(tracking_uri=store)
-    experiment = client.get_experiment_by_name("needles").experiment_id
-    for run in client.search_runs([experiment]):
-        rows = [one for one in made.rows if one["setting"] == run.data.tags["setting"]]
-        assert run.info.status == "FINISHED"
-        for name, values in (
-            ("score", [one["score"] for one in rows]),
-            ("timing.ttft", [one["timing"]["ttft"] for one in rows]),
-            ("failed", [0.0] * len(rows)),
-        ):
-            told = client.get_metric_history(run.info.run_id, name)
-            assert [(one.step, one.value) for one in told] == [*enumerate(values)]
-    assert len(client.search_runs([experiment])) == 2
-    longbench.mlflow_rows("needles", store)({"setting": "x", "dataset": "a", "item": "1", "error": "no"})
-    assert len(client.search_runs([experiment])) == 3
-
-
 def test_nothing_optional_is_imported_before_it_is_used() -> None:
     code = "import sys, lazyllm, lazyllm.longbench, lazyllm.sweeps.sweep, lazyllm.commands.main\n"
-    code += "print({'distributed', 'dask', 'mlflow', 'pandas', 'matplotlib'} & set(sys.modules))"
+    code += "print({'distributed', 'dask', 'pandas', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

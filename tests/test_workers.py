@@ -27,7 +27,6 @@ from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.recipe import Recipe, model_there, parts, run_part
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings
-from lazyllm.evaluation.summary import DENSE
 from lazyllm.evaluation.trial import planned, scored_answer
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -198,7 +197,7 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
     same, trials = recipe_and_trials(llm, 1)
     assert not same.tasks.items
     rows, where = run_part(same, trials)
-    assert [row["setting"] for row in rows] == [DENSE, "Pruning({1: 0.5})"]
+    assert [row["setting"] for row in rows] == ["dense", "Pruning({1: 0.5})"]
     assert where["threads"] == 1
     other = replace(same, run="other", expected={**same.expected, "kernels": "abacus"})
     with pytest.raises(
@@ -233,7 +232,7 @@ def test_a_worker_keeps_models_while_their_files_are_the_same(
 def test_parts_are_items_or_chunks_of_their_settings(llm: lazyllm.LLM) -> None:
     _, trials = recipe_and_trials(llm, 3)
     assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [
-        [DENSE, "Pruning({1: 0.5})"]
+        ["dense", "Pruning({1: 0.5})"]
     ] * 3
     assert [len(part) for part in parts(trials, 4)] == [1] * 6
     assert [one for part in parts(trials, 4) for one in part] == trials

@@ -12,7 +12,7 @@ import numpy as np
 from lazyllm.evaluation.generated.tasks import AT, task_and_length
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
-from lazyllm.evaluation.summary import DENSE, Row, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import BOLD, Table
 
@@ -59,11 +59,11 @@ def scores_table(summary: Summary) -> Table:
         rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
     means = (with_interval(summary.mean(label)) for label in settings)
     rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
-    differences = (None if label == DENSE else summary.difference(label) for label in settings)
+    differences = (None if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(with_interval(each, True) for each in differences)])
     if summary.uneven:
         rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
-        paired = ("" if label == DENSE else str(summary.n_paired(label)) for label in settings)
+        paired = ("" if label == DENSE_LABEL else str(summary.n_paired(label)) for label in settings)
         rows.append(["items paired", *paired])
     return Table("Scores", ["data set", *settings], rows)
 

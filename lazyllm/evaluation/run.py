@@ -27,7 +27,7 @@ from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, R
 from lazyllm.evaluation.report import report_text, run_tables, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
 from lazyllm.llm import LLM, checked_llm
@@ -97,7 +97,7 @@ class Run:
             speedup = speed.of_sums if speed else nan
             dots.append(Dot(families.get(setting, setting), speedup, mean.value, mean.low, mean.high))
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE, user_path(file) if file else self.folder / PICTURE, title)
+        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
 
     @property
     def _heading(self) -> str:

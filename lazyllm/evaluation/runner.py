@@ -16,7 +16,7 @@ from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.recipe import Recipe, conditions_there, parts, run_part
 from lazyllm.evaluation.results import RunFolder
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
 from lazyllm.evaluation.workers import Workers
@@ -47,7 +47,7 @@ def checked_settings(pruning: PruningInput | Sequence[PruningInput]) -> dict[str
 
 
 def label_of(method: Method) -> str:
-    return DENSE if method == Pruning() else str(method)
+    return DENSE_LABEL if method == Pruning() else str(method)
 
 
 def run_items(

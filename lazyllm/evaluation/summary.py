@@ -16,7 +16,7 @@ from lazyllm.evaluation.intervals import Interval, interval
 Row = Mapping[str, Any]
 Item = tuple[str, str]
 """Names an item by its data set and its id."""
-DENSE = "dense"
+DENSE_LABEL = "dense"
 SEED_OF = re.compile(r", seed=\d+")
 
 
@@ -116,7 +116,7 @@ class Summary:
 
     def n_paired(self, setting: str) -> int:
         """Number of items that have a row for both the setting and dense."""
-        return len(self.of(setting).keys() & self.of(DENSE).keys())
+        return len(self.of(setting).keys() & self.of(DENSE_LABEL).keys())
 
     def n_timed(self, environment: str, setting: str | None = None) -> int:
         """Number of rows, of all settings or of one, that were timed in an environment."""
@@ -127,7 +127,7 @@ class Summary:
         """Environments that timed the setting, first those that timed dense on an item in common."""
 
         def has_pair(environment: str) -> bool:
-            ours, dense = (self.of(label, environment=environment) for label in (setting, DENSE))
+            ours, dense = (self.of(label, environment=environment) for label in (setting, DENSE_LABEL))
             return bool(ours.keys() & dense.keys())
 
         timed = [name for name in self.environments if self.of(setting, environment=name)]
@@ -148,7 +148,7 @@ class Summary:
         """Values of dense and of the setting on common items where both are known; None if there are none."""
         dense, ours = (
             {key: value(row) for key, row in self.of(label, datasets, environment).items()}
-            for label in (DENSE, setting)
+            for label in (DENSE_LABEL, setting)
         )
         keys = [key for key in sorted(dense.keys() & ours.keys()) if None not in (dense[key], ours[key])]
         return (
