@@ -382,24 +382,17 @@ def test_the_command_of_the_readme_needs_no_gpu(folder: Path, tasks: Path, tmp_p
     assert "acc,none" in json.loads(written.read_text())["results"]["tiny_choice"]
 
 
-def test_a_device_that_is_given_is_used(folder: Path) -> None:
+def test_a_device_that_is_given_is_used() -> None:
     assert default_device(["--model", "lazyllm", "--tasks", "x"]) == ["--device", "auto"]
     for given in (["--device", "cuda:0"], ["--device=cpu"], ["--config", "run.yaml"]):
         assert default_device(["--model", "lazyllm", *given]) == []
     assert default_device(["--model", "hf"]) == default_device(["ls", "tasks"]) == []
-    arguments = {"pretrained": str(folder), "device": "cpu"}
-    made = HarnessModel.create_from_arg_obj(arguments, {"device": "auto", "max_batch_size": None})
-    assert made.llm.device == "cpu"
-    text = ",".join(f"{name}={value}" for name, value in arguments.items())
-    assert HarnessModel.create_from_arg_string(text, {"device": "cuda:0"}).llm.device == "cpu"
 
 
 # ---- refusals --------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_done_is_refused(
-    ours: HarnessModel, pruned: HarnessModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_done_is_refused(ours: HarnessModel, pruned: HarnessModel) -> None:
     rolling = asked("loglikelihood_rolling", [(TEXT,)])
     for model in (
         pruned,
@@ -423,8 +416,6 @@ def test_what_cannot_be_done_is_refused(
     assert answers(ours, ["x"], num_beams=1) == answers(ours, ["x"])
     with pytest.raises(ValueError, match="a continuation has 8 tokens; it must have 1 to 7"):
         likelihoods(HarnessModel(ours.llm, max_length=7), [("x", "12345678")])
-    HarnessModel(ours.llm, batch_size="auto")
-    assert "requests are run one by one" in caplog.text
 
 
 def test_a_checkpoint_without_end_token(tmp_path: Path) -> None:

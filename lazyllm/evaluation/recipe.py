@@ -23,11 +23,9 @@ from lazyllm.llm import LLM, load
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of a process that runs trials. `run` names the call of `run_items`; `model` has the
-    arguments of `load`; `expected` are the conditions that the process must have, and `digests` those of
-    files that need not be read again."""
+    """What the trials of a call of `run_items` share. `model` has the arguments of `load`; `expected` are the
+    conditions that a worker must have, and `digests` those of files that need not be read again."""
 
-    run: str
     model: Mapping[str, Any]
     tasks: Tasks
     measure: Measure
@@ -35,13 +33,14 @@ class Recipe:
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
     digests: digest.Known = field(default_factory=dict)
+    call: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
     def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
         """The workers of a scheduler choose device and threads where they are; others share this process's
         threads and have its device."""
-        without_items = copy(tasks)
-        without_items.items = {}  # a trial has its own
+        tasks = copy(tasks)
+        tasks.items = {}  # a trial has its own
         device, threads = ("auto", None) if options.scheduler else (llm.device, llm.threads)
         if threads and options.workers:
             threads = max(1, threads // options.workers)
@@ -54,22 +53,7 @@ class Recipe:
             "kv": llm.kv,
             "cache_weights": llm.cache_weights,
         }
-        return cls(uuid4().hex, model, without_items, measure, options.chat, options.warm_ups)
-
-
-def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
-    """The trials of each item in turn, as load on a machine then affects all settings alike; where there are
-    fewer items than workers, in chunks."""
-    by_item: dict[tuple[str, str], list[Trial]] = {}
-    for trial in trials:
-        by_item.setdefault((trial.key.dataset, trial.key.item), []).append(trial)
-    n_chunks = -(-n_workers // len(by_item))
-    return [
-        of_item[first : first + size]
-        for of_item in by_item.values()
-        for size in [-(-len(of_item) // n_chunks)]
-        for first in range(0, len(of_item), size)
-    ]
+        return cls(model, tasks, measure, options.chat, options.warm_ups)
 
 
 # ---- on a worker ---------------------------------------------------------------------------------
@@ -77,16 +61,15 @@ def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
 _models: dict[tuple[Any, ...], LLM] = {}
 """By the arguments of `load`: the models of this process."""
 _warm: MutableMapping[LLM, dict[str, set[str]]] = WeakKeyDictionary()
-"""By model and run: the settings that this process has warmed up."""
-_one_at_a_time = Lock()
+"""By model and call: the settings that this process has warmed up."""
+_lock = Lock()
 
 
 def model_there(recipe: Recipe) -> LLM:
     """Loaded once in a worker's process, and again when a file of it has changed."""
     key = tuple(recipe.model.values())
-    if key in _models and _models[key].changed():
-        del _models[key]
-    if key not in _models:
+    if key not in _models or _models[key].changed():
+        _models.pop(key, None)  # its memory is free before the next is loaded
         _models[key] = load(**recipe.model)
     return _models[key]
 
@@ -97,10 +80,10 @@ def conditions_there(recipe: Recipe) -> dict[str, Any]:
 
 def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of some trials, and the environment that they were timed in."""
-    with _one_at_a_time:  # a worker with several threads would time one trial beside another
+    with _lock:  # a worker with several threads would time one trial beside another
         llm = model_there(recipe)
         digest.learn(recipe.digests)
-        warm = _warm.setdefault(llm, {}).setdefault(recipe.run, set())
+        warm = _warm.setdefault(llm, {}).setdefault(recipe.call, set())
         if cold := [trial for trial in part if trial.key.setting not in warm]:
             methods = {trial.key.setting: trial.method for trial in cold}
             conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}

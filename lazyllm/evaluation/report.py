@@ -63,8 +63,9 @@ def scores_table(summary: Summary) -> Table:
     rows.append(["paired difference to dense [95 %]", *(with_interval(each, True) for each in differences)])
     if summary.uneven:
         rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
-        paired = ("" if label == DENSE_LABEL else str(summary.n_paired(label)) for label in settings)
-        rows.append(["items paired", *paired])
+        dense = summary.of(DENSE_LABEL).keys()
+        paired = (len(dense & summary.of(label).keys()) for label in settings)
+        rows.append(["items paired", *map(str, paired)])
     return Table("Scores", ["data set", *settings], rows)
 
 
@@ -82,15 +83,8 @@ def speed_table(summary: Summary, environments: Environments) -> Table:
         ]
         for setting in summary.settings
     ]
-    heads = [
-        "setting",
-        "score",
-        *TIMINGS.values(),
-        "computed",
-        "reached the top",
-        "changed nothing",
-        "failed",
-    ]
+    heads = ["setting", "score", *TIMINGS.values()]
+    heads += ["computed", "reached the top", "changed nothing", "failed"]
     state = warmth(summary, environments)
     return Table(f"Speed against dense, {state}, items pooled: ratio of sums (median of ratios)", heads, rows)
 
@@ -126,14 +120,10 @@ def lengths_table(summary: Summary) -> Table:
     """LongBench-E's table: scores of each of its data sets by the length of the items."""
     rows = []
     for name in filter(is_by_length, summary.datasets):
+        of_settings = [summary.of(label, [name]).values() for label in summary.settings]
         for part in LENGTH_BINS:
             scores = [
-                [
-                    row["score"]
-                    for row in summary.of(label, [name]).values()
-                    if length_bin(row["length"]) == part
-                ]
-                for label in summary.settings
+                [row["score"] for row in items if length_bin(row["length"]) == part] for items in of_settings
             ]
             if any(scores):
                 means = (100 * float(np.mean(values)) if values else nan for values in scores)
