@@ -17,14 +17,13 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import kl_divergence
+from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence, log_softmax
 from lazyllm.evaluation.generated.ruler import TASKS as RULER
 from lazyllm.evaluation.generated.ruler import generate
 from lazyllm.evaluation.generated.tasks import prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log_softmax
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
 from lazyllm.pictures.pareto import number_dots, plot_pareto, space_ticks
 from lazyllm.pruning import Pruning

@@ -16,7 +16,7 @@ from typing import Any
 import distributed
 import numpy as np
 import pytest
-from folders import SHAPE, model_folder
+from folders import SHAPE, model_folder, untimed
 
 import lazyllm
 from lazyllm import longbench
@@ -24,11 +24,10 @@ from lazyllm.commands.main import main
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.recipe import Recipe, model_there, run_part
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings
 from lazyllm.evaluation.trial import planned, scored_answer
-from lazyllm.evaluation.workers import parts
+from lazyllm.evaluation.workers import Recipe, model_there, parts, run_part
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
@@ -47,10 +46,6 @@ def cluster() -> Iterator[Any]:
         silence_logs=logging.ERROR,
     ) as made:
         yield made
-
-
-def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k not in ("timing", "environment")} for row in rows]
 
 
 def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: Any, tmp_path: Path) -> None:
@@ -87,7 +82,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(llm: lazyllm.LLM, cluster: An
     place = {"scheduler": cluster.scheduler_address, "worker_device": "cpu", "worker_threads": 1}
     spread = lazyllm.sweep(llm, settings, out=tmp_path / "spread", **place, **options)
     killer.join()
-    assert untimed(list(spread.rows)) == untimed(list(serial.rows))
+    assert untimed(spread.rows) == untimed(serial.rows)
     assert [one.setting for one in spread] == [one.setting for one in serial]
     steps = [line.split() for line in trace.read_text().splitlines()]
     assert steps.count([str(killed[0]), "begins"]) == steps.count([str(killed[0]), "ends"]) + 1

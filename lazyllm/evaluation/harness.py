@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.teacher_forcing import log_softmax
+from lazyllm.evaluation.divergence import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import as_method

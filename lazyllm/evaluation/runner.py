@@ -14,12 +14,11 @@ from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, contents, environment
 from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.recipe import Recipe, conditions_there
 from lazyllm.evaluation.results import RunFolder
 from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
-from lazyllm.evaluation.workers import connected, results_there
+from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
