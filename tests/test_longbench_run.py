@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import resource
 import signal
 import sys
@@ -619,20 +618,6 @@ def test_hashing_a_model_counts_whole_mebibytes(tmp_path: Path, monkeypatch: pyt
     digest.digest([OpenedFile(tmp_path / str(number)) for number in range(3)], True)
     assert all(isinstance(value, int) for value in counts)
     assert counts[-1] == 10
-
-
-def test_settings_that_differ_by_seed_share_a_legend_entry(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, no_pictures: Callable[[], None]
-) -> None:
-    no_pictures()
-    import matplotlib
-
-    settings = ["dense", "random:keep=0.5,seed=1", "random:keep=0.5,seed=2", '{"1": 0.5}']
-    made = run(llm, data, tmp_path, pruning=settings, datasets=["lcc"], limit=2)
-    with matplotlib.rc_context({"svg.fonttype": "none"}):
-        drawn = made.plot(tmp_path / "scores.svg").read_text(encoding="utf-8")
-    entries = re.findall(r">((?:RandomDrop|\{)[^<>]+)</text>", drawn)
-    assert entries == ["RandomDrop(keep=0.5), 2 seeds", "{1: 0.5}"]
 
 
 def test_a_run_prints_as_aligned_text(finished: Path) -> None:

@@ -13,11 +13,9 @@ from lazyllm.evaluation.report import (
     generated_lengths_table,
     lengths_table,
     scores_table,
-    seeds_table,
     times_table,
     warmth,
 )
-from lazyllm.evaluation.runner import means_so_far
 from lazyllm.evaluation.summary import Speed, Summary
 from lazyllm.evaluation.token_use import token_use
 from lazyllm.pictures.figure import Dot
@@ -186,16 +184,6 @@ def test_means_are_of_unrounded_scores() -> None:
     assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")
 
 
-def test_the_progress_bar_shows_the_means_of_one_setting() -> None:
-    rows = [row("dense", "lcc", 1, 1.0, 4.0), row("p", "lcc", 1, 0.5, 1.0), row("dense", "lcc", 2, 0.0, 2.0)]
-    rows.append({"setting": "dense", "dataset": "lcc", "item": "3", "error": "ValueError: no"})
-    assert means_so_far(rows, "dense") == "dense, score 50.0"
-    assert means_so_far(rows, "p") == "p, score 50.0"
-    assert means_so_far(rows, "q" * 50) == "q" * 39 + "…"
-    kl = [{"setting": "p", "kl": 0.25}]
-    assert means_so_far(kl, "p") == "p, KL 0.2500"
-
-
 def test_differences_pair_the_items_that_both_have() -> None:
     rows = [row("dense", "lcc", number, 0.5, 1.0) for number in range(3)]
     rows += [row("p", "lcc", number, 0.25, 1.0) for number in range(2)]
@@ -212,17 +200,6 @@ def test_tables_for_other_programs_hold_no_markdown() -> None:
     assert "**" in table.markdown()
     assert "**" not in table.csv() + table.latex()
     assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
-
-
-def test_settings_that_differ_by_seed_are_told_as_mean_and_deviation() -> None:
-    rows = [
-        row(f"RandomDrop(keep=0.5, seed={seed})", "qasper", "1", score, 1.0)
-        for seed, score in enumerate([0.2, 0.4, 0.6])
-    ]
-    summary = Summary([*rows, row("dense", "qasper", "1", 0.5, 2.0)], lambda name: "QA")
-    assert list(summary.seeded) == ["RandomDrop(keep=0.5)"]
-    table = seeds_table(summary)
-    assert table.rows == [["RandomDrop(keep=0.5)", "3", "40.00 ± 20.00", "2.00 ± 0.00"]]
 
 
 def test_longbench_e_is_told_by_length() -> None:

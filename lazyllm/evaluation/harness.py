@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import lazyllm
 from lazyllm.evaluation.divergence import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
@@ -76,11 +77,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
 
     def get_model_info(self) -> dict[str, Any]:
         """Facts that the harness stores with its results."""
-        from lazyllm import __version__
-
         return {
             "pruning": self.pruning.to_json(),
-            "lazyllm_version": __version__,
+            "lazyllm_version": lazyllm.__version__,
             "model_device": self.llm.device,
             "model_max_length": self.max_length,
         }

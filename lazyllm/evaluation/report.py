@@ -144,17 +144,6 @@ def generated_lengths_table(summary: Summary) -> Table:
     return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 
-def seeds_table(summary: Summary) -> Table:
-    rows = []
-    for label, settings in summary.seeded.items():
-        speeds = [speed.of_sums for setting in settings if (speed := summary.speed(setting, "ttft"))]
-        scores = with_deviation([summary.mean_score(setting) for setting in settings])
-        rows.append([label, str(len(settings)), scores, with_deviation(speeds) if len(speeds) > 1 else ""])
-    return Table(
-        "Over seeds: mean ± standard deviation", ["setting", "seeds", "score", TIMINGS["ttft"]], rows
-    )
-
-
 def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table]:
     """The tables of a run that have rows, by the name of their files."""
     tables = {
@@ -163,7 +152,6 @@ def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table
         "times": times_table(summary),
         "lengths": lengths_table(summary),
         "generated_lengths": generated_lengths_table(summary),
-        "seeds": seeds_table(summary),
     }
     return {name: table for name, table in tables.items() if table.rows}
 

@@ -85,16 +85,11 @@ class Run:
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
-        families = {
-            setting: f"{label}, {len(settings)} seeds"
-            for label, settings in summary.seeded.items()
-            for setting in settings
-        }
         dots = []
         for setting in summary.settings:
             speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
             speedup = speed.of_sums if speed else nan
-            dots.append(Dot(families.get(setting, setting), speedup, mean.value, mean.low, mean.high))
+            dots.append(Dot(setting, speedup, mean.value, mean.low, mean.high))
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
         return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
 

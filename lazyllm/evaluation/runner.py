@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, contents, environment
 from lazyllm.evaluation.manifest import SCORE, new_manifest
@@ -26,7 +24,6 @@ from lazyllm.pruning import Pruning
 from lazyllm.support.progress import bar
 
 MEASURED: Mapping[str, Any] = {"measure": SCORE}
-SETTING_WIDTH = 40  # characters, in the progress bar
 
 
 def checked_settings(pruning: PruningInput | Sequence[PruningInput]) -> dict[str, Method]:
@@ -87,7 +84,6 @@ def run_items(
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
             if options.on_row is not None:
                 options.on_row(dict(added))
-            line.set_postfix_str(means_so_far(folder.rows, row["setting"]))
             line.update()
         if client:
             folder.sort([trial.key for trial in plan])
@@ -101,13 +97,3 @@ def results_here(
     where = environment(llm, recipe.warm_ups)
     for trial in trials:
         yield result_row(llm, recipe.tasks, trial, recipe.measure), where
-
-
-def means_so_far(rows: Sequence[Mapping[str, Any]], setting: str) -> str:
-    """One setting and the means of its rows, for the progress bar."""
-    good = [row for row in rows if row["setting"] == setting and "error" not in row]
-    texts = [setting if len(setting) <= SETTING_WIDTH else f"{setting[: SETTING_WIDTH - 1]}…"]
-    for field, scale, form in (("kl", 1, "KL {:.4f}"), ("score", 100, "score {:.1f}")):
-        if values := [row[field] for row in good if field in row]:
-            texts.append(form.format(scale * np.mean(values)))
-    return ", ".join(texts)

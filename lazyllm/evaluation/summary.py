@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, nan
 from typing import Any, NamedTuple
@@ -15,7 +14,6 @@ Row = Mapping[str, Any]
 Item = tuple[str, str]
 """Names an item by its data set and its id."""
 DENSE_LABEL = "dense"
-SEED_OF = re.compile(r", seed=\d+")
 
 
 class Speed(NamedTuple):
@@ -60,14 +58,6 @@ class Summary:
         names = self.datasets if datasets is None else datasets
         found = (self._index.get((environment, setting, name), {}) for name in names)
         return {item: row for items in found for item, row in items.items()}
-
-    @property
-    def seeded(self) -> dict[str, list[str]]:
-        """Groups of settings that differ only in the seed, by their label without it."""
-        groups: dict[str, list[str]] = {}
-        for setting in self.settings:
-            groups.setdefault(SEED_OF.sub("", setting), []).append(setting)
-        return {label: settings for label, settings in groups.items() if len(settings) > 1}
 
     @property
     def uneven(self) -> bool:
