@@ -237,10 +237,7 @@ def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: Harnes
     ("given", "setting"),
     [
         (None, lazyllm.Pruning()),
-        ("dense", lazyllm.Pruning()),
         (json.dumps(STAGES), lazyllm.Pruning(STAGES)),
-        (STAGES, lazyllm.Pruning(STAGES)),
-        ({1: 0.5}, lazyllm.Pruning({1: 0.5})),
         ([[1, 0.5]], lazyllm.Pruning({1: 0.5})),
         ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
         ("static:layers=2,keep=0.5", lazyllm.StaticPruning(2, 0.5)),
