@@ -69,17 +69,6 @@ if __name__ == "__main__":
 """,
         "run",
     ),
-    "mlflow": (
-        """
-import os
-os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-from lazyllm import longbench
-log = longbench.mlflow_rows("trial", "file:mlruns")
-longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run", on_row=log)
-print(len(list(__import__("pathlib").Path("mlruns").rglob("meta.yaml"))), "files")
-""",
-        "files",
-    ),
     "search": (
         """
 prompts = ["The sea is calm. " * n for n in (10, 11, 12)]

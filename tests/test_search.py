@@ -21,8 +21,7 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import Mass, Pruning
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import kl_divergence
-from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
+from lazyllm.evaluation.divergence import DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.llm import LLM
 from lazyllm.methods import Preset
 from lazyllm.searching import search as module

@@ -17,15 +17,13 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import kl_divergence
+from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence, log_softmax
 from lazyllm.evaluation.generated.ruler import TASKS as RULER
 from lazyllm.evaluation.generated.ruler import generate
 from lazyllm.evaluation.generated.tasks import prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.summary import DENSE
-from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log_softmax
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
 from lazyllm.pictures.pareto import number_dots, plot_pareto, space_ticks
 from lazyllm.pruning import Pruning
@@ -117,11 +115,11 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
 
 
 def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None:
-    rows = [row for row in swept.rows if row["setting"] == DENSE]
+    rows = [row for row in swept.rows if row["setting"] == "dense"]
     assert len(rows) == 4
     assert all(row["kl"] == 0 and row["agreement"] == 1 for row in rows)
-    assert swept[DENSE].kl == Interval(0, 0, 0)
-    assert swept[DENSE].counted_speedup == swept[DENSE].speedup == 1
+    assert swept["dense"].kl == Interval(0, 0, 0)
+    assert swept["dense"].counted_speedup == swept["dense"].speedup == 1
     strong, weak = swept["Pruning({1: 0.6, 3: 0.3})"], swept["Pruning({2: 0.9})"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
@@ -141,8 +139,8 @@ def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyll
 def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
     space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
     made = settings_of(space, llm.config)
-    assert list(made) == [DENSE, "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
-    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == [DENSE, "Pruning({1: 0.5})"]
+    assert list(made) == ["dense", "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
+    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "Pruning({1: 0.5})"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +306,7 @@ def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score
 
 
 POINTS = [
-    point(DENSE, 0.0, 1.0, 1.0),
+    point("dense", 0.0, 1.0, 1.0),
     point("slow", 0.0, 0.9, 1.0),
     point("good", 0.01, 2.0, 0.99),
     point("beaten", 0.02, 2.0, 0.995),
@@ -323,13 +321,13 @@ def names(points: Sequence[Point]) -> list[str]:
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    assert names(front(POINTS)) == [DENSE, "good", "fast", "twin"]
-    assert names(front(list(reversed(POINTS)))) == [DENSE, "good", "twin", "fast"]
+    assert names(front(POINTS)) == ["dense", "good", "fast", "twin"]
+    assert names(front(list(reversed(POINTS)))) == ["dense", "good", "twin", "fast"]
     scored = [
         replace(one, score=Interval(score, score, score))
         for one, score in zip(POINTS, (40, 41, 30, 39, 20, 20, 99), strict=True)
     ]
-    assert names(front(scored)) == ["slow", DENSE, "beaten", "fast", "twin"]
+    assert names(front(scored)) == ["slow", "dense", "beaten", "fast", "twin"]
 
 
 def best_of(points: list[Point], max_drop: float) -> str:
@@ -357,7 +355,7 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
 def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
     stages = [(layer, keep) for layer in (1, 2) for keep in (0.5, 0.7)]
     points = [replace(point(str(one), one[0], 2 - one[1]), pruning=Pruning([one])) for one in stages]
-    grid = Frame([point(DENSE, 0, 1), *points]).to_frame().pivot(index="layer", columns="keep", values="kl")
+    grid = Frame([point("dense", 0, 1), *points]).to_frame().pivot(index="layer", columns="keep", values="kl")
     assert grid.loc[2, 0.5] == 2
     assert grid.loc[1, 0.7] == 1
 
@@ -377,11 +375,11 @@ def test_a_frame_goes_to_parquet_and_back(tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_fastest_within_the_drop() -> None:
-    assert best_of(POINTS, 0.0) == DENSE
+    assert best_of(POINTS, 0.0) == "dense"
     assert best_of(POINTS, 0.006) == "beaten"
     assert best_of(POINTS, 0.0101) == "good"
     assert best_of(POINTS, 0.2) == "fast"
-    scored = [point(DENSE, 0, 1, score=40), point("a", 9, 2, 0, 39.5), point("b", 0, 3, 1, 38.5)]
+    scored = [point("dense", 0, 1, score=40), point("a", 9, 2, 0, 39.5), point("b", 0, 3, 1, 38.5)]
     assert best_of(scored, 0.01) == "a"
     assert best_of(scored, 0.02) == "b"
     for wrong in (-0.1, math.nan):
@@ -403,9 +401,9 @@ def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
     assert one.agreement.value == pytest.approx(np.mean(agreed))
     ttft = {
         setting: sum(row["timing"]["ttft"] for row in swept.rows if row["setting"] == setting)
-        for setting in (DENSE, one.setting)
+        for setting in ("dense", one.setting)
     }
-    assert one.speedup == pytest.approx(ttft[DENSE] / ttft[one.setting])
+    assert one.speedup == pytest.approx(ttft["dense"] / ttft[one.setting])
     assert one.ttft == pytest.approx(ttft[one.setting] / 4)
 
 
@@ -435,12 +433,12 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
 
 @pytest.mark.parametrize(
     ("points", "scored"),
-    [(POINTS, False), ([], True), (POINTS[-1:], False), ([point(DENSE, 0, 1, score=50)], True)],
+    [(POINTS, False), ([], True), (POINTS[-1:], False), ([point("dense", 0, 1, score=50)], True)],
     ids=["several", "none", "unmeasured", "dense"],
 )
 def test_a_picture_of_any_points(points: list[Point], scored: bool, tmp_path: Path) -> None:
     dots, best = dots_of(points, scored), dots_of(front(points), scored)
-    file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
+    file = plot_pareto(dots, best, "dense", "quality", not scored, "title", tmp_path / "p.png")
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
@@ -481,7 +479,7 @@ def test_the_command_prints_the_table(
     assert "| Pruning({2: 0.5}) | " in out or "Pruning({2: 0.5})  " in out
     assert "Conditions" not in out
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
-    assert list(manifest["conditions"]["settings"]) == [DENSE, "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
+    assert list(manifest["conditions"]["settings"]) == ["dense", "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
     for wrong in ([], ["--space", "{}", "--pruning", "dense"]):
         assert cli.main([*call, *wrong]) == 2

@@ -12,7 +12,7 @@ from lazyllm.calibration.prompts import OWN
 from lazyllm.evaluation.divergence import Divergence
 from lazyllm.evaluation.intervals import Interval, interval
 from lazyllm.evaluation.runner import label_of
-from lazyllm.evaluation.summary import DENSE, Row
+from lazyllm.evaluation.summary import DENSE_LABEL, Row
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, scored_answer
 from lazyllm.llm import LLM
@@ -30,7 +30,7 @@ class TrialMeasure:
         self._divergence = Divergence(tokens)
 
     def __call__(self, llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        fields = {} if trial.key.setting == DENSE else self._divergence(llm, tasks, trial)
+        fields = {} if trial.key.setting == DENSE_LABEL else self._divergence(llm, tasks, trial)
         return fields | ({} if trial.key.dataset == OWN else scored_answer(llm, tasks, trial))
 
 

@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
 
-from lazyllm.evaluation.chats import CHATS, Chat
+from lazyllm.evaluation.chats import Chat
 from lazyllm.support import checked
 
 DEPTHS = tuple(range(0, 101, 10))  # percent
@@ -59,8 +59,6 @@ class RunOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        from lazyllm.machine.device import check_device  # imports the core, which --help does not need
-
         for name, least in LEAST.items():
             if (value := getattr(self, name, None)) is not None:
                 checked.whole(value, name, least)
@@ -70,11 +68,6 @@ class RunOptions:
             )
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
-        if self.worker_device is not None:
-            check_device(self.worker_device)
-        if not (self.on_row is None or callable(self.on_row)):
-            raise TypeError(f"on_row must be a function, not {self.on_row!r}")
-        checked.choice(self.chat, "chat", CHATS)
 
     @property
     def on_workers(self) -> bool:
@@ -90,8 +83,8 @@ class RunOptions:
                 close = get_close_matches(name, names, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
                 raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
-        given = {name: value for name, value in keywords.items() if value is not None}
-        return cls(**{**defaults, **given})
+        chosen = {name: value for name, value in keywords.items() if value is not None}
+        return cls(**{**defaults, **chosen})
 
 
 @dataclass(frozen=True, kw_only=True)

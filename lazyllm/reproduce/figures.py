@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
 from lazyllm.evaluation.trial import Trial
@@ -104,8 +104,8 @@ def pareto(results: Results, title: str, file: Path) -> Path:
             if speeds := results.speedups(settings, names):
                 scores = [results.score(setting, category) for setting in settings]
                 line.append((float(np.mean(speeds)), float(np.mean(scores))))
-        axes.axhline(results.score(DENSE, category), color="black", linewidth=0.8, linestyle=":")
-        axes.plot(1, results.score(DENSE, category), "s", color="black", label=BASELINE)
+        axes.axhline(results.score(DENSE_LABEL, category), color="black", linewidth=0.8, linestyle=":")
+        axes.plot(1, results.score(DENSE_LABEL, category), "s", color="black", label=BASELINE)
         for place, (method, line) in enumerate(dots.items()):
             if line:
                 axes.plot(*zip(*sorted(line), strict=True), **series(place), markersize=5, label=method)
@@ -122,7 +122,7 @@ def places(results: Results, title: str, file: Path) -> Path:
     score = results.summary.mean_score
     figure = new_figure(7, 5)
     axes = figure.subplots()
-    axes.axhline(score(DENSE), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
+    axes.axhline(score(DENSE_LABEL), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
     keeps = list(dict.fromkeys(keep for keep, _ in results.settings))
     for place, keep in enumerate(keeps):
         line = [(layer, score(label)) for (kept, layer), (label,) in results.settings.items() if kept == keep]

@@ -9,7 +9,7 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import figure, with_deviation, with_interval
-from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.reproduce.paper import FIRST_TOKEN, Published
 from lazyllm.reproduce.rivals import BASELINE, LAZY
 from lazyllm.support.tables import Table
@@ -36,7 +36,7 @@ class Results:
     def methods(self) -> list[tuple[str, str, Sequence[str]]]:
         """Counted speedup, method and labels; dense first."""
         compared = [(f"{speed:g}x", str(method), labels) for (speed, method), labels in self.settings.items()]
-        return [("", BASELINE, [DENSE]), *compared]
+        return [("", BASELINE, [DENSE_LABEL]), *compared]
 
     def score(self, setting: str, category: str) -> float:
         summary = self.summary
@@ -49,7 +49,7 @@ class Results:
 
     def difference(self, settings: Sequence[str], category: str) -> str:
         """The paired difference to dense of a method with a single setting."""
-        if len(settings) > 1 or settings[0] == DENSE:
+        if len(settings) > 1 or settings[0] == DENSE_LABEL:
             return ""
         difference = self.summary.difference(settings[0], None if category == ALL else category)
         return with_interval(difference, signed=True)
@@ -130,7 +130,7 @@ def strengths(results: Results) -> Table:
 
 def first_token(results: Results) -> Table:
     """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = results.summary.timed(DENSE)
+    rows = results.summary.timed(DENSE_LABEL)
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan

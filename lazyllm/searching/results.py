@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 import numpy as np
 
 from lazyllm.evaluation.intervals import interval
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.machine.info import version
 from lazyllm.methods import Preset
 from lazyllm.pictures.figure import Dot
@@ -191,11 +191,11 @@ class Search:
         Settings that were stopped early ran on fewer prompts and are left out. The default `file` is
         search.png in the search's folder, or in the working directory without one.
         """
-        dense = Dot(DENSE, 1.0, 0.0, nan, nan)
+        dense = Dot(DENSE_LABEL, 1.0, 0.0, nan, nan)
         return plot_pareto(
             [dense, *(record.dot for record in self if not record.stopped)],
             [dense, *(record.dot for record in self.pareto())],
-            DENSE,
+            DENSE_LABEL,
             KL_AXIS,
             True,
             self.heading,

@@ -14,9 +14,8 @@ import numpy as np
 
 from lazyllm.calibration.prompts import CURVE_SEED, FOR_CURVES, CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
-from lazyllm.evaluation.divergence import TOKENS, kl_divergence
+from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
 from lazyllm.llm import LLM, load
 from lazyllm.methods import PruningInput
 from lazyllm.prompt import Prompt

@@ -10,7 +10,7 @@ from typing import Any
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.runner import checked_settings
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput
 from lazyllm.pruning import Pruning
@@ -22,7 +22,7 @@ AXES = (*(field.name for field in fields(Pruning)), "keep")
 def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     """Methods by label, dense first. A setting that the model cannot run is an error."""
     settings = {
-        DENSE: Pruning(),
+        DENSE_LABEL: Pruning(),
         **checked_settings(combined(space) if isinstance(space, Mapping) else space),
     }
     if len(settings) == 1:

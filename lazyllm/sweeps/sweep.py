@@ -17,7 +17,7 @@ from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
 from lazyllm.evaluation.runner import run_items
-from lazyllm.evaluation.summary import DENSE, Row, Summary, common
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
@@ -86,7 +86,7 @@ class Sweep(Frame):
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
-        min_share = self.compared[DENSE].share - drop
+        min_share = self.compared[DENSE_LABEL].share - drop
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
@@ -101,7 +101,7 @@ class Sweep(Frame):
         return plot_pareto(
             dots_of(self.compared, scored),
             dots_of(self.pareto(), scored),
-            DENSE,
+            DENSE_LABEL,
             SCORE_AXIS if scored else KL_AXIS,
             not scored,
             self._heading,
