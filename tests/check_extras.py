@@ -30,15 +30,6 @@ print(read_gguf(pathlib.Path("a.gguf")))
 """,
         "kind='TQ2_0'",
     ),
-    "phrases": (
-        """
-try:
-    print(lazyllm.load(".").generate("The old sea is calm. It is.", "compress:ratio=0.5,unit=phrase"))
-except ImportError as error:
-    print(error)
-""",
-        "python -m spacy download en_core_web_sm",
-    ),
     "tokenizers": (
         """
 import pathlib, tiktoken, folders, toys

@@ -11,9 +11,9 @@ from typing import Any
 
 from lazyllm.method import Method
 from lazyllm.methods.baselines import RandomDrop, StaticPruning
+from lazyllm.methods.compression import PromptCompression
 from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
 from lazyllm.methods.preset import Preset
-from lazyllm.methods.prompt_compression import PromptCompression
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
 

@@ -46,8 +46,7 @@ def rivals(
     """By method of `names`: its settings, several if they differ by seed, at `speedup` for prompts of
     `n_prompt` tokens.
 
-    Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens,
-    scored as in the code of its authors.
+    Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens.
     """
     layers = max(1, round(STATIC_DEPTH * config.n_layers))
 
@@ -63,7 +62,7 @@ def rivals(
     makers: dict[str, Callable[[], Sequence[Method]]] = {
         RANDOM: lambda: [RandomDrop(keep, seed) for keep in (dropping(),) for seed in range(seeds)],
         STATIC: lambda: [StaticPruning(layers, static())],
-        COMPRESSION: lambda: [PromptCompression(round(1 - dropping(), 4), by_sentence=True)],
+        COMPRESSION: lambda: [PromptCompression(round(1 - dropping(), 4))],
         FASTKV: lambda: [one_stage(FastKV, config, n_prompt, speedup)],
         CLAA_ROW: lambda: [one_stage(CLAA, config, n_prompt, speedup)],
         GEMFILTER: lambda: [one_stage(GemFilter, config, n_prompt, speedup)],
