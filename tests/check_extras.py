@@ -18,7 +18,7 @@ from check_dist import MAKE_MODEL, QUIET, TREE, run
 BARE = ""
 DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
 TRIALS = {
-    BARE: (DEMO, "skipped demo.png: pictures need matplotlib: pip install 'lazyllm-engine[plots]'"),
+    BARE: (DEMO, "skipped demo.png: a picture needs the package matplotlib"),
     "plots": (DEMO, "wrote demo-output/demo.png"),
     "gguf": (
         """

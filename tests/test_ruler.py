@@ -722,8 +722,8 @@ def test_labels_of_many_lengths_are_slanted(tmp_path: Path) -> None:
 def test_without_matplotlib_the_picture_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pictures need matplotlib: pip install"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="a picture needs the package matplotlib: pip install"):
         plot_needle_map(needles_found(ROWS), tmp_path / "map.png")
 
 

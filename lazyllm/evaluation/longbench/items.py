@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import random
@@ -21,6 +20,7 @@ from lazyllm.evaluation.longbench.datasets import DATA_SETS, dataset
 from lazyllm.support import checked, hub
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import parse_object
+from lazyllm.support.optional import package
 
 HUB = "hub:"
 HUB_FILE = "data.zip"
@@ -151,10 +151,7 @@ def name_of(root: Path, file: Path) -> str | None:
 
 def read_parquet(file: Path, columns: list[str] | None = None) -> Any:
     """The pyarrow table in `file`; with `columns`, only these."""
-    try:
-        arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ImportError(f"{file} needs the package pyarrow: pip install pyarrow") from None
+    arrow, parquet = package("pyarrow", file), package("pyarrow.parquet", file)
     try:
         with parquet.ParquetFile(file) as table:
             missing = sorted({*(columns or ())} - {*table.schema_arrow.names})

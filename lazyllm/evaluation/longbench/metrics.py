@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from difflib import SequenceMatcher
 from functools import cache, partial
-from importlib import import_module, metadata
+from importlib import metadata
 from threading import Thread
-from types import ModuleType
 from typing import Any
+
+from lazyllm.support.optional import package
 
 INSTALL = "pip install 'lazyllm-engine[longbench]'"
 ROUGE_VERSION = "1.0.1"
@@ -30,11 +31,8 @@ _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
 
 
-def _needed(package: str) -> ModuleType:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise ImportError(f"this metric of LongBench needs the package {package}: {INSTALL}") from None
+def _needed(module: str) -> Any:
+    return package(module, "this metric of LongBench", "longbench")
 
 
 # ---- words -------------------------------------------------------------------------------------
@@ -87,11 +85,11 @@ def f1_zh(prediction: str, answer: str) -> float:
 
 @cache
 def _rouge() -> Any:
-    package = _needed("rouge")
+    rouge = _needed("rouge")
     version = metadata.version("rouge")
     if version != ROUGE_VERSION:
         raise ImportError(f"LongBench's ROUGE is that of rouge {ROUGE_VERSION}, not {version}: {INSTALL}")
-    return package.Rouge(metrics=["rouge-l"])
+    return rouge.Rouge(metrics=["rouge-l"])
 
 
 def _deeper(frames: int, function: Callable[..., Any], *arguments: Any) -> Any:
