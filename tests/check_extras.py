@@ -18,7 +18,7 @@ from check_dist import MAKE_MODEL, QUIET, TREE, run
 BARE = ""
 DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
 TRIALS = {
-    BARE: (DEMO, "skipped demo.png: pictures need matplotlib: pip install 'lazyllm-engine[plots]'"),
+    BARE: (DEMO, "skipped demo.png: a picture needs the package matplotlib"),
     "plots": (DEMO, "wrote demo-output/demo.png"),
     "gguf": (
         """
@@ -29,15 +29,6 @@ pathlib.Path("a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tens
 print(read_gguf(pathlib.Path("a.gguf")))
 """,
         "dtype='TQ2_0'",
-    ),
-    "phrases": (
-        """
-try:
-    print(lazyllm.load(".").generate("The old sea is calm. It is.", "compress:ratio=0.5,unit=phrase"))
-except ImportError as error:
-    print(error)
-""",
-        "python -m spacy download en_core_web_sm",
     ),
     "tokenizers": (
         """

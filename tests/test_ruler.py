@@ -614,7 +614,7 @@ def test_the_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "rotate(-45" in many  # labels of many lengths are slanted
     with pytest.raises(ValueError, match="at least one score"):
         plot_needle_map({}, tmp_path / "none.png")
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pictures need matplotlib: pip install"):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="a picture needs the package matplotlib: pip install"):
         plot_needle_map(panels, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from lazyllm.checkpoints.checkpoint import Tensor
 from lazyllm.errors import CheckpointError
+from lazyllm.support.optional import package
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), "general.alignment"
 MOST_ENTRIES, MOST_STRINGS, MOST_DIMENSIONS = 1 << 16, 1 << 22, 4
@@ -156,14 +157,9 @@ class Reader:
 
     def other_blocks(self, kind: int) -> tuple[str, int, int]:
         """Of a format that only the gguf package reads, for `convert`."""
-        try:
-            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-        except ImportError:
-            raise ImportError(
-                f"{self.path}: {self.place} is in format {kind}; converting it needs the package gguf: "
-                "pip install 'lazyllm-engine[gguf]'"
-            ) from None
-        if kind not in set(GGMLQuantizationType):
+        what = f"{self.path}: {self.place} is in format {kind}; converting it"
+        gguf = package("gguf", what, "gguf")
+        if kind not in set(gguf.GGMLQuantizationType):
             self.refuse(f"its type is {kind}, which the gguf package does not know")
-        stored = GGMLQuantizationType(kind)
-        return (stored.name, *GGML_QUANT_SIZES[stored])
+        stored = gguf.GGMLQuantizationType(kind)
+        return (stored.name, *gguf.GGML_QUANT_SIZES[stored])

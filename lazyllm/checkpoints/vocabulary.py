@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.errors import CheckpointError
+from lazyllm.support.optional import package
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD_MARK = "▁"
@@ -120,10 +121,9 @@ class SentencePieceVocabulary:
     strips_space = True
 
     def __init__(self, path: Path, added: dict[str, int], special: list[str], options: dict[str, Any]):
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            raise ImportError(f"{path} needs the package sentencepiece: pip install sentencepiece") from None
+        package("sentencepiece", path)
+        from sentencepiece import SentencePieceProcessor
+
         try:
             self.pieces = SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
@@ -192,10 +192,9 @@ class XgenVocabulary:
     masks = 881
 
     def __init__(self, path: Path):
-        try:
-            import tiktoken
-        except ImportError:
-            raise ImportError(f"{path} asks for XGen's tokenizer: pip install tiktoken") from None
+        package("tiktoken", f"{path}, which asks for XGen's tokenizer,")
+        import tiktoken
+
         try:
             base = tiktoken.get_encoding("gpt2")
         except (OSError, ValueError) as error:  # requests' errors are OSError

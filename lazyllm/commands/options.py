@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyllm.evaluation.options import IN_PYTHON, RunOptions, options_of
 from lazyllm.support.files import user_path
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.longbench import Run
     from lazyllm.sweeps.sweep import Sweep
+
+
+class Command(NamedTuple):
+    """A command: one line on it, an example of its arguments, a function that adds these to a parser, and one
+    that takes their values and returns an exit code."""
+
+    SUMMARY: str
+    EXAMPLE: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------

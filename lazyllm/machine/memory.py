@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lazyllm import _core
 
+from lazyllm.support.files import system_text, system_values
+
 MEMINFO = Path("/proc/meminfo")
 GROUP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CACHES = ("inactive_file", "active_file")
@@ -18,7 +20,7 @@ SPARE = 4  # and a quarter of the context on the CPU, which takes no memory for 
 
 def available_bytes() -> int | None:
     """Bytes left on the machine and in the process's control groups, the least of them; None if unknown."""
-    on_machine = [kilobytes * 1024 for kilobytes in numbers(MEMINFO, "MemAvailable:")]
+    on_machine = [1024 * kilobytes for kilobytes in numbers(MEMINFO, "MemAvailable")]
     return min([*on_machine, *left_in_groups()], default=None)
 
 
@@ -27,29 +29,21 @@ def left_in_groups() -> Iterator[int]:
 
     Cached pages of files, mapped weights among them, count as left: they are dropped when memory gets scarce.
     """
-    try:
-        entries = GROUP.read_text().splitlines()
-    except OSError:
-        return
+    entries = system_text(GROUP).splitlines()
     own = next((entry.removeprefix("0::/") for entry in entries if entry.startswith("0::/")), "")
     group = GROUPS if ".." in own else GROUPS / own  # a container does not see where its group lies
     for place in (group, *group.parents):
         if not place.is_relative_to(GROUPS):
             break
         try:
-            limit, use = int((place / "memory.max").read_text()), int((place / "memory.current").read_text())
-        except (OSError, ValueError):  # the root has no limit; another group may have "max"
+            limit, use = (int(system_text(place / name)) for name in ("memory.max", "memory.current"))
+        except ValueError:  # the root has no limit; another group may have "max"
             continue
         yield max(0, limit - use + sum(numbers(place / "memory.stat", *CACHES)))
 
 
 def numbers(file: Path, *names: str) -> list[int]:
-    """Of a file of lines `name number …`, the numbers with these names; none if it cannot be read."""
-    try:
-        lines = [line.split() for line in file.read_text().splitlines()]
-        return [int(line[1]) for line in lines if line and line[0] in names]
-    except (OSError, ValueError, IndexError):
-        return []
+    return [int(value.split()[0]) for value in system_values(file, *names)]
 
 
 def check_memory(asked: int, what: str) -> None:

@@ -113,7 +113,7 @@ def locate_parquet(root: Path, files: Sequence[Path]) -> dict[str, list[Source]]
 
 def read_parquet(file: Path, column: str | None = None) -> Any:
     """The pyarrow table in `file`, or one column of it."""
-    arrow, parquet = package("pyarrow", str(file)), package("pyarrow.parquet", str(file))
+    arrow, parquet = package("pyarrow", file), package("pyarrow.parquet", file)
     try:
         with parquet.ParquetFile(file) as table:
             if column not in (None, *table.schema_arrow.names):
