@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 TICK_GAP = 16  # smallest distance of tick labels, in typographic points
-MEASURED = "speedup of the first token against dense (measured, ratio of sums)"
 FRONT, OTHERS = COLOURS[0], "0.65"
 
 
@@ -24,10 +23,10 @@ def plot_pareto(
     front: Sequence[Dot],
     baseline: str,
     quality: str,
-    is_divergence: bool,
+    speedup: str,
     title: str,
     file: Path,
-    speedup: str = MEASURED,
+    is_divergence: bool,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 

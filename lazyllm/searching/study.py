@@ -5,21 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyllm.evaluation.manifest import differences
 from lazyllm.evaluation.results import drop_incomplete_line
-from lazyllm.support.files import locked
+from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     from optuna.study import Study
 
 NAME = "lazyllm"
-JOURNAL, PREPARING, WORKERS = "journal.log", "preparing.lock", "workers.lock"
+JOURNAL, WORKERS = "journal.log", "workers.lock"
 FACTS, PROCESSES = "search", "processes"  # attributes of the study
-SETTING = "setting"  # of a trial
+SETTING, SPEEDUP, KL = "setting", "speedup", "kl"  # of a trial
 
 
 @contextmanager
@@ -29,51 +29,46 @@ def opened(
     """The study in the folder, or one in memory, with these facts; refused if it has other conditions. The
     `starts`, parameters by setting, are queued, if they were not yet tried.
 
-    A process holds the lock of WORKERS, which others share, while it runs trials. One that can have it alone
-    knows that the trials that run, and a lock of the journal, were left by processes that have ended.
+    A process shares the lock of WORKERS with others while it runs trials. One that can have it alone knows
+    that the trials that run were left by processes that were killed: Optuna's journal has no heartbeat.
     """
-    if folder is None:
-        yield prepared(created(None), facts, starts)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / WORKERS).open("a") as workers:
-        with locked(folder / PREPARING):
-            try:
+    with ExitStack() as stack:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            workers = stack.enter_context((folder / WORKERS).open("a"))
+            with suppress(BlockingIOError):
                 fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                study = created(folder)
-            else:
-                drop_incomplete_line(folder / JOURNAL)
-                (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
-                study = created(folder)
-                for trial in study.get_trials(deepcopy=False, states=[states().RUNNING]):
-                    study.tell(trial.number, state=states().FAIL)
-            before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
-            if changed := differences(before["conditions"], now["conditions"]):
-                raise ValueError(
-                    f"{folder} holds a search under other conditions: {changed}. Give another folder"
-                )
-            prepared(study, facts, starts)
+                tidy(folder)
             fcntl.flock(workers, fcntl.LOCK_SH)
+        study = created(folder)
+        before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
+        if changed := differences(before["conditions"], now["conditions"]):
+            raise ValueError(
+                f"{folder} holds a search under other conditions: {changed}. Give another folder"
+            )
+        study.set_user_attr(FACTS, dict(facts))
+        study.set_user_attr(PROCESSES, study.user_attrs.get(PROCESSES, 0) + 1)  # each draws other settings
+        for setting, parameters in starts.items():
+            if setting not in settings_of(study):
+                study.enqueue_trial(parameters, user_attrs={SETTING: setting})
         yield study
 
 
-def prepared(study: Study, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]]) -> Study:
-    study.set_user_attr(FACTS, dict(facts))
-    study.set_user_attr(PROCESSES, study.user_attrs.get(PROCESSES, 0) + 1)  # each draws other settings
-    for setting, parameters in starts.items():
-        if setting not in settings_of(study):
-            study.enqueue_trial(parameters, user_attrs={SETTING: setting})
-    return study
+def tidy(folder: Path) -> None:
+    """Removes what killed processes left: half a line, the journal's lock, trials that seem to run."""
+    drop_incomplete_line(folder / JOURNAL)
+    (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+    study = created(folder)
+    for trial in study.get_trials(deepcopy=False, states=[states().RUNNING]):
+        study.tell(trial.number, state=states().FAIL)
 
 
 def stored(folder: Path) -> Study:
     """The study in the folder, which this does not write to."""
-    try:
+    if (folder / JOURNAL).exists():
         study: Study = optuna_module().load_study(study_name=NAME, storage=storage(folder))
-    except KeyError:
-        raise FileNotFoundError(f"{folder / JOURNAL} holds no search") from None
-    return study
+        return study
+    raise FileNotFoundError(f"{folder} holds no search: it has no {JOURNAL}")
 
 
 def created(folder: Path | None) -> Study:
@@ -100,14 +95,13 @@ def storage(folder: Path) -> Any:
     return storages.JournalStorage(storages.journal.JournalFileBackend(file, lock))
 
 
-def settings_of(study: Study, *, waiting: bool = True) -> list[str]:
-    """As JSON: the settings that were tried, are being tried or, unless left out, wait for it."""
-    left_out = [states().FAIL] if waiting else [states().FAIL, states().WAITING]
-    trials = study.get_trials(deepcopy=False)
+def settings_of(study: Study, *left_out: str) -> list[str]:
+    """As JSON: the settings that were tried, are being tried or wait for it, without those of trials in a
+    state of `left_out`."""
     return [
         trial.user_attrs[SETTING]
-        for trial in trials
-        if SETTING in trial.user_attrs and trial.state not in left_out
+        for trial in study.get_trials(deepcopy=False)
+        if SETTING in trial.user_attrs and trial.state.name not in ("FAIL", *left_out)
     ]
 
 
@@ -116,8 +110,4 @@ def states() -> Any:
 
 
 def optuna_module() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError("a search needs optuna: pip install 'lazyllm-engine[search]'") from None
-    return optuna
+    return package("optuna", "a search", "search")

@@ -1,18 +1,21 @@
-"""Points: the measurements of each setting of a sweep, as a table and as a Pareto front."""
+"""Points: the measurements of each setting of a sweep or search, as table, picture and Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.report import figure, with_interval
-from lazyllm.evaluation.summary import Speed, Summary
+from lazyllm.evaluation.summary import DENSE, Speed, Summary
 from lazyllm.method import Method
+from lazyllm.pictures.figure import Dot
+from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
@@ -21,6 +24,14 @@ if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
+SCORE_AXIS = "score, mean of the categories (95 % interval)"
+KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
+SPEEDUP_AXES = {
+    "speedup": "speedup of the first token against dense (measured, ratio of sums)",
+    "counted_speedup": "counted speedup of prefill",
+}
+UNKNOWN = Interval(nan, nan, nan)
+DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -31,24 +42,25 @@ class Point:
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
     argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
     of summed times; `speedup_median`: median of the ratios; times are of one environment. `counted_speedup`:
-    by counted operations.
+    by counted operations. `stopped`: left by a search before all prompts had run.
     """
 
     setting: str
     pruning: Method
     prompts: int
-    failed: int
-    changed_nothing: int
-    score: Interval
-    kl: Interval
-    kl_median: float
-    agreement: Interval
-    ttft: float
-    speedup: float
-    speedup_median: float
-    counted_speedup: float
-    computed: float
-    reached_top: float
+    failed: int = 0
+    changed_nothing: int = 0
+    score: Interval = UNKNOWN
+    kl: Interval = UNKNOWN
+    kl_median: float = nan
+    agreement: Interval = UNKNOWN
+    ttft: float = nan
+    speedup: float = nan
+    speedup_median: float = nan
+    counted_speedup: float = nan
+    computed: float = nan
+    reached_top: float = nan
+    stopped: bool = False
 
     @property
     def scored(self) -> bool:
@@ -65,22 +77,20 @@ class Point:
         return self.score.value / 100 if self.scored else self.agreement.value
 
     def row(self) -> dict[str, Any]:
-        """A row of a table. An interval takes three columns; unmeasured qualities are left out."""
+        """A row of a table, without what was not measured. An interval takes three columns."""
         flat: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Interval):
                 names = (field.name, f"{field.name}_low", f"{field.name}_high")
-                if not isnan(value.value):
-                    flat |= zip(names, (value.value, value.low, value.high), strict=True)
-            elif field.name != "kl_median" or not isnan(value):
+                flat |= zip(names, (value.value, value.low, value.high), strict=True)
+            else:
                 flat[field.name] = value
-        return flat
+        return {name: value for name, value in flat.items() if value == value}  # NaN is not
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
     """The point of each setting, by the rows of a summary."""
-    unknown = Interval(nan, nan, nan)
     for setting, method in methods.items():
         rows = [row for row in summary.rows if row["setting"] == setting]
         kl = [row["kl"] for row in rows if "kl" in row]
@@ -92,10 +102,10 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             prompts=len(rows),
             failed=sum(row["setting"] == setting for row in summary.failed),
             changed_nothing=summary.count(setting, "changed_nothing"),
-            score=summary.mean(setting) if rows and "score" in rows[0] else unknown,
-            kl=summary.pooled(setting, "kl") if kl else unknown,
+            score=summary.mean(setting) if rows and "score" in rows[0] else UNKNOWN,
+            kl=summary.pooled(setting, "kl") if kl else UNKNOWN,
             kl_median=float(np.median(kl)) if kl else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0) if kl else unknown,
+            agreement=summary.pooled(setting, "agreement", 1.0) if kl else UNKNOWN,
             ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
             speedup=speed.of_sums,
             speedup_median=speed.median,
@@ -105,20 +115,49 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
         )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Iterable[Point], speedup: str = "speedup") -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
-    and better in one of them."""
-    measured = [point for point in points if not (isnan(point.quality) or isnan(point.speedup))]
+    and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
+
+    def place(point: Point) -> tuple[float, float]:
+        return point.quality, getattr(point, speedup)
+
+    measured = [point for point in points if not any(map(isnan, place(point)))]
 
     def beaten(point: Point) -> bool:
-        return any(
-            other.quality >= point.quality
-            and other.speedup >= point.speedup
-            and (other.quality, other.speedup) != (point.quality, point.speedup)
-            for other in measured
-        )
+        mine, others = place(point), map(place, measured)
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
 
-    return sorted((point for point in measured if not beaten(point)), key=lambda point: point.speedup)
+    return sorted((point for point in measured if not beaten(point)), key=lambda point: place(point)[1])
+
+
+def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "speedup") -> Path:
+    """Draws quality against a speedup with the Pareto front; needs matplotlib."""
+    scored = any(point.scored for point in points)
+
+    def dots(points: Iterable[Point]) -> list[Dot]:
+        qualities = [(point, point.score if scored else point.kl) for point in points]
+        return [
+            Dot(point.setting, getattr(point, speedup), quality.value, quality.low, quality.high)
+            for point, quality in qualities
+        ]
+
+    return plot_pareto(
+        dots(points),
+        dots(front(points, speedup)),
+        DENSE,
+        SCORE_AXIS if scored else KL_AXIS,
+        SPEEDUP_AXES[speedup],
+        title,
+        file,
+        is_divergence=not scored,
+    )
+
+
+def plain(value: Interval) -> list[float | None]:
+    """Value, low and high for JSON, which has no NaN."""
+    bounds = (value.value, value.low, value.high)
+    return [None if isnan(bound) else round(bound, DIGITS) for bound in bounds]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -153,7 +192,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
 
 
 class Frame:
-    """Points in order, indexed by number or by setting; a slice is a frame."""
+    """Points in order, indexed by number or by setting."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = tuple(points)
@@ -164,13 +203,7 @@ class Frame:
     def __iter__(self) -> Iterator[Point]:
         return iter(self._points)
 
-    @overload
-    def __getitem__(self, key: int | str) -> Point: ...
-    @overload
-    def __getitem__(self, key: slice) -> Frame: ...
-    def __getitem__(self, key: int | str | slice) -> Point | Frame:
-        if isinstance(key, slice):
-            return Frame(self._points[key])
+    def __getitem__(self, key: SupportsIndex | str) -> Point:
         if not isinstance(key, str):
             return self._points[key]
         by_setting = {point.setting: point for point in self}
@@ -195,6 +228,8 @@ class Frame:
             for point, options in zip(self, varied([point.pruning for point in self]), strict=True)
         ]
         frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
+        if not any(point.stopped for point in self):
+            frame = frame.drop(columns="stopped")
         for name in frame:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
