@@ -81,10 +81,9 @@ def test_candidates_just_reach_the_speedup_with_first_stages_at_several_depths(
 
 
 def test_what_is_out_of_reach_is_not_tried(llm: LLM) -> None:
-    config = replace(llm.config, n_layers=30, windows=(0,) * 30)
-    assert len([*candidates(6.8, config, 1000)]) < len([*candidates(2.0, config, 1000)])
+    assert len({*candidates(2.1, llm.config, 80)}) == 1
     with pytest.raises(ValueError, match="a speedup of 50 is out of reach"):
-        next(candidates(50, config, 1000))
+        next(candidates(50, llm.config, 80))
 
 
 # ---- prompts and trials ----------------------------------------------------------------------------

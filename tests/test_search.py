@@ -239,7 +239,9 @@ def test_worse_is_a_paired_difference_beyond_its_error(factors: tuple[float, ...
 def test_a_setting_that_is_worse_stops_early(
     search: Callable[..., Search], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, bad, late, faster = settings = [Pruning({1: keep}) for keep in (0.4, 0.41, 0.42, 0.3)]
+    keeps, queries = (0.4, 0.41, 0.42, 0.3), (1, 16, 32, 1)
+    settings = [Pruning({1: keep}, queries=rows) for keep, rows in zip(keeps, queries, strict=True)]
+    good, bad, late, faster = settings
     monkeypatch.setattr(Space, "starts", lambda self: settings)
     losses = {
         good: lambda number: 0.1 + 0.01 * number,

@@ -27,7 +27,7 @@ from lazyllm.evaluation.results import ITEMS, RunFolder
 from lazyllm.evaluation.summary import DENSE
 from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log_softmax
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
-from lazyllm.pictures.pareto import number_dots, space_ticks
+from lazyllm.pictures.pareto import number_dots
 from lazyllm.pruning import Pruning
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
 from lazyllm.sweeps.space import settings_of
@@ -438,7 +438,7 @@ def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
+def test_numbers_of_a_picture_do_not_touch() -> None:
     figure = new_figure(8, 1.8)
     axes = figure.subplots()
     dots = [Dot("dense", 1, 0, 0, 0)]
@@ -446,19 +446,12 @@ def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
         dots.append(Dot(str(number), 2 + number / 500, value, value / 3, 2 * value))
     for dot in dots:
         draw_dot(axes, dot, False)
-    axes.set_yscale("symlog", linthresh=0.004, linscale=0.3)
-    axes.invert_yaxis()
     figure.draw_without_rendering()
-    space_ticks(axes, 0.004)
     number_dots(axes, dots)
     figure.draw_without_rendering()
-    ticks = [text for text in axes.get_yticklabels(which="both") if text.get_text()]
-    assert ticks[0].get_text() == "0"
-    assert len(ticks) > 2
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
-    for several in (ticks, axes.texts):
-        boxes = [text.get_window_extent() for text in several]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def calibrate(
     prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
     settings = checked_settings([Pruning(), *prunings])
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
-    with results_folder(file and file.with_suffix(FOLDER_SUFFIX)) as folder:
+    with results_folder(file and file.with_suffix(FOLDER_SUFFIX)) as name:
+        folder = Path(name)
         run_items(model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions)
         keys = {trial.key for trial in planned(settings, tasks)}
         rows = [row for row in read_rows(folder) if Key.of(row) in keys]

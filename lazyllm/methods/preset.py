@@ -105,18 +105,17 @@ class Preset(Method):
     @property
     def table(self) -> Table:
         """The settings that were tried, the chosen one marked; what was not measured has no column."""
-        rows = [self._cells(candidate) for candidate in self.evidence["candidates"]]
+        rows = [
+            {
+                "setting": ("* " if tried == self.pruning else "  ") + str(tried)[len("Pruning(") : -1],
+                "counted speedup": f"{candidate['speedup']:.2f}",
+                **{head: _interval(candidate.get(name), form) for head, (name, form) in MEASURED.items()},
+            }
+            for candidate in self.evidence["candidates"]
+            for tried in [Pruning.from_fields(candidate["pruning"])]
+        ]
         heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
         return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
-
-    def _cells(self, candidate: Mapping[str, Any]) -> dict[str, str]:
-        tried = Pruning.from_fields(candidate["pruning"])
-        fields_of = str(tried).removeprefix("Pruning(").removesuffix(")")
-        return {
-            "setting": f"{'*' if tried == self.pruning else ' '} {fields_of}",
-            "counted speedup": f"{candidate['speedup']:.2f}",
-            **{head: _interval(candidate.get(name), form) for head, (name, form) in MEASURED.items()},
-        }
 
     # ---- as a method -----------------------------------------------------------------------------
 

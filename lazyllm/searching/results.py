@@ -67,12 +67,13 @@ class Search(Frame):
 
     def best(self, speedup: float) -> Point:
         """The setting with the least divergence that has at least this counted speedup, to two decimals."""
-        wished, on_front = round(checked.number(speedup, "speedup"), 2), [*self.pareto()]
-        if not on_front:
+        wished, on_front = round(checked.number(speedup, "speedup"), 2), self.pareto()
+        if not len(on_front):
             raise ValueError("the search has no finished trial yet")
         if (fastest := on_front[-1].counted_speedup) < wished:
             raise ValueError(f"no setting has a speedup of {speedup:g}; the fastest has {fastest:.2f}")
-        return next(point for point in on_front if point.counted_speedup >= wished)
+        fit = [point for point in on_front if point.counted_speedup >= wished]
+        return fit[0]
 
     def preset(self, speedup: float) -> Preset:
         """`best` as a preset, with the front as its evidence."""

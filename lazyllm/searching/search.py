@@ -24,13 +24,12 @@ from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
 from lazyllm.searching.study import (
     KL,
-    PROCESSES,
     SETTING,
     SPEEDUP,
     opened,
     optuna_module,
-    settings_of,
     states,
+    tried,
 )
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
@@ -73,7 +72,7 @@ def search(
         raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     checked.whole(budget, "budget", 1)
     checked.whole(seed, "seed", 0)
-    optuna = optuna_module()
+    optuna_module()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     ids = prompts_of(model, prompts)
     space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
@@ -91,12 +90,7 @@ def search(
         },
     }
     folder = None if out is None else user_path(out)
-    with opened(folder, facts, starts) as study:
-        entropy = np.random.SeedSequence([seed, study.user_attrs[PROCESSES]])
-        study.sampler = optuna.samplers.TPESampler(
-            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
-            seed=int(entropy.generate_state(1)[0]),
-        )
+    with opened(folder, facts, starts, seed) as study:
         run(model, ids, space, study, budget, progress)
         found = Search(study, folder)
     if folder is not None:
@@ -124,22 +118,29 @@ def run(
 ) -> None:
     """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
     references: list[DenseAnswer] = []
-    attempts = 0
+    failed = 0
     with bar(budget, "settings", "setting", progress) as line:
-        while (n_tried := len(settings_of(study, "WAITING"))) < budget and attempts < ATTEMPTS:
+        while (n_tried := len(tried(study))) < budget and failed < ATTEMPTS:
             line.update(n_tried - line.n)
             references = references or [
                 greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids) for ids in prompts
             ]
             trial = study.ask()
-            attempts += 1
-            if (pruning := claimed(study, trial, space)) is None:
+            pruning = claimed(study, trial, space)
+            failed = 0 if pruning else failed + 1
+            if pruning is None:
                 study.tell(trial, state=states().FAIL)
-            else:
-                attempts = 0
-                try_setting(llm, prompts, references, study, trial, pruning, space.speedup(pruning))
+                continue
+            speedup = round(space.speedup(pruning), 2)  # schedules for the same one differ in the third digit
+            kl = divergences(llm, pruning, prompts, references, study, speedup)
+            trial.set_user_attr(SPEEDUP, speedup)
+            trial.set_user_attr(KL, kl)
+            if len(kl) < len(prompts):
+                study.tell(trial, state=states().PRUNED)
+            else:  # by its logarithm, halving a small divergence counts as much as halving a large one
+                study.tell(trial, [log10(max(float(np.mean(kl)), LEAST_KL)), speedup])
         line.update(n_tried - line.n)
-    if attempts == ATTEMPTS:
+    if failed == ATTEMPTS:
         warnings.warn(
             f"no new setting was found in {ATTEMPTS} attempts for a budget of {budget}; the range of "
             "speedups may be too narrow",
@@ -154,38 +155,29 @@ def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
     pruning = Pruning.from_json(start) if start else proposed
     if pruning is None:
         return None
-    trial.set_user_attr(SETTING, pruning.to_json())
-    return pruning if settings_of(study).count(pruning.to_json()) == 1 else None
+    setting = pruning.to_json()
+    trial.set_user_attr(SETTING, setting)
+    return pruning if [other.user_attrs[SETTING] for other in tried(study)].count(setting) == 1 else None
 
 
-def try_setting(
+def divergences(
     llm: LLM,
+    pruning: Pruning,
     prompts: Sequence[Sequence[int]],
     references: Sequence[DenseAnswer],
     study: Study,
-    trial: Trial,
-    pruning: Pruning,
     speedup: float,
-) -> None:
-    """Runs a setting on the prompts and writes the result at the end: one that is interrupted has none.
-
-    The counted speedup has two decimals, as schedules for the same one differ in the third.
-    """
+) -> list[float]:
+    """The divergence on each prompt; of a setting that is worse than another as fast, on the first ones."""
     kl: list[float] = []
-    speedup, stopped = round(speedup, 2), False
     for ids, reference in zip(prompts, references, strict=True):
         if kl and len(kl) % EVERY == 0:
             finished = study.get_trials(deepcopy=False, states=[states().COMPLETE])
-            attributes = [other.user_attrs for other in finished]
-            if stopped := is_worse(kl, [other[KL] for other in attributes if other[SPEEDUP] >= speedup]):
+            as_fast = [other.user_attrs for other in finished if other.user_attrs[SPEEDUP] >= speedup]
+            if is_worse(kl, [other[KL] for other in as_fast]):
                 break
         kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
-    trial.set_user_attr(SPEEDUP, speedup)
-    trial.set_user_attr(KL, kl)
-    if stopped:
-        study.tell(trial, state=states().PRUNED)
-    else:  # by its logarithm, halving a small divergence counts as much as halving a large one
-        study.tell(trial, [log10(max(float(np.mean(kl)), LEAST_KL)), speedup])
+    return kl
 
 
 def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseAnswer) -> float:

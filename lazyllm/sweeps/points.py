@@ -30,6 +30,8 @@ SPEEDUP_AXES = {
     "speedup": "speedup of the first token against dense (measured, ratio of sums)",
     "counted_speedup": "counted speedup of prefill",
 }
+MAY_VARY = {"layer", "keep", "stopped", *(field.name for field in fields(Pruning))}
+"""Columns that a frame has if their values differ."""
 UNKNOWN = Interval(nan, nan, nan)
 DIGITS = 6
 
@@ -224,15 +226,20 @@ class Frame:
         Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
         """
         rows = [
-            {"setting": point.setting, **options, **point.row(), "pruning": point.pruning.to_json()}
-            for point, options in zip(self, varied([point.pruning for point in self]), strict=True)
+            {
+                "setting": point.setting,
+                **options_of(point.pruning),
+                **point.row(),
+                "pruning": point.pruning.to_json(),
+            }
+            for point in self
         ]
         frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
-        if not any(point.stopped for point in self):
-            frame = frame.drop(columns="stopped")
-        for name in frame:
+        for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
+            if name in MAY_VARY and frame[name].nunique() < 2:
+                del frame[name]
         return frame
 
     def __repr__(self) -> str:
@@ -242,16 +249,12 @@ class Frame:
         return self.table.html()
 
 
-def varied(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """For each method, the fields of Pruning that differ among them; a single stage is layer and keep."""
-    tables: list[dict[str, Any]] = []
-    for method in methods:
-        table: dict[str, Any] = {}
-        if isinstance(method, Pruning) and method.stages:
-            table = {field.name: getattr(method, field.name) for field in fields(method)}
-            if len(method.stages) == 1:
-                ((layer, keep),) = table.pop("stages")
-                table = {"layer": layer, "keep": keep, **table}
-        tables.append(table)
-    values = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
-    return [{name: value for name, value in table.items() if len(values[name]) > 1} for table in tables]
+def options_of(method: Method) -> dict[str, Any]:
+    """The fields of a schedule; a single stage is layer and keep."""
+    if not (isinstance(method, Pruning) and method.stages):
+        return {}
+    options = {field.name: getattr(method, field.name) for field in fields(method)}
+    if len(method.stages) > 1:
+        return options
+    ((layer, keep),) = options.pop("stages")
+    return {"layer": layer, "keep": keep, **options}

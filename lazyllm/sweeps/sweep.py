@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -154,7 +154,8 @@ def sweep(
     if measure != SCORE:
         conditions["forced tokens"] = tokens
     target = None if out is None else user_path(out)
-    with results_folder(target) as folder:
+    with results_folder(target) as name:
+        folder = Path(name)
         # refused before work if a setting of the folder is code that is not among these settings
         methods = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
         run_items(model, settings, tasks, folder, data, measuring, conditions)
@@ -164,14 +165,9 @@ def sweep(
     return swept
 
 
-@contextmanager
-def results_folder(target: Path | None) -> Iterator[Path]:
+def results_folder(target: Path | None) -> AbstractContextManager[str]:
     """The user's folder for results, or a temporary one without it."""
-    if target is not None:
-        yield target
-        return
-    with TemporaryDirectory(prefix="lazyllm-") as folder:
-        yield Path(folder)
+    return nullcontext(str(target)) if target else TemporaryDirectory(prefix="lazyllm-")
 
 
 def measure_of(measure: Quality, tokens: int) -> Measure:
