@@ -307,35 +307,6 @@ def test_another_model_warns_by_name(
         lazyllm.load(renamed, threads=1).session(preset)
 
 
-def changed(file: Path, **fields: Any) -> str:
-    return json.dumps({**json.loads(file.read_text()), **fields})
-
-
-BAD: dict[str, Any] = {
-    "is not JSON": lambda file: "{",
-    "holds a list": lambda file: "[]",
-    "is no preset of format 1": lambda file: '{"10": 0.7}',
-    "is no preset of format": lambda file: changed(file, format=2),
-    "preset needs sha256": lambda file: json.dumps(
-        {name: value for name, value in json.loads(file.read_text()).items() if name != "sha256"}
-    ),
-    "preset has no field 'extra'; its fields are pruning, speedup": lambda file: changed(file, extra=1),
-    "keep of the stage at layer 1 must be": lambda file: changed(file, pruning={"1": 2}),
-    "speedup must be a number": lambda file: changed(file, speedup="2"),
-    "model must be text, not 3": lambda file: changed(file, model=3),
-    "versions must be an object": lambda file: changed(file, versions=[]),
-    "evidence is not as calibrate or search writes it": lambda file: changed(file, evidence={}),
-}
-
-
-@pytest.mark.parametrize("words", BAD)
-def test_a_bad_file_is_refused_by_name(made: tuple[Preset, Path], tmp_path: Path, words: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(BAD[words](made[1]))
-    with pytest.raises(ValueError, match=f"bad.json.*{words}"):
-        Preset.load(path)
-
-
 # ---- the command -----------------------------------------------------------------------------------
 
 

@@ -204,22 +204,15 @@ def test_a_sweep_that_was_cut_short_goes_on(llm: lazyllm.LLM, swept: lazyllm.Swe
     assert [one.pruning for one in again] == [one.pruning for one in resumed]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_other_conditions_in_the_same_folder_are_refused(
+    llm: lazyllm.LLM, swept: lazyllm.Sweep, tmp_path: Path
+) -> None:
+    for options, words in (
         ({"tokens": 8}, "forced tokens is 16, not 8"),
         ({"measure": "both"}, 'measure is "kl", not "both"'),
-    ],
-    ids=str,
-)
-def test_other_conditions_in_the_same_folder_are_refused(
-    llm: lazyllm.LLM, swept: lazyllm.Sweep, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        sweep(llm, SPACE, out=swept.folder, **options)
-
-
-def test_a_run_that_is_no_sweep_is_told_apart(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    ):
+        with pytest.raises(ValueError, match=words):
+            sweep(llm, SPACE, out=swept.folder, **options)
     manifest = new_manifest("x", {"measure": "attention"}, {})
     with RunFolder(tmp_path, manifest), pytest.raises(ValueError, match="no sweep, but the measure 'attent"):
         lazyllm.Sweep.read(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -17,7 +17,7 @@ from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
-from lazyllm.support.tables import Table
+from lazyllm.support.tables import Table, with_bounds
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.checkpoint import Checkpoint
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 DIGITS = 4
-MEASURED = {
-    "needles found, percent": ("needles", ".1f"),
-    "difference to dense": ("needles_to_dense", "+.1f"),
-    "KL from dense": ("kl", ".4f"),
-}
-"""By the head of a column: what it shows of a candidate, and how."""
+MEASURED = (
+    ("needles found, percent", "needles", ".1f"),
+    ("difference to dense", "needles_to_dense", "+.1f"),
+    ("KL from dense", "kl", ".4f"),
+)
+"""Columns: head, what it shows of a candidate, and how."""
 TITLE = "Settings tried [95 %]; * is the preset's"
 
 
@@ -109,7 +109,7 @@ class Preset(Method):
             {
                 "setting": ("* " if tried == self.pruning else "  ") + str(tried)[len("Pruning(") : -1],
                 "counted speedup": f"{candidate['speedup']:.2f}",
-                **{head: _interval(candidate.get(name), form) for head, (name, form) in MEASURED.items()},
+                **{head: with_bounds(candidate.get(key, ()), form) for head, key, form in MEASURED},
             }
             for candidate in self.evidence["candidates"]
             for tried in [Pruning.from_fields(candidate["pruning"])]
@@ -169,11 +169,3 @@ class Preset(Method):
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
         return preset
-
-
-def _interval(value: Sequence[float | None] | None, form: str) -> str:
-    """The value with its bounds, where it has them."""
-    texts = [f"{number:{form}}" for number in value or () if number is not None]
-    if len(texts) == 3:
-        return f"{texts[0]} [{texts[1]}, {texts[2]}]"
-    return texts[0] if texts else ""

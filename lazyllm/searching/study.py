@@ -54,9 +54,11 @@ def opened(
                 f"{folder} holds a search under other conditions: {changed}. Give another folder"
             )
         study.set_user_attr(FACTS, dict(facts))
-        for setting, parameters in starts.items():
-            study.enqueue_trial(parameters, {SETTING: setting}, skip_if_exists=True)
-        entropy = np.random.SeedSequence([seed, len(study.trials), draw])
+        trials = study.get_trials(deepcopy=False)
+        known = {trial.user_attrs.get(SETTING) for trial in trials}
+        for setting in [start for start in starts if start not in known]:
+            study.enqueue_trial(starts[setting], {SETTING: setting})
+        entropy = np.random.SeedSequence([seed, len(trials), draw])
         study.sampler = optuna_module().samplers.TPESampler(
             constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
             seed=int(entropy.generate_state(1)[0]),

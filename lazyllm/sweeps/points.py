@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.report import figure, with_interval
 from lazyllm.evaluation.summary import DENSE, Speed, Summary
 from lazyllm.method import Method
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
-from lazyllm.support.tables import Table
+from lazyllm.support.tables import Table, with_bounds
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +84,7 @@ class Point:
             value = getattr(self, field.name)
             if isinstance(value, Interval):
                 names = (field.name, f"{field.name}_low", f"{field.name}_high")
-                flat |= zip(names, (value.value, value.low, value.high), strict=True)
+                flat |= zip(names, astuple(value), strict=True)
             else:
                 flat[field.name] = value
         return {name: value for name, value in flat.items() if value == value}  # NaN is not
@@ -158,35 +157,29 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
 
 def plain(value: Interval) -> list[float | None]:
     """Value, low and high for JSON, which has no NaN."""
-    bounds = (value.value, value.low, value.high)
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in bounds]
+    return [None if isnan(bound) else round(bound, DIGITS) for bound in astuple(value)]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
 
 
-def written(value: float, form: str) -> str:
-    return "" if isnan(value) else f"{value:{form}}"
-
-
-def small_interval(value: Interval) -> str:
-    text = written(value.value, ".4f")
-    return text if isnan(value.low) else f"{text} [{value.low:.4f}, {value.high:.4f}]"
+def cell(value: float | Interval, form: str) -> str:
+    return with_bounds(astuple(value) if isinstance(value, Interval) else [value], form)
 
 
 COLUMNS: dict[str, Callable[[Point], str]] = {
     "setting": lambda point: point.setting,
-    "score": lambda point: with_interval(point.score),
-    "KL": lambda point: small_interval(point.kl),
-    "median KL": lambda point: written(point.kl_median, ".4f"),
-    "equal argmaxes": lambda point: small_interval(point.agreement),
-    "TTFT, s": lambda point: written(point.ttft, ".3g"),
+    "score": lambda point: cell(point.score, ".2f"),
+    "KL": lambda point: cell(point.kl, ".4f"),
+    "median KL": lambda point: cell(point.kl_median, ".4f"),
+    "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
+    "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: (
-        "" if isnan(point.speedup) else f"{figure(point.speedup)} ({figure(point.speedup_median)})"
+        "" if isnan(point.speedup) else f"{point.speedup:.2f} ({point.speedup_median:.2f})"
     ),
-    "counted speedup": lambda point: figure(point.counted_speedup),
-    "computed": lambda point: written(point.computed, ".1%"),
-    "reached the top": lambda point: written(point.reached_top, ".1%"),
+    "counted speedup": lambda point: cell(point.counted_speedup, ".2f"),
+    "computed": lambda point: cell(point.computed, ".1%"),
+    "reached the top": lambda point: cell(point.reached_top, ".1%"),
     "prompts": lambda point: str(point.prompts),
     "changed nothing": lambda point: str(point.changed_nothing or ""),
     "failed": lambda point: str(point.failed or ""),
@@ -216,7 +209,7 @@ class Frame:
     @property
     def table(self) -> Table:
         """The points as rows; columns without a measurement are left out."""
-        columns = {name: [cell(point) for point in self] for name, cell in COLUMNS.items()}
+        columns = {head: [text_of(point) for point in self] for head, text_of in COLUMNS.items()}
         filled = {name: cells for name, cells in columns.items() if any(cells)}
         return Table(TITLE, list(filled), list(zip(*filled.values(), strict=True)))
 
