@@ -51,7 +51,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[Preset, Path]:
+def calibrated(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[Preset, Path]:
     file = tmp_path_factory.mktemp("calibration") / "preset.json"
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
@@ -170,8 +170,8 @@ def test_most_needles_win_then_the_least_divergence() -> None:
 # ---- the whole -------------------------------------------------------------------------------------
 
 
-def test_a_calibration_gives_a_preset_with_its_evidence(llm: LLM, made: tuple[Preset, Path]) -> None:
-    preset, file = made
+def test_a_calibration_gives_a_preset_with_its_evidence(llm: LLM, calibrated: tuple[Preset, Path]) -> None:
+    preset, file = calibrated
     assert preset.model == llm.config.name
     assert preset.pruning.recommended() == preset.pruning
     assert preset.versions["lazyllm"] == lazyllm.__version__
@@ -195,9 +195,9 @@ def test_a_calibration_gives_a_preset_with_its_evidence(llm: LLM, made: tuple[Pr
 
 
 def test_an_interrupted_calibration_goes_on(
-    llm: LLM, made: tuple[Preset, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    preset, _ = made
+    preset, _ = calibrated
     ran: list[Any] = []
     measure = measure_of("both", ANSWER)
 
@@ -239,8 +239,8 @@ def test_a_failed_item_ends_a_calibration_by_name(llm: LLM, monkeypatch: pytest.
 # ---- presets ---------------------------------------------------------------------------------------
 
 
-def test_a_preset_comes_back_from_its_file(made: tuple[Preset, Path], tmp_path: Path) -> None:
-    preset, file = made
+def test_a_preset_comes_back_from_its_file(calibrated: tuple[Preset, Path], tmp_path: Path) -> None:
+    preset, file = calibrated
     again = Preset.load(preset.save(tmp_path / "copy.json"))
     assert again == preset == Preset.load(file)
     assert (again.versions, json.dumps(again.evidence)) == (preset.versions, json.dumps(preset.evidence))
@@ -249,8 +249,8 @@ def test_a_preset_comes_back_from_its_file(made: tuple[Preset, Path], tmp_path: 
     assert again._repr_html_().count("<tr>") == 1 + len(preset.evidence["candidates"])
 
 
-def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path], tmp_path: Path) -> None:
-    preset, file = made
+def test_a_preset_is_a_setting_everywhere(llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path) -> None:
+    preset, file = calibrated
     ids = list(range(5, 200))
     want = llm.generate(ids, preset.pruning, max_new_tokens=4)
     with warnings.catch_warnings():
@@ -273,14 +273,14 @@ def test_a_preset_is_a_setting_everywhere(llm: LLM, made: tuple[Preset, Path], t
 
 def test_a_preset_shows_no_bar_where_none_is_wanted(
     llm: LLM,
-    made: tuple[Preset, Path],
+    calibrated: tuple[Preset, Path],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for open_it in (
-        lambda progress: llm.generate(["Hi"], made[0], max_new_tokens=1, progress=progress),
-        lambda progress: llm.stream("Hi", made[0], max_new_tokens=1, progress=progress).finished(),
-        lambda progress: llm.session(made[0], progress=progress),
+        lambda progress: llm.generate(["Hi"], calibrated[0], max_new_tokens=1, progress=progress),
+        lambda progress: llm.stream("Hi", calibrated[0], max_new_tokens=1, progress=progress).finished(),
+        lambda progress: llm.session(calibrated[0], progress=progress),
     ):
         for progress in (False, True):
             monkeypatch.setattr(digest, "_known", {})  # hashed anew
@@ -289,12 +289,12 @@ def test_a_preset_shows_no_bar_where_none_is_wanted(
 
 
 def test_another_model_warns_by_name(
-    llm: LLM, made: tuple[Preset, Path], tmp_path: Path, folder: Path
+    llm: LLM, calibrated: tuple[Preset, Path], tmp_path: Path, folder: Path
 ) -> None:
     other_folder = tmp_path / "other"
     other_folder.mkdir()
     other = lazyllm.load(model_folder(other_folder, replace(LONG, seed=9)), device="cpu", threads=1)
-    preset, _ = made
+    preset, _ = calibrated
     with pytest.warns(UserWarning, match=f"was made for {preset.model}, not for other;"):
         other.session(preset)
     same_name = replace(preset, model="other")

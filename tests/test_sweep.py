@@ -139,8 +139,8 @@ def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyll
 
 def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
     space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
-    made = settings_of(space, llm.config)
-    assert list(made) == [DENSE, "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
+    result = settings_of(space, llm.config)
+    assert list(result) == [DENSE, "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
     assert list(settings_of(Pruning({1: 0.5}), llm.config)) == [DENSE, "Pruning({1: 0.5})"]
 
 
@@ -222,13 +222,13 @@ def test_a_sweep_without_a_folder_leaves_none(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
+    result = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
     assert list(tmp_path.iterdir()) == []
-    assert made.folder is None
+    assert result.folder is None
     with pytest.raises(ValueError, match="give the sweep one with out="):
-        made.report()
+        result.report()
     monkeypatch.chdir(tmp_path)
-    assert made.plot().name == "pareto.png"
+    assert result.plot().name == "pareto.png"
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -247,9 +247,9 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
 
 
 def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
-    made = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
-    _, random, static, compress = made
-    assert not made.summary.failed
+    result = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
+    _, random, static, compress = result
+    assert not result.summary.failed
     assert all(one.kl.value > 0 for one in (random, static, compress))
     assert random.counted_speedup > static.counted_speedup > 1
     assert math.isnan(compress.counted_speedup)
@@ -267,22 +267,22 @@ def test_compressing_counts_in_the_time_to_the_first_token(
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", slow)
-    made = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
-    for row in made.rows[1::2]:
+    result = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
+    for row in result.rows[1::2]:
         assert row["timing"]["compressing"] >= 0.2
         assert row["timing"]["seconds"] > row["timing"]["ttft"] > row["timing"]["compressing"]
         assert row["computed"] * row["prompt_tokens"] < 300
 
 
 def test_an_item_that_fails_is_told_and_counts_nowhere(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    made = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
-    assert len(made.summary.failed) == len(made.rows) == 8
-    assert all("the model's context is 600" in row["error"] for row in made.rows)
-    assert [one.failed for one in made] == [4, 4]
+    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
+    assert len(result.summary.failed) == len(result.rows) == 8
+    assert all("the model's context is 600" in row["error"] for row in result.rows)
+    assert [one.failed for one in result] == [4, 4]
     assert "Failed items" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert len(made.pareto()) == 0
+    assert len(result.pareto()) == 0
     with pytest.raises(ValueError, match="no result of dense"):
-        made.best()
+        result.best()
 
 
 # ---- what it comes to ----------------------------------------------------------------------------
@@ -323,9 +323,9 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 
 def best_of(points: list[Point], max_drop: float) -> str:
-    made = object.__new__(lazyllm.Sweep)
-    made.compared = Frame(points)
-    return made.best(max_drop).setting
+    result = object.__new__(lazyllm.Sweep)
+    result.compared = Frame(points)
+    return result.best(max_drop).setting
 
 
 def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep) -> None:
@@ -333,11 +333,11 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
     short = swept[1].setting
     lost = next(row for row in swept.rows if row["setting"] == short)
     rest = [row for row in swept.rows if row is not lost]
-    made = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
-    assert [one.prompts for one in made] == [3 if one.setting == short else 4 for one in made]
-    assert [one.prompts for one in made.compared] == [3] * len(made)
+    result = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
+    assert [one.prompts for one in result] == [3 if one.setting == short else 4 for one in result]
+    assert [one.prompts for one in result.compared] == [3] * len(result)
     gone = lost["dataset"], lost["item"]
-    for one in made.pareto():
+    for one in result.pareto():
         rows = [row for row in rest if row["setting"] == one.setting]
         kl = [row["kl"] for row in rows if (row["dataset"], row["item"]) != gone]
         assert one.kl.value == pytest.approx(np.mean(kl))

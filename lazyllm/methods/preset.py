@@ -56,13 +56,10 @@ class Preset(Method):
         if not isinstance(self.pruning, Pruning):  # as a file has it
             self._set(pruning=Pruning.from_fields(self.pruning))
         checked.number(self.speedup, "speedup")
-        for names, kind, what in (
-            (("model", "sha256"), str, "text"),
-            (("versions", "evidence"), Mapping, "an object"),
-        ):
-            for name in names:
-                if not isinstance(getattr(self, name), kind):
-                    raise TypeError(f"{name} must be {what}, not {getattr(self, name)!r}")
+        kinds = {"model": str, "sha256": str, "versions": Mapping, "evidence": Mapping}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"{name} must be {'text' if kind is str else 'an object'}, not {value!r}")
 
     def __str__(self) -> str:
         return str(self.pruning)
