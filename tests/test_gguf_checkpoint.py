@@ -151,7 +151,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
     with pytest.raises(lazyllm.CheckpointError, match=r"bare\.gguf has neither tokenizer\.json"):
         llm.generate("text")
     folder = convert(tmp_path / "bare.gguf", tmp_path / "bare", progress=False)
-    assert lazyllm.load(folder, device="cpu", threads=1).tokenizer_if_any is None
+    assert lazyllm.load(folder, device="cpu", threads=1).checkpoint.tokenizer is None
 
 
 def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:

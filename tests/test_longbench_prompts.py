@@ -517,7 +517,7 @@ def test_the_context_is_shortened_after_the_cut(named: Named) -> None:
     assert shortened(200, context=context) == f"Text: <{200 - 1 - 6 - len(end)}>{end}"  # one token is <s>
     assert seen == [context, "0123456789" * 9 + "012" + context[-(100 - len(end)) :]]
     assert shortened(30, context=context) == "Text: <8>bells? \nAnswer:"  # the question's beginning is cut
-    assert shortened(4000, input="{context}") == f"Text: <55>{end}".replace(
+    assert shortened(4000, input="{context}") == f"Text: <57>{end}".replace(
         "Who rang the bells?", "{context}"
     )
 

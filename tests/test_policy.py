@@ -685,7 +685,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
         [row for row in swept.rows if row["setting"] == str(one(stages))] for one in (Pruning, Paper)
     )
     assert len(mine) == len(theirs) == 1
-    for name in ("kl", "agreement", "prediction", "computed", "in_play", "revived"):
+    for name in ("kl", "agreement", "prediction", "computed", "in_play", "reached_top"):
         assert mine[0][name] == pytest.approx(theirs[0][name]), name
     assert mine[0]["flops"] < theirs[0]["flops"]
 

@@ -170,6 +170,12 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
+        "in_play": changes(passes[0]["in_play"]),
         "used": used(ready.method, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
     }
+
+
+def changes(counts: np.ndarray) -> dict[str, int]:
+    """Counts by layer, without the layers that have the same count as the layer below."""
+    return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}

@@ -104,7 +104,7 @@ def reproduce(
     runs, results = {}, {}
     for name, settings in plans.items():
         labelled = {label_of(method): method for method in (Pruning(), *chain(*settings.values()))}
-        run = runs[name] = completed_run(llm, labelled, lambda *_: tasks, folder / name, data)
+        run = runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
         if not run.summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
         labels = {place: [label_of(method) for method in group] for place, group in settings.items()}
