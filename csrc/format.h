@@ -1,7 +1,8 @@
 /* format.h — the formats of weights: what a block of each is, its values in f32, and rounding to it.
  *
- * A row of a matrix is a number of whole blocks. The quantized formats are those of GGUF files: values are integers times a scale of
- * their group, the K formats' scales are small integers times one of the block. Numbers of 16 bits are f16, little-endian. */
+ * A row of a matrix is a number of whole blocks. The quantized formats are those of GGUF files: values are integers
+ * times a scale of their group, the K formats' scales are small integers times one of the block. Numbers of 16 bits are
+ * f16, little-endian. */
 #ifndef LAZY_FORMAT_H
 #define LAZY_FORMAT_H
 
@@ -37,8 +38,9 @@ typedef struct lazy_q5_1 { /* as lazy_q4_1 with integers of 5 bits */
     uint8_t fifth[4], q[16];
 } lazy_q5_1;
 
-/* 8 groups of 32 values: scale * s * integer - min * m, with s and m of the group, see lazy_k_scales. Groups 2j and 2j + 1 are in the low
- * and high 4 bits of q[32 j …]. */
+/* 8 groups of 32 values: scale * s * integer - min * m. Groups 2j and 2j + 1 are in the low and high 4 bits of
+ * q[32 j …]. s and m of a group have 6 bits: of groups g < 4 the low bits of packed[g] and packed[4 + g]; of groups 4 +
+ * g the low and high 4 bits of packed[8 + g], and above them the high 2 bits of packed[g] and packed[4 + g]. */
 typedef struct lazy_q4_k {
     uint16_t scale, min;
     uint8_t packed[12], q[128];
@@ -49,8 +51,8 @@ typedef struct lazy_q5_k { /* as lazy_q4_k; bit g of fifth[i] is bit 4 of value 
     uint8_t packed[12], fifth[32], q[128];
 } lazy_q5_k;
 
-/* 8 groups of 32 values: scale * scales[2g + i / 16] * (integer - 32). Group 4h + j has its low 4 bits in the half j / 2 of
- * low[64 h + 32 (j % 2) …], and the other two in bits 2j and 2j + 1 of high[32 h …]. */
+/* 8 groups of 32 values: scale * scales[2g + i / 16] * (integer - 32). Group 4h + j has its low 4 bits in the half j /
+ * 2 of low[64 h + 32 (j % 2) …], and the other two in bits 2j and 2j + 1 of high[32 h …]. */
 typedef struct lazy_q6_k {
     uint8_t low[128], high[64];
     int8_t scales[16];
@@ -63,21 +65,26 @@ typedef struct lazy_format {
     const char *name;  /* in safetensors and GGUF files */
     int values, bytes; /* of a block */
     int align;         /* of its first byte */
+    int zero_point;    /* a value is (unsigned integer - zero_point) * scale, plus an offset in some formats */
+    bool has_offset;
 } lazy_format;
 
 static const lazy_format lazy_formats[LAZY_N_DTYPES] = {
-    [LAZY_F32] = { "F32", 1, 4, 4 },
-    [LAZY_F16] = { "F16", 1, 2, 2 },
-    [LAZY_BF16] = { "BF16", 1, 2, 2 },
-    [LAZY_Q8_0] = { "Q8_0", 32, sizeof(lazy_q8_0), 2 },
-    [LAZY_Q4_0] = { "Q4_0", 32, sizeof(lazy_q4_0), 2 },
-    [LAZY_Q4_1] = { "Q4_1", 32, sizeof(lazy_q4_1), 2 },
-    [LAZY_Q5_0] = { "Q5_0", 32, sizeof(lazy_q5_0), 2 },
-    [LAZY_Q5_1] = { "Q5_1", 32, sizeof(lazy_q5_1), 2 },
-    [LAZY_Q4_K] = { "Q4_K", 256, sizeof(lazy_q4_k), 2 },
-    [LAZY_Q5_K] = { "Q5_K", 256, sizeof(lazy_q5_k), 2 },
-    [LAZY_Q6_K] = { "Q6_K", 256, sizeof(lazy_q6_k), 2 },
+    [LAZY_F32] = { "F32", 1, 4, 4, 0, false },
+    [LAZY_F16] = { "F16", 1, 2, 2, 0, false },
+    [LAZY_BF16] = { "BF16", 1, 2, 2, 0, false },
+    [LAZY_Q8_0] = { "Q8_0", 32, sizeof(lazy_q8_0), 2, 128, false },
+    [LAZY_Q4_0] = { "Q4_0", 32, sizeof(lazy_q4_0), 2, 8, false },
+    [LAZY_Q4_1] = { "Q4_1", 32, sizeof(lazy_q4_1), 2, 0, true },
+    [LAZY_Q5_0] = { "Q5_0", 32, sizeof(lazy_q5_0), 2, 16, false },
+    [LAZY_Q5_1] = { "Q5_1", 32, sizeof(lazy_q5_1), 2, 0, true },
+    [LAZY_Q4_K] = { "Q4_K", 256, sizeof(lazy_q4_k), 2, 0, true },
+    [LAZY_Q5_K] = { "Q5_K", 256, sizeof(lazy_q5_k), 2, 0, true },
+    [LAZY_Q6_K] = { "Q6_K", 256, sizeof(lazy_q6_k), 2, 32, false },
 };
+
+/* work(format) for each format of integers of fewer than 8 bits. */
+#define LAZY_BELOW_8_BITS(work) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
 
 enum { LAZY_LONGEST_BLOCK = 256 }; /* values; every block's number divides it */
 
@@ -98,7 +105,8 @@ void lazy_widen(float *y, const void *blocks, lazy_dtype dtype, int n);
 /* To nearest, ties to even. */
 uint16_t lazy_narrow_f16(float value);
 
-/* Rounds n values to LAZY_F32, LAZY_F16 or LAZY_BF16, to nearest, ties to even. False if a finite value became infinite. */
+/* Rounds n values to LAZY_F32, LAZY_F16 or LAZY_BF16, to nearest, ties to even. False if a finite value became
+ * infinite. */
 bool lazy_narrow(void *to, const float *x, lazy_dtype dtype, int n);
 
 /* Rounds n values, whole blocks, to LAZY_Q8_0 or LAZY_Q4_1. */
@@ -125,18 +133,6 @@ static inline float lazy_widen_bf16(uint16_t half)
     float value;
     memcpy(&value, &word, sizeof value);
     return value;
-}
-
-/* The 6-bit integers of the 8 groups of a lazy_q4_k or lazy_q5_k: s in bytes 0 … 7, m in bytes 8 … 15. */
-static inline void lazy_k_scales(uint8_t unpacked[16], const uint8_t packed[12])
-{
-    uint32_t in[3], out[4];
-    memcpy(in, packed, sizeof in);
-    out[0] = in[0] & 0x3f3f3f3fu;
-    out[1] = (in[2] & 0x0f0f0f0fu) | (in[0] >> 2 & 0x30303030u);
-    out[2] = in[1] & 0x3f3f3f3fu;
-    out[3] = (in[2] >> 4 & 0x0f0f0f0fu) | (in[1] >> 2 & 0x30303030u);
-    memcpy(unpacked, out, sizeof out);
 }
 
 #endif

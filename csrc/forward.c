@@ -7,11 +7,10 @@
 #include "numeric.h"
 #include "policy.h"
 
-/* A set of positions, ascending and without repeats, on the backend; and room for the set that follows it. */
+/* A set of positions on the backend, ascending and without repeats. */
 typedef struct set {
-    int32_t *positions; /* (n,) */
+    const int32_t *positions; /* (n,) */
     int n;
-    int32_t *next; /* (capacity,) */
 } set;
 
 /* One pass, and its state between layers. */
@@ -30,11 +29,11 @@ typedef struct pass {
     bool is_prompt;           /* the new tokens are the user's */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
-    int n_gone; /* tokens that this pass has dropped for good */
+    int n_newly_gone; /* tokens that this pass has dropped for good */
     int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
 
-    set in_play;     /* A[l], the tokens in play */
-    set computed;    /* C[l], those of them that layer l computes; its positions are read through computed_rows() */
+    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
+    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of cache->rows */
     void *x;         /* (computed.n, d) their hidden states */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */
@@ -45,38 +44,22 @@ static void *offset(const pass *p, void *activations, size_t elements)
     return (char *)activations + elements * lazy_activation_bytes(p->session->model->backend);
 }
 
-/* Makes the n positions in s->next the set. The old ones stay readable until the next replacement. */
-static void replace_set(set *s, int n)
-{
-    int32_t *old = s->positions;
-    *s = (set){ .positions = s->next, .n = n, .next = old };
-}
+/* The one of two buffers that does not hold the set. */
+static int32_t *room_beside(int32_t *const buffers[2], set s) { return buffers[s.positions == buffers[0]]; }
 
 /* C[l] is a subset of A[l]: of equal size it is the same set, which is then stored once. */
-static bool computes_all(const pass *p) { return p->computed.n == p->in_play.n; }
-static const int32_t *computed_rows(const pass *p) { return computes_all(p) ? p->in_play.positions : p->computed.positions; }
+static set all_or(set in_play, set computed) { return computed.n == in_play.n ? in_play : computed; }
 
 /* ---- beginning -------------------------------------------------------------------------- */
 
-/* to[0 … n-1] = the first n positions from `first` on whose tokens are in the context */
-static int upload_positions(pass *p, int32_t *to, int first, int n, lazy_error *err)
-{
-    int32_t *positions = p->cache->staging;
-    const uint8_t *evicted = p->session->tokens.evicted;
-    for (int i = first, out = 0; out < n; i++)
-        if (!evicted[i]) positions[out++] = i;
-    return p->ops->upload(p->stream, to, positions, (size_t)n * sizeof *positions, err);
-}
-
-/* The ids of the new tokens that are computed. */
-static int upload_ids(pass *p, int n, lazy_error *err)
+/* to[0 … n-1] = the first n positions from `first` on whose tokens are not gone, or with `ids` those tokens' ids.
+ * Of a context where position 1 is gone, n = 3, first = 0: 0, 2, 3 */
+static int upload_tokens(pass *p, int32_t *to, int first, int n, const int32_t *ids, lazy_error *err)
 {
     int32_t *staging = p->cache->staging;
-    const lazy_tokens *tokens = &p->session->tokens;
-    int out = 0;
-    for (int i = p->first_new; i < p->first_new + n; i++)
-        if (!tokens->evicted[i]) staging[out++] = tokens->ids[i];
-    return p->ops->upload(p->stream, p->cache->ids, staging, (size_t)out * sizeof *staging, err);
+    for (int i = first, out = 0; out < n; i++)
+        if (!p->session->tokens.gone[i]) staging[out++] = ids ? ids[i] : i;
+    return p->ops->upload(p->stream, to, staging, (size_t)n * sizeof *to, err);
 }
 
 static int upload_flags(pass *p, lazy_error *err)
@@ -86,47 +69,41 @@ static int upload_flags(pass *p, lazy_error *err)
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
-/* Nothing is gone yet. Positions of tokens that are not in play are read back as well. */
-static int clear_gone(pass *p, lazy_error *err)
+/* to: (n,), all zero but the first */
+static int upload_cleared(pass *p, int32_t *to, size_t n, int32_t first, lazy_error *err)
 {
-    size_t bytes = (size_t)p->length * sizeof *p->cache->gone;
-    memset(p->cache->staging, 0, bytes);
-    return p->ops->upload(p->stream, p->cache->gone, p->cache->staging, bytes, err);
-}
-
-static int upload_notes(pass *p, lazy_error *err)
-{
-    int32_t *notes = p->cache->staging; /* no bad layer, nothing revived */
-    size_t bytes = lazy_n_notes(p->config) * sizeof *notes;
-    memset(notes, 0, bytes);
-    notes[0] = p->config->n_layers;
-    return p->ops->upload(p->stream, p->cache->notes, notes, bytes, err);
+    memset(p->cache->staging, 0, n * sizeof *to);
+    p->cache->staging[0] = first;
+    return p->ops->upload(p->stream, to, p->cache->staging, n * sizeof *to, err);
 }
 
 static int begin(pass *p, int n_new, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_tokens *tokens = &p->session->tokens;
-    int n_evicted_new = 0;
+    size_t length = (size_t)p->length;
+    int n_computed = n_new;
     p->first_new = p->length - n_new;
     p->first_asking = p->is_prompt ? lazy_tokens_prompt_begin(tokens, p->first_new) : p->first_new;
-    for (int i = p->first_new; i < p->length; i++) n_evicted_new += tokens->evicted[i];
-    p->in_play = (set){ cache->in_play[0], p->length - tokens->n_evicted, cache->in_play[1] };
-    p->computed = (set){ cache->rows[0], n_new - n_evicted_new, cache->rows[1] };
+    for (int i = p->first_new; i < p->length; i++) n_computed -= tokens->gone[i];
+    p->in_play = (set){ cache->in_play[0], p->length - tokens->n_gone };
+    p->computed = all_or(p->in_play, (set){ cache->rows[0], n_computed });
     p->x = cache->x[0];
     p->x_next = cache->x[1];
 
-    int code = upload_notes(p, err);
-    if (!code) code = upload_positions(p, p->in_play.positions, 0, p->in_play.n, err);
-    if (!code && !computes_all(p)) code = upload_positions(p, p->computed.positions, p->first_new, p->computed.n, err);
+    /* notes: no bad layer, nothing revived */
+    int code = upload_cleared(p, cache->notes, lazy_n_notes(p->config), p->config->n_layers, err);
+    if (!code) code = upload_tokens(p, cache->in_play[0], 0, p->in_play.n, NULL, err);
+    if (!code && n_computed < p->in_play.n) code = upload_tokens(p, cache->rows[0], p->first_new, n_computed, NULL, err);
+    if (!code) code = upload_tokens(p, cache->ids, p->first_new, n_computed, tokens->ids, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
-    if (!code && p->schedule.n_stages && cache->gone) code = clear_gone(p, err);
-    if (!code) code = upload_ids(p, n_new, err);
-    if (!code) code = p->ops->upload(p->stream, cache->depth, tokens->depths, (size_t)p->length * sizeof *tokens->depths, err);
+    /* all of `gone` is read back, of tokens that are not in play too */
+    if (!code && p->schedule.n_stages && cache->gone) code = upload_cleared(p, cache->gone, length, 0, err);
+    if (!code) code = p->ops->upload(p->stream, cache->depth, tokens->depths, length * sizeof *tokens->depths, err);
     /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them. */
     if (!code && p->schedule.frozen)
-        code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, p->config->n_layers, err);
-    if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, p->computed.n, &p->session->model->embedding, err);
+        code = p->ops->mark(p->stream, cache->depth, p->computed.positions, n_computed, p->config->n_layers, err);
+    if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, n_computed, &p->session->model->embedding, err);
     return code;
 }
 
@@ -176,7 +153,7 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
-static int finish_rows(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored,
+static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored,
                        lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -206,7 +183,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     const lazy_layer *w = &p->session->model->layers[l];
-    const int32_t *rows = computed_rows(p);
+    const int32_t *rows = p->computed.positions;
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
     int code, n = p->computed.n;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
@@ -226,7 +203,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
-    return finish_rows(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
+    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
                        n - skip, scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
@@ -267,7 +244,7 @@ static int ask_policy(pass *p, int l, float **out, lazy_error *err)
     const lazy_policy *policy = &session->rules.pruning.policy;
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
     int window = session->model->layers[l].window, code = LAZY_OK;
-    const lazy_layer_state state = { p->cache, l, p->in_play.positions, computed_rows(p), p->x };
+    const lazy_layer_state state = { p->cache, l, p->in_play.positions, p->computed.positions, p->x };
     lazy_view view = {
         .layer = l,
         .is_prompt = p->is_prompt,
@@ -302,7 +279,7 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = p->ops->scores(p->stream, scores, cache->qkv, computed_rows(p), p->computed.n, pruning->queries, pruning->pooling,
+    int code = p->ops->scores(p->stream, scores, cache->qkv, p->computed.positions, p->computed.n, pruning->queries, pruning->pooling,
                               p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
@@ -330,10 +307,11 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
 static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_error *err)
 {
     const uint8_t *flags = p->cache->flags;
-    set *in_play = &p->in_play;
+    const set before = p->in_play;
+    int32_t *kept = room_beside(p->cache->in_play, before), *gone = p->cache->gone;
     int code = LAZY_OK, by_mass = 0;
     if (stage->by_mass) {
-        code = p->ops->mass(p->stream, &by_mass, in_play->positions, scores, in_play->n, flags, stage->mass, err);
+        code = p->ops->mass(p->stream, &by_mass, before.positions, scores, before.n, flags, stage->mass, err);
         if (code) return lazy_fail_in(err, code, "selection");
         by_mass += p->n_forced;
     }
@@ -341,37 +319,40 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     if (p->n_free >= 0) budget = p->n_forced + min_int(p->n_free, p->prunable_in_play - p->n_forced);
     if (budget == p->prunable_in_play) return LAZY_OK;
 
-    code = p->ops->select(p->stream, in_play->next, in_play->positions, scores, in_play->n, flags, budget - p->n_forced, err);
+    code = p->ops->select(p->stream, kept, before.positions, scores, before.n, flags, budget - p->n_forced, err);
     int n_dropped = p->prunable_in_play - budget;
-    if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->positions, in_play->n, 1, err);
-    if (!code && stage->permanent) code = p->ops->mark(p->stream, p->cache->gone, in_play->next, in_play->n - n_dropped, 0, err);
-    if (code) return lazy_fail_in(err, code, "selection");
-    if (stage->permanent) p->n_gone += n_dropped;
-    replace_set(in_play, in_play->n - n_dropped);
+    p->in_play = (set){ kept, before.n - n_dropped };
     p->prunable_in_play = budget;
+    if (!code && stage->for_good) {
+        code = p->ops->mark(p->stream, gone, before.positions, before.n, 1, err);
+        if (!code) code = p->ops->mark(p->stream, gone, kept, p->in_play.n, 0, err);
+        p->n_newly_gone += n_dropped;
+    }
+    if (code) return lazy_fail_in(err, code, "selection");
     return LAZY_OK;
 }
 
 /* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back from Aux.
- * Hidden states of dropped tokens go to Aux, unless they are gone. before, rows: A[l-1], and the tokens of it that layer l-1 computed. */
-static int revive(pass *p, int l, const set *before, const int32_t *rows, bool for_good, lazy_error *err)
+ * Hidden states of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
+static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
-    bool pruned = p->in_play.n < before->n, computed_all = p->computed.n == before->n;
+    const set rows = p->computed;
+    bool pruned = p->in_play.n < before.n, computed_all = rows.n == before.n;
     if (!pruned && (computed_all || !p->session->waiting[l])) return LAZY_OK;
     if (pruned && !for_good) p->session->waiting[l] = 1;
     void *aux = p->session->waiting[l] ? cache->aux[l] : NULL;
 
-    int n = p->computed.n, n_next = p->in_play.n;
-    int code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
-    if (!code && !computed_all)
-        code = p->ops->filter(p->stream, p->computed.next, &n_next, p->in_play.positions, p->in_play.n, cache->depth, l, l, err);
+    int code = p->ops->mark(p->stream, cache->depth, rows.positions, rows.n, l, err);
+    p->computed = p->in_play;
+    if (!code && !computed_all) {
+        int32_t *waiting = room_beside(cache->rows, rows);
+        code = p->ops->filter(p->stream, waiting, &p->computed.n, p->in_play.positions, p->in_play.n, cache->depth, l, l, err);
+        p->computed = all_or(p->in_play, (set){ waiting, p->computed.n });
+    }
     if (code) return code;
-    if (computed_all) p->computed.n = n_next; /* stored once, as A[l] */
-    else replace_set(&p->computed, n_next);
-
-    code =
-        p->ops->regroup(p->stream, p->x_next, computed_rows(p), n_next, p->x, rows, n, aux, p->config->hidden, cache->notes + 1 + l, err);
+    code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n, aux,
+                           p->config->hidden, cache->notes + 1 + l, err);
     void *x = p->x;
     p->x = p->x_next;
     p->x_next = x;
@@ -381,11 +362,13 @@ static int revive(pass *p, int l, const set *before, const int32_t *rows, bool f
 /* A frozen pass: takes the tokens whose K,V layer l does not hold out of play. The rows under way stay. */
 static int mask_uncached(pass *p, int l, lazy_error *err)
 {
-    int n;
-    int code = p->ops->filter(p->stream, p->in_play.next, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1,
-                              p->config->n_layers, err);
-    if (!code) replace_set(&p->in_play, n);
-    return code;
+    int32_t *held = room_beside(p->cache->in_play, p->in_play);
+    int n, n_layers = p->config->n_layers;
+    int code = p->ops->filter(p->stream, held, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1, n_layers, err);
+    if (code) return code;
+    p->in_play = (set){ held, n };
+    p->computed = all_or(p->in_play, p->computed);
+    return LAZY_OK;
 }
 
 /* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in Aux. */
@@ -393,7 +376,6 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
 {
     lazy_session *session = p->session;
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
-    const int32_t *rows = computed_rows(p);
     const set before = p->in_play;
     bool waiting = session->waiting[l + 1], last = l == p->config->n_layers - 1;
     float *scores;
@@ -401,11 +383,11 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n, rows, p->computed.n, scores,
-                          err);
+    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n, p->computed.positions,
+                          p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
-    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, &before, rows, stage && stage->permanent, err);
+    return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, before, stage && stage->for_good, err);
 }
 
 /* ---- the end ---------------------------------------------------------------------------- */
@@ -446,13 +428,13 @@ static int commit(pass *p, lazy_error *err)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    int32_t *gone = p->n_gone ? cache->staging : NULL;
+    int32_t *gone = p->n_newly_gone ? cache->staging : NULL;
     size_t bytes = (size_t)p->length * sizeof *cache->depth;
     int code = p->ops->download(p->stream, session->tokens.fresh_depths, cache->depth, bytes, err);
     if (!code && gone) code = p->ops->download(p->stream, gone, cache->gone, bytes, err);
     if (code) return code;
     lazy_tokens_commit(&session->tokens, gone);
-    if (!p->outputs.none) lazy_tokens_end_reading(&session->tokens, p->first_new);
+    if (!p->outputs.stops_at_first_stage) lazy_tokens_end_reading(&session->tokens, p->first_new);
     lazy_cache_commit(cache);
     lazy_report outdated = session->last;
     session->last = session->under_way;
@@ -510,7 +492,7 @@ static int finish(pass *p, lazy_error *err)
     const int32_t *notes = cache->staging;
     float *logits = p->outputs.logits;
     int32_t *best = p->outputs.best;
-    int code = p->ops->mark(p->stream, cache->depth, computed_rows(p), p->computed.n, c->n_layers, err);
+    int code = p->ops->mark(p->stream, cache->depth, p->computed.positions, p->computed.n, c->n_layers, err);
     if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
     if (!code)
@@ -531,7 +513,7 @@ static int finish_early(pass *p, int l, lazy_error *err)
 {
     lazy_session *session = p->session;
     lazy_cache *cache = p->cache;
-    const int32_t *rows = computed_rows(p);
+    const int32_t *rows = p->computed.positions;
     int n = p->computed.n;
     int code =
         lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n, rows, n, NULL, err);
@@ -556,7 +538,7 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         .stream = session->cache.stream,
         .ops = session->model->backend->ops,
         .config = &session->model->config,
-        .schedule = outputs.none ? (lazy_schedule){ 0 } : lazy_rules_schedule(&session->rules, generated, length),
+        .schedule = outputs.stops_at_first_stage ? (lazy_schedule){ 0 } : lazy_rules_schedule(&session->rules, generated, length),
         .outputs = outputs,
         .length = length,
         .is_prompt = !generated,
@@ -566,7 +548,7 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
     lazy_cache_begin(p.cache, generated);
     int code = begin(&p, n, err);
     if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers = outputs.none ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
+    int n_layers = outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);

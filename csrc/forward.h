@@ -11,7 +11,7 @@ typedef struct lazy_outputs {
     float *surprisal; /* (host) (n,) -ln p of each token, NaN for the first of the context. For passes without pruning */
     float *head;      /* (head_rows, vocab) on the backend: logits of some rows at a time, for surprisal */
     int head_rows;    /* at most row_chunk */
-    bool none;        /* none of them: the pass ends after the first stage of prompts, where its tokens wait */
+    bool stops_at_first_stage; /* the pass ends below the first stage of prompts, where its tokens wait; it has no results */
 } lazy_outputs;
 
 /* Runs the newest n tokens, already appended and with room reserved, through the model. Only a pass that succeeds changes what the

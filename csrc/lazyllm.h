@@ -1,7 +1,7 @@
 /* lazyllm.h — the public C API: a model, its sessions, a sampler.
  *
- * A model is immutable once opened, and threads may share it. A session holds one context: its tokens and caches. One thread at a
- * time may use a session.
+ * A model is immutable once opened, and threads may share it. A session holds one context: its tokens and caches. One call at a
+ * time may be under way on a session: the caller sees to that.
  *
  * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first error is
  * kept. The library never exits, aborts or prints. */
@@ -20,7 +20,7 @@ typedef enum lazy_code {
     LAZY_IO = -4,         /* a file could not be opened or mapped, or has changed since */
     LAZY_DEVICE = -5,     /* the device is missing or failed */
     LAZY_CANCELLED = -6,  /* the progress callback stopped the call */
-    LAZY_UNUSABLE = -7,   /* a call on the session is under way */
+    LAZY_UNUSABLE = -7,   /* the process was forked during the pass, and this is the child */
 } lazy_code;
 
 typedef struct lazy_error {
@@ -122,7 +122,7 @@ typedef struct lazy_stage {
     bool by_mass; /* true: by mass, within keep_min … keep_max; false: by keep */
     double keep;  /* share of the prompt tokens that stay in play */
     double mass, keep_min, keep_max;
-    bool permanent; /* what it drops is gone: no later pass has it in play, in any layer */
+    bool for_good; /* what it drops is gone: no later pass has it in play, in any layer */
 } lazy_stage;
 
 typedef enum lazy_decode { LAZY_DECODE_SAME, LAZY_DECODE_FROZEN, LAZY_DECODE_OWN } lazy_decode;
@@ -131,7 +131,7 @@ typedef struct lazy_span {
     int64_t begin, end; /* positions begin … end-1 */
 } lazy_span;
 
-/* A layer that has run, as a policy sees it; lazy_view_read hands out its arrays. Valid during the policy's call. */
+/* A layer that has run, as a policy sees it; lazy_view_copy hands out its arrays. Valid during the policy's call. */
 typedef struct lazy_view {
     int layer;
     bool is_prompt;         /* a pass over prompt tokens */
@@ -159,7 +159,7 @@ typedef enum lazy_view_part {
 } lazy_view_part;
 
 /* Copies entries first … first+n-1 of the part's first axis (keys and values: of the second) to `out` (host). */
-int lazy_view_read(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err);
+int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err);
 
 /* A rule of scoring by the caller. */
 typedef struct lazy_policy {
@@ -269,12 +269,12 @@ typedef enum lazy_state_part {
 /* The n of a part. -1: the session has no such part. */
 int lazy_session_state_length(const lazy_session *session, lazy_state_part part, int layer);
 /* Copies a part of n entries to or from `data` (host). */
-int lazy_session_read_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
-int lazy_session_write_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
+int lazy_session_get_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
+int lazy_session_set_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
 
 /* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens never in play
  * again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
-int lazy_session_write_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
+int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
                               int n, lazy_error *err);
 /* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is drawn, and not run. */
 int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);

@@ -13,7 +13,7 @@ int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *sco
 }
 
 /* Rows of one axis in backend memory: n of them, from `first` on. */
-static int read_rows(const lazy_view *view, void *out, const void *from, size_t row_bytes, int first, int n, lazy_error *err)
+static int download_rows(const lazy_view *view, void *out, const void *from, size_t row_bytes, int first, int n, lazy_error *err)
 {
     const lazy_cache *cache = view->state->cache;
     return cache->model->backend->ops->download(cache->stream, out, (const char *)from + (size_t)first * row_bytes, (size_t)n * row_bytes,
@@ -21,24 +21,24 @@ static int read_rows(const lazy_view *view, void *out, const void *from, size_t 
 }
 
 /* (G, n, D) of a cache (G, capacity, D) */
-static int read_heads(const lazy_view *view, char *out, const char *from, int first, int n, lazy_error *err)
+static int download_heads(const lazy_view *view, char *out, const char *from, int first, int n, lazy_error *err)
 {
     size_t row = (size_t)view->config->head_dim * lazy_dtype_width(view->kv);
     size_t capacity = (size_t)view->state->cache->kv[view->state->layer].capacity;
     int code = LAZY_OK;
     for (int g = 0; g < view->config->n_kv_heads && !code; g++)
-        code = read_rows(view, out + (size_t)g * (size_t)n * row, from + (size_t)g * capacity * row, row, first, n, err);
+        code = download_rows(view, out + (size_t)g * (size_t)n * row, from + (size_t)g * capacity * row, row, first, n, err);
     return code;
 }
 
-static int read_protected(const lazy_view *view, uint8_t *out, int first, int n, lazy_error *err)
+static int download_protected(const lazy_view *view, uint8_t *out, int first, int n, lazy_error *err)
 {
-    int code = read_rows(view, out, view->state->cache->flags, sizeof *out, first, n, err);
+    int code = download_rows(view, out, view->state->cache->flags, sizeof *out, first, n, err);
     for (int i = 0; i < n && !code; i++) out[i] = out[i] != LAZY_PRUNABLE;
     return code;
 }
 
-int lazy_view_read(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err)
+int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err)
 {
     const lazy_layer_state *state = view->state;
     const lazy_config *c = view->config;
@@ -49,13 +49,13 @@ int lazy_view_read(const lazy_view *view, lazy_view_part part, int first, int n,
     if (first < 0 || n < 0 || first > size - n)
         return lazy_fail(err, LAZY_INVALID, "%d entries of a view from %d on; this part has %d", n, first, size);
     switch (part) {
-    case LAZY_VIEW_IN_PLAY: return read_rows(view, out, state->in_play, sizeof *state->in_play, first, n, err);
-    case LAZY_VIEW_ROWS: return read_rows(view, out, state->rows, sizeof *state->rows, first, n, err);
-    case LAZY_VIEW_PROTECTED: return read_protected(view, out, first, n, err);
-    case LAZY_VIEW_PROJECTIONS: return read_rows(view, out, state->cache->qkv, (size_t)lazy_qkv_width(c) * width, first, n, err);
-    case LAZY_VIEW_KEYS: return read_heads(view, out, state->cache->kv[state->layer].k, first, n, err);
-    case LAZY_VIEW_VALUES: return read_heads(view, out, state->cache->kv[state->layer].v, first, n, err);
-    case LAZY_VIEW_HIDDEN: return read_rows(view, out, state->x, (size_t)c->hidden * width, first, n, err);
+    case LAZY_VIEW_IN_PLAY: return download_rows(view, out, state->in_play, sizeof *state->in_play, first, n, err);
+    case LAZY_VIEW_ROWS: return download_rows(view, out, state->rows, sizeof *state->rows, first, n, err);
+    case LAZY_VIEW_PROTECTED: return download_protected(view, out, first, n, err);
+    case LAZY_VIEW_PROJECTIONS: return download_rows(view, out, state->cache->qkv, (size_t)lazy_qkv_width(c) * width, first, n, err);
+    case LAZY_VIEW_KEYS: return download_heads(view, out, state->cache->kv[state->layer].k, first, n, err);
+    case LAZY_VIEW_VALUES: return download_heads(view, out, state->cache->kv[state->layer].v, first, n, err);
+    case LAZY_VIEW_HIDDEN: return download_rows(view, out, state->x, (size_t)c->hidden * width, first, n, err);
     }
     return lazy_fail(err, LAZY_INVALID, "a view has no part %d", (int)part);
 }

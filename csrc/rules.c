@@ -5,6 +5,7 @@
 
 #include "error.h"
 #include "memory.h"
+#include "numeric.h"
 
 static int check_stages(const lazy_stage *stages, int n, int n_layers, const char *which, lazy_error *err)
 {
@@ -56,17 +57,20 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     int code = check_stages(p->stages, p->n_stages, n_layers, "stages", err);
     if (!code && p->decode == LAZY_DECODE_OWN) code = check_stages(p->decode_stages, p->n_decode_stages, n_layers, "decode", err);
     if (code) return code;
-    if (p->sink < 0) return lazy_fail(err, LAZY_INVALID, "sink is %d; it must be 0 or more", p->sink);
-    if (p->window < 0) return lazy_fail(err, LAZY_INVALID, "window is %d; it must be 0 or more", p->window);
+    const struct {
+        const char *name;
+        int value, least;
+    } numbers[] = { { "sink", p->sink, 0 },       { "window", p->window, 0 },         { "queries", p->queries, 1 },
+                    { "layers", p->layers, 1 },   { "min_tokens", p->min_tokens, 0 } };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (numbers[i].value < numbers[i].least)
+            return lazy_fail(err, LAZY_INVALID, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value, numbers[i].least);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
             return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold", p->protect[i].begin,
                              p->protect[i].end);
-    if (p->queries < 1) return lazy_fail(err, LAZY_INVALID, "queries is %d; it must be 1 or more", p->queries);
     if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
-    if (p->layers < 1) return lazy_fail(err, LAZY_INVALID, "layers is %d; it must be 1 or more", p->layers);
     if (!(p->memory >= 0 && p->memory <= 1)) return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
-    if (p->min_tokens < 0) return lazy_fail(err, LAZY_INVALID, "min_tokens is %d; it must be 0 or more", p->min_tokens);
     if (p->average && (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
         return lazy_fail(err, LAZY_INVALID, "a mean over layers takes one stage, none for decode, no layers and no memory");
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
@@ -108,13 +112,13 @@ bool lazy_rules_prune(const lazy_rules *rules)
 }
 
 /* True if a schedule has a stage that drops for good, or one that does not, after one of the layers first … last. */
-static bool has_stage(const lazy_pruning *p, bool permanent, int first, int last)
+static bool has_stage(const lazy_pruning *p, bool for_good, int first, int last)
 {
     const lazy_stage *stages[] = { p->stages, p->decode_stages };
     const int n[] = { p->n_stages, p->decode == LAZY_DECODE_OWN ? p->n_decode_stages : 0 };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < n[k]; i++)
-            if (stages[k][i].permanent == permanent && first <= stages[k][i].layer && stages[k][i].layer <= last) return true;
+            if (stages[k][i].for_good == for_good && first <= stages[k][i].layer && stages[k][i].layer <= last) return true;
     return false;
 }
 
@@ -167,15 +171,12 @@ const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer)
     return NULL;
 }
 
-static int share(double keep, int n) { return (int)ceil(keep * n); }
+/* ceil(keep * n), the product in double precision */
+static int tokens_of(double keep, int n) { return (int)ceil(keep * n); }
 
 int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass)
 {
-    int budget = stage->by_mass ? by_mass : share(stage->keep, n_prunable);
-    if (stage->by_mass) {
-        int low = share(stage->keep_min, n_prunable), high = share(stage->keep_max, n_prunable);
-        budget = budget < low ? low : budget > high ? high : budget;
-    }
-    if (budget > in_play) budget = in_play;
-    return budget < n_forced ? n_forced : budget;
+    int budget = stage->by_mass ? clamp_int(by_mass, tokens_of(stage->keep_min, n_prunable), tokens_of(stage->keep_max, n_prunable))
+                                : tokens_of(stage->keep, n_prunable);
+    return max_int(min_int(budget, in_play), n_forced);
 }

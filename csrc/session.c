@@ -5,6 +5,7 @@
 #include "error.h"
 #include "forward.h"
 #include "memory.h"
+#include "numeric.h"
 
 static int open_report(lazy_report *report, int n_layers, lazy_error *err)
 {
@@ -25,7 +26,6 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     int code = lazy_alloc_zeroed((void **)&s, 1, sizeof *s, "the session", err);
     if (code) return code;
     s->model = model;
-    atomic_init(&s->busy, false);
     code = lazy_rules_open(&s->rules, pruning, n_layers, err);
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
     if (!code) code = open_report(&s->last, n_layers, err);
@@ -48,32 +48,20 @@ void lazy_session_close(lazy_session *s)
     lazy_free(s);
 }
 
-int lazy_session_enter(lazy_session *s, lazy_error *err)
-{
-    if (atomic_exchange(&s->busy, true)) return lazy_fail(err, LAZY_UNUSABLE, "the session is in use: a call on it is under way");
-    return LAZY_OK;
-}
-
-void lazy_session_leave(lazy_session *s) { atomic_store(&s->busy, false); }
-
 int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_error *err)
 {
     int n_layers = s->model->config.n_layers;
     lazy_rules rules;
-    int code = lazy_session_enter(s, err);
+    int code = lazy_rules_open(&rules, pruning, n_layers, err);
     if (code) return code;
-    code = lazy_rules_open(&rules, pruning, n_layers, err);
-    if (!code && (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers))) {
-        code = lazy_fail(err, LAZY_INVALID, "the session's caches are for stages after other layers, or for memory where there is none, or "
-                                            "one of the settings has a policy; open another session");
+    if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
         lazy_rules_close(&rules);
+        return lazy_fail(err, LAZY_INVALID, "the session's caches are for stages after other layers, or for memory where there is none, or "
+                                            "one of the settings has a policy; open another session");
     }
-    if (!code) {
-        lazy_rules_close(&s->rules);
-        s->rules = rules;
-    }
-    lazy_session_leave(s);
-    return code;
+    lazy_rules_close(&s->rules);
+    s->rules = rules;
+    return LAZY_OK;
 }
 
 /* Makes room for n_tokens, and for `wish` tokens if it has to grow. If the caches fail to grow, more room for kinds and depths does no harm. */
@@ -90,14 +78,7 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
     return code;
 }
 
-int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
-{
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
-    code = reserve(s, n_tokens, n_tokens, err);
-    lazy_session_leave(s);
-    return code;
-}
+int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err) { return reserve(s, n_tokens, n_tokens, err); }
 
 uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
 {
@@ -111,75 +92,54 @@ uint64_t lazy_session_fork_bytes(const lazy_session *s)
 
 int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, lazy_error *err)
 {
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
-    lazy_tokens *tokens = &s->tokens;
-    if (n < 1) code = lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
-    for (int i = 0; i < n && !code; i++)
-        if (positions[i] < (i ? positions[i - 1] + 1 : tokens->length) || positions[i] >= s->cache.capacity)
-            code = lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
-                             positions[i], i, tokens->length, s->cache.capacity);
-    if (!code) lazy_tokens_leave_out(tokens, positions, n);
-    lazy_session_leave(s);
-    return code;
+    int length = s->tokens.length, capacity = s->cache.capacity;
+    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
+    for (int i = 0; i < n; i++)
+        if (positions[i] < (i ? positions[i - 1] + 1 : length) || positions[i] >= capacity)
+            return lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
+                             positions[i], i, length, capacity);
+    lazy_tokens_leave_out(&s->tokens, positions, n);
+    return LAZY_OK;
 }
 
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
     if (length < 0 || length > s->tokens.length)
-        code = lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
+        return lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
                          (long long)length, s->tokens.length);
-    if (!code && length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
-    if (!code) lazy_tokens_truncate(&s->tokens, (int)length);
-    lazy_session_leave(s);
-    return code;
-}
-
-/* The copy of s, which nothing else uses meanwhile. */
-static int copy_session(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
-{
-    lazy_pruning pruning = s->rules.pruning;
-    pruning.policy.context = policy_context;
-    int code = lazy_session_open(out, s->model, &pruning, err);
-    if (code) return code;
-    lazy_session *made = *out;
-    made->traces = s->traces;
-    if (s->cache.capacity == 0) return LAZY_OK;
-    code = lazy_tokens_reserve(&made->tokens, s->cache.capacity, err);
-    if (!code) code = lazy_cache_fork(&made->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
-    if (code) {
-        lazy_session_close(made);
-        *out = NULL;
-        return code;
-    }
-    lazy_tokens_copy(&made->tokens, &s->tokens);
-    memcpy(made->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
+    if (length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
+    lazy_tokens_truncate(&s->tokens, (int)length);
     return LAZY_OK;
 }
 
 int lazy_session_fork(lazy_session **out, lazy_session *s, void *policy_context, lazy_error *err)
 {
-    *out = NULL;
-    int code = lazy_session_enter(s, err);
+    lazy_pruning pruning = s->rules.pruning;
+    pruning.policy.context = policy_context;
+    int code = lazy_session_open(out, s->model, &pruning, err);
     if (code) return code;
-    code = copy_session(out, s, policy_context, err);
-    lazy_session_leave(s);
-    return code;
+    lazy_session *fork = *out;
+    fork->traces = s->traces;
+    if (s->cache.capacity == 0) return LAZY_OK;
+    code = lazy_tokens_reserve(&fork->tokens, s->cache.capacity, err);
+    if (!code) code = lazy_cache_fork(&fork->cache, &s->cache, s->tokens.depths, s->tokens.length, err);
+    if (code) {
+        lazy_session_close(fork);
+        *out = NULL;
+        return code;
+    }
+    lazy_tokens_copy(&fork->tokens, &s->tokens);
+    memcpy(fork->waiting, s->waiting, (size_t)s->model->config.n_layers + 1);
+    return LAZY_OK;
 }
 
 int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
     const lazy_cache *cache = &s->cache;
     if (!cache->has_logits)
-        code = lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
-    else
-        code = s->model->backend->ops->download(cache->stream, logits, cache->logits, (size_t)s->model->config.vocab * sizeof *logits, err);
-    lazy_session_leave(s);
-    return code;
+        return lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
+    size_t bytes = (size_t)s->model->config.vocab * sizeof *logits;
+    return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
 
 static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_error *err)
@@ -192,7 +152,6 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
     return LAZY_OK;
 }
 
-/* Runs one pass of an entered session. */
 static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
@@ -205,7 +164,7 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, ids, n, outputs.none ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
+        lazy_tokens_append(&s->tokens, ids, n, outputs.stops_at_first_stage ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
         s->cache.stream->watch = watch;
         s->cache.stream->layers_done = 0;
         code = lazy_forward(s, n, generated, outputs, err);
@@ -217,36 +176,26 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     return code;
 }
 
-static int forward(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch,
-                   lazy_error *err)
-{
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
-    code = run(s, ids, n, generated, outputs, watch, err);
-    lazy_session_leave(s);
-    return code;
-}
-
 int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
                          lazy_error *err)
 {
-    return forward(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
+    return run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
 }
 
 int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
                         lazy_error *err)
 {
-    return forward(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
+    return run(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
 }
 
 int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err)
 {
     const lazy_pruning *pruning = &s->rules.pruning;
-    if (pruning->n_stages && pruning->stages[0].permanent)
+    if (pruning->n_stages && pruning->stages[0].for_good)
         return lazy_fail(err, LAZY_INVALID,
                          "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
                          pruning->stages[0].layer);
-    return forward(s, ids, n, false, (lazy_outputs){ .none = true }, watch, err);
+    return run(s, ids, n, false, (lazy_outputs){ .stops_at_first_stage = true }, watch, err);
 }
 
 int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
@@ -254,18 +203,12 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
     if (lazy_rules_prune(&s->rules))
         return lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
     lazy_backend *backend = s->model->backend;
-    int vocab = s->model->config.vocab, rows = LOGITS_AT_ONCE / vocab;
-    if (rows > backend->row_chunk) rows = backend->row_chunk;
-    if (rows > n) rows = n;
-    if (rows < 1) rows = 1;
+    int vocab = s->model->config.vocab, rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
     lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
-    code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    int code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
     if (!code) code = run(s, ids, n, false, outputs, watch, err);
     backend->ops->free(backend, outputs.head);
-    lazy_session_leave(s);
     return code;
 }
 
@@ -273,7 +216,7 @@ int lazy_session_length(const lazy_session *s) { return s->tokens.length; }
 int lazy_session_n_prompt(const lazy_session *s) { return s->tokens.n_prompt; }
 const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
-const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.evicted; }
+const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.gone; }
 const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
 double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
 double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }

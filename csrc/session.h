@@ -2,8 +2,6 @@
 #ifndef LAZY_SESSION_H
 #define LAZY_SESSION_H
 
-#include <stdatomic.h>
-
 #include "cache.h"
 #include "rules.h"
 #include "tokens.h"
@@ -23,11 +21,6 @@ struct lazy_session {
     lazy_report last, under_way; /* of the last pass that has ended; of the one under way */
     bool traces;                 /* passes to come are traced */
     uint8_t *waiting;            /* (n_layers + 1,) true where tokens of that depth may be in the Aux cache */
-    atomic_bool busy;            /* a call is under way */
 };
-
-/* Around each call on a session; entering fails while another is under way. */
-int lazy_session_enter(lazy_session *session, lazy_error *err);
-void lazy_session_leave(lazy_session *session);
 
 #endif

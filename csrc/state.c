@@ -26,7 +26,7 @@ static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_par
     const lazy_tokens *tokens = &s->tokens;
     int n = 0;
     for (int i = 0; i < length; i++) {
-        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->evicted[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
+        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->gone[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
         if (has) has[i] = row;
         n += row;
     }
@@ -78,14 +78,10 @@ static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, vo
     return code;
 }
 
-int lazy_session_read_state(lazy_session *s, lazy_state_part part, int layer, void *data, lazy_error *err)
+int lazy_session_get_state(lazy_session *s, lazy_state_part part, int layer, void *data, lazy_error *err)
 {
     if (part == LAZY_STATE_LOGITS) return lazy_session_logits(s, data, err);
-    int code = lazy_session_enter(s, err);
-    if (code) return code;
-    code = move_part(s, part, layer, lazy_session_state_length(s, part, layer), data, false, err);
-    lazy_session_leave(s);
-    return code;
+    return move_part(s, part, layer, lazy_session_state_length(s, part, layer), data, false, err);
 }
 
 /* Refuses logits and remembered scores that no pass ends with. */
@@ -97,25 +93,22 @@ static int check_values(const float *values, int n, float least, const char *wha
     return LAZY_OK;
 }
 
-int lazy_session_write_state(lazy_session *s, lazy_state_part part, int layer, int n, const void *data, lazy_error *err)
+int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int n, const void *data, lazy_error *err)
 {
     lazy_cache *cache = &s->cache;
-    int code = LAZY_OK;
-    if (part == LAZY_STATE_REMEMBERED) code = check_values(data, n, 0, "remembered score", err);
-    if (part == LAZY_STATE_LOGITS) code = check_values(data, n, -FLT_MAX, "logit", err);
-    if (!code) code = lazy_session_enter(s, err);
+    int code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
+    if (!code && part == LAZY_STATE_LOGITS && n != s->model->config.vocab)
+        code = lazy_fail(err, LAZY_INVALID, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
+    if (!code && part == LAZY_STATE_LOGITS) code = check_values(data, n, -FLT_MAX, "logit", err);
+    if (!code && part == LAZY_STATE_REMEMBERED) code = check_values(data, n, 0, "remembered score", err);
     if (code) return code;
-    code = lazy_cache_write_from(cache, 0, s->tokens.length, s->tokens.depths, err);
-    if (!code && part != LAZY_STATE_LOGITS) {
+    if (part != LAZY_STATE_LOGITS) {
         code = move_part(s, part, layer, n, (void *)data, true, err);
         if (!code && part == LAZY_STATE_REMEMBERED) cache->remembered[layer].n = n;
-    } else if (!code && n != s->model->config.vocab) {
-        code = lazy_fail(err, LAZY_INVALID, "%d logits; the model has a vocabulary of %d", n, s->model->config.vocab);
-    } else if (!code) {
-        code = s->model->backend->ops->upload(cache->stream, cache->logits, data, (size_t)n * sizeof *cache->logits, err);
-        cache->has_logits = !code;
+        return code;
     }
-    lazy_session_leave(s);
+    code = s->model->backend->ops->upload(cache->stream, cache->logits, data, (size_t)n * sizeof *cache->logits, err);
+    cache->has_logits = !code;
     return code;
 }
 
@@ -137,7 +130,7 @@ static const char *find_contradiction(const lazy_session *s, int i, uint8_t kind
     bool read = kind == LAZY_READ, generated = kind == LAZY_GENERATED;
     /* a frozen pass leaves waiting what was read before it */
     bool undecided = read || (kind == LAZY_PROMPT && p->decode == LAZY_DECODE_FROZEN && waits && depth == first_stop);
-    if (read && p->n_stages && p->stages[0].permanent) return "was read, which the first stage does not allow";
+    if (read && p->n_stages && p->stages[0].for_good) return "was read, which the first stage does not allow";
     if (read && !left_out && (gone || depth != first_stop)) return "was read, and does not wait for the layer above the first stage";
     if (generated && left_out) return "was generated, and is left out of a prompt";
     if (generated && dropped && !p->prune_generated) return "was generated, and the pruning drops prompt tokens only";
@@ -167,23 +160,21 @@ static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t
     return LAZY_OK;
 }
 
-int lazy_session_write_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
+int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
                               lazy_error *err)
 {
-    int code = n < 1 ? lazy_fail(err, LAZY_INVALID, "no tokens were given") : lazy_session_reserve(s, n, err);
-    if (!code) code = lazy_session_enter(s, err);
-    if (code) return code;
+    if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given");
     lazy_tokens *tokens = &s->tokens;
-    if (tokens->length) code = lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
+    if (tokens->length) return lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
+    int code = lazy_session_reserve(s, n, err);
     if (!code) code = check_tokens(s, ids, kinds, depths, gone, n, err);
     for (int i = 0; i < n && !code; i++) {
         lazy_tokens_append(tokens, ids + i, 1, kinds[i]);
         tokens->depths[i] = depths[i];
-        tokens->evicted[i] = gone[i];
-        tokens->n_evicted += gone[i];
+        tokens->gone[i] = gone[i];
+        tokens->n_gone += gone[i];
         if (depths[i] < s->model->config.n_layers && !gone[i]) s->waiting[depths[i]] = 1;
     }
-    lazy_session_leave(s);
     return code;
 }
 
@@ -219,9 +210,9 @@ int lazy_session_check_state(const lazy_session *s, bool drawn, lazy_error *err)
     const lazy_tokens *tokens = &s->tokens;
     int last = tokens->length - 1;
     if (last < 0) return lazy_fail(err, LAZY_INVALID, "the session is empty");
-    if (s->cache.has_logits && tokens->evicted[last])
+    if (s->cache.has_logits && tokens->gone[last])
         return lazy_fail(err, LAZY_INVALID, "there are logits, and the last token is gone, with which no pass ends");
-    bool dense = !lazy_rules_prune(&s->rules), ran = !tokens->evicted[last] && tokens->depths[last] == s->model->config.n_layers;
+    bool dense = !lazy_rules_prune(&s->rules), ran = !tokens->gone[last] && tokens->depths[last] == s->model->config.n_layers;
     if (drawn && (!ran || tokens->kinds[last] == LAZY_READ || (dense && !s->cache.has_logits)))
         return lazy_fail(err, LAZY_INVALID, "a token is drawn, and no pass that draws has ended with the last token");
     return check_remembered(s, err);

@@ -11,7 +11,7 @@ static void free_arrays(lazy_tokens *tokens)
     lazy_free(tokens->kinds);
     lazy_free(tokens->depths);
     lazy_free(tokens->fresh_depths);
-    lazy_free(tokens->evicted);
+    lazy_free(tokens->gone);
 }
 
 int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
@@ -23,7 +23,7 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
     if (!code) code = lazy_alloc((void **)&fresh.kinds, n, sizeof *fresh.kinds, what, err);
     if (!code) code = lazy_alloc((void **)&fresh.depths, n, sizeof *fresh.depths, what, err);
     if (!code) code = lazy_alloc((void **)&fresh.fresh_depths, n, sizeof *fresh.fresh_depths, what, err);
-    if (!code) code = lazy_alloc_zeroed((void **)&fresh.evicted, n, sizeof *fresh.evicted, what, err);
+    if (!code) code = lazy_alloc_zeroed((void **)&fresh.gone, n, sizeof *fresh.gone, what, err);
     if (code) {
         free_arrays(&fresh);
         return code;
@@ -42,10 +42,10 @@ void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
         memcpy(to->kinds, from->kinds, n * sizeof *to->kinds);
         memcpy(to->depths, from->depths, n * sizeof *to->depths);
     }
-    if (n_marked) memcpy(to->evicted, from->evicted, n_marked * sizeof *to->evicted);
+    if (n_marked) memcpy(to->gone, from->gone, n_marked * sizeof *to->gone);
     to->length = from->length;
     to->n_prompt = from->n_prompt;
-    to->n_evicted = from->n_evicted;
+    to->n_gone = from->n_gone;
     to->left_out_end = from->left_out_end;
 }
 
@@ -61,7 +61,7 @@ void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t 
         tokens->ids[tokens->length] = ids[i];
         tokens->kinds[tokens->length] = kind;
         tokens->depths[tokens->length] = 0;
-        tokens->n_evicted += tokens->evicted[tokens->length];
+        tokens->n_gone += tokens->gone[tokens->length];
     }
     if (kind != LAZY_GENERATED) tokens->n_prompt += n;
 }
@@ -70,17 +70,17 @@ void lazy_tokens_truncate(lazy_tokens *tokens, int length)
 {
     for (int i = length; i < tokens->length; i++) {
         tokens->n_prompt -= tokens->kinds[i] != LAZY_GENERATED;
-        tokens->n_evicted -= tokens->evicted[i];
+        tokens->n_gone -= tokens->gone[i];
     }
     int marked = tokens->left_out_end > tokens->length ? tokens->left_out_end : tokens->length;
-    for (int i = length; i < marked; i++) tokens->evicted[i] = false;
+    for (int i = length; i < marked; i++) tokens->gone[i] = false;
     if (tokens->left_out_end > length) tokens->left_out_end = length;
     tokens->length = length;
 }
 
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n)
 {
-    for (int i = 0; i < n; i++) tokens->evicted[positions[i]] = true;
+    for (int i = 0; i < n; i++) tokens->gone[positions[i]] = true;
     if (tokens->left_out_end <= positions[n - 1]) tokens->left_out_end = positions[n - 1] + 1;
 }
 
@@ -101,8 +101,8 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
     tokens->depths = tokens->fresh_depths;
     tokens->fresh_depths = outdated;
     for (int i = 0; i < tokens->length && gone; i++) {
-        tokens->evicted[i] |= (uint8_t)gone[i];
-        tokens->n_evicted += gone[i];
+        tokens->gone[i] |= (uint8_t)gone[i];
+        tokens->n_gone += gone[i];
     }
 }
 
@@ -124,7 +124,7 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
 
     *in_play = *n_forced = 0;
     for (int i = 0; i < tokens->length; i++) {
-        if (tokens->evicted[i] || !(flags[i] & LAZY_PRUNABLE)) continue;
+        if (tokens->gone[i] || !(flags[i] & LAZY_PRUNABLE)) continue;
         ++*in_play;
         *n_forced += (flags[i] & LAZY_FORCED) != 0;
     }

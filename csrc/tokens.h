@@ -1,4 +1,4 @@
-/* tokens.h — the context on the host: id, kind, depth and eviction of the token at each position. */
+/* tokens.h — the context on the host: id, kind, depth and gone mark of the token at each position. */
 #ifndef LAZY_TOKENS_H
 #define LAZY_TOKENS_H
 
@@ -12,14 +12,14 @@ enum {
 
 typedef struct lazy_tokens {
     int length, n_prompt;
-    int n_evicted;    /* of the tokens in the context */
+    int n_gone;       /* of the tokens in the context */
     int left_out_end; /* one past the last position named to lazy_tokens_leave_out; 0 for none */
     int capacity;
     int32_t *ids;          /* (capacity,) */
     uint8_t *kinds;        /* (capacity,) */
     int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
     int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
-    uint8_t *evicted;      /* (capacity,) never in play again: dropped for good, or left out in advance */
+    uint8_t *gone;         /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
 } lazy_tokens;
 
 /* Bytes of each token. */
@@ -38,7 +38,7 @@ void lazy_tokens_append(lazy_tokens *tokens, const int32_t *ids, int n, uint8_t 
 /* Removes the tokens from position `length` on, and the marks of those left out there. */
 void lazy_tokens_truncate(lazy_tokens *tokens, int length);
 
-/* Evicts tokens in advance. positions: ascending, not yet in the context, below the capacity. */
+/* Marks tokens of the next prompt as gone in advance. positions: ascending, not yet in the context, below the capacity. */
 void lazy_tokens_leave_out(lazy_tokens *tokens, const int32_t *positions, int n);
 
 /* The position of the first token of the prompt that a pass ends whose new tokens begin at `first_new`. */
@@ -47,12 +47,12 @@ int lazy_tokens_prompt_begin(const lazy_tokens *tokens, int first_new);
 /* Tokens read before `first_new` become ordinary prompt tokens: a pass has followed. */
 void lazy_tokens_end_reading(lazy_tokens *tokens, int first_new);
 
-/* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token to be evicted, which was not before, else 0; NULL:
- * none is. */
+/* The end of a pass: fresh_depths become the depths. gone: (length,) 1 for each token that this pass has dropped for good, else 0;
+ * NULL: it has dropped none. */
 void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
- * tokens; *in_play: those of them that are not evicted; *n_forced: those in play that always stay. */
+ * tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
 int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play, int *n_forced);
 
 /* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */

@@ -20,7 +20,7 @@ class Model:
         self,
         config: dict[str, Any],
         shards: list[str],
-        tensors: list[tuple[str, str, tuple[int, ...], int, int, int]],
+        tensors: Sequence[tuple[str, str, tuple[int, ...], int, int, int]],
         *,
         device: str = "cpu",
         threads: int = 0,

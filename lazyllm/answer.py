@@ -1,22 +1,23 @@
-"""Answer: what one answer has come to, token by token; it can be interrupted and go on later."""
+"""Answer: one answer under way, token by token; it can be interrupted and go on later."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Generator
+from functools import partial
 from secrets import randbits
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.generation import FinishReason, Generation, Request
-from lazyllm.method import Method
-from lazyllm.model import Model
-from lazyllm.prompt import EncodedPrompt, Prompt
+from lazyllm.prefix_cache import PrefixCache
+from lazyllm.prompt import EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.stop_finder import StopFinder
-from lazyllm.trace import Recorder
-
-READ = 2  # of `Session.kinds`: prompt tokens read, with no pass since
+from lazyllm.timeline import READ, Timeline
+from lazyllm.trace import Pass, Trace, table_of
 
 
 class Drawn(NamedTuple):
@@ -29,131 +30,231 @@ class Drawn(NamedTuple):
 
 
 class Answer:
-    """One answer under way in a session; the session's `core` runs it.
+    """One answer under way in a timeline, to which it keeps no reference, since the timeline keeps it.
 
-    `prompt_ids` are those that the model reads, once the answer has been started. `begins` is the position of
-    the first of them, once the token generated before has been run.
+    `_prompt_ids` are those that the model reads, once the answer has been started. `_begins` is the position
+    of the first of them, once the token generated before has been run.
     """
 
-    prompt_ids: list[int]
-    recorder: Recorder
-
     def __init__(
-        self,
-        model: Model,
-        pruning: Method,
-        prompt: Prompt,
-        encoded: EncodedPrompt,
-        request: Request,
-        chat: bool,
+        self, timeline: Timeline, encoded: EncodedPrompt, request: Request, prefixes: PrefixCache | None
     ) -> None:
-        self._model, self.pruning = model, pruning
-        self.prompt, self.encoded, self.request, self.chat = prompt, encoded, request, chat
-        self.started = False
-        self.begins: int | None = None
-        self.seconds = encoded.compress_seconds  # spent on it so far
-        self.drawn: list[Drawn] = []
+        self._model, self._pruning, self._core = timeline.llm, timeline.pruning, timeline.core
+        self._encoded, self._request, self._prefixes = encoded, request, prefixes
+        self._prompt_ids: list[int] = []
+        self._begins: int | None = None
+        self._seconds = encoded.compress_seconds  # spent on it so far
+        self._passes: list[Pass] = []
+        self._drawn: list[Drawn] = []
         sampling = request.sampling
+        self._ends = self._model.eos_token_ids | request.stop_ids
         self._seed = randbits(63) if sampling.seed is None else sampling.seed
-        self.sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
-        self.read_anew()
+        self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
+        self._read_anew()
 
-    def start(self, core: _core.Session, prompt_ids: list[int]) -> None:
-        self.started = True
-        self._core = core
-        self.prompt_ids = prompt_ids
-        self.recorder = Recorder(self._core, self.request.trace)
+    def run(self, timeline: Timeline) -> Generator[str, None, Generation]:
+        """Generates what the answer lacks, yields pieces of its text and returns the Generation.
+
+        The last new id is not run through the model: the next call on the session runs it first.
+        """
+        request = self._request
+        with timeline.exclusive_use():
+            started = time.perf_counter() - self._seconds
+            try:
+                if not self._prompt_ids:
+                    self._start(timeline)
+                if not self._holds_prompt:
+                    timeline.reserve(len(self._prompt_ids) - self._n_run, request.max_new_tokens)
+                while not self._complete:
+                    self._advance(timeline, started)
+                    if piece := self._read():
+                        yield piece
+                timeline.unfinished = None
+                return self._generation()
+            except BaseException as error:
+                self._interrupted(timeline, started, error)
+                raise
+            finally:
+                self._seconds = time.perf_counter() - started
+                if request.chat and self._holds_prompt:
+                    timeline.conversation.answered(
+                        self._place, self._prompt_end, self._encoded.prompt, self._text, request.tools
+                    )
+
+    # ---- its passes ------------------------------------------------------------------------------
+
+    def _start(self, timeline: Timeline) -> None:
+        ids = self._pruning.ids(self._model, self._encoded.ids, len(timeline.conversation.prompts))
+        begins = None
+        if self._prefixes is not None and not timeline.length:
+            timeline.reserve(len(ids), self._request.max_new_tokens)
+            self._prefixes.read(timeline, ids, self._request.progress)
+            begins = 0
+        timeline.schedule(len(ids) - (timeline.length if begins == 0 else 0))
+        self._core, self._pruning = timeline.core, timeline.pruning
+        self._core.trace = self._request.trace
+        self._length_before = self._core.length
         self._n_read_before = int((self._core.kinds == READ).sum())
+        self._begins, self._prompt_ids = begins, ids
 
     @property
-    def prompt_end(self) -> int:
-        """The position behind the prompt, whose place must be known."""
-        assert self.begins is not None
-        return self.begins + len(self.prompt_ids)
+    def _place(self) -> int:
+        """The position of the prompt, which must be known."""
+        assert self._begins is not None
+        return self._begins
 
     @property
-    def complete(self) -> bool:
-        """True if no token is to follow those read."""
-        return len(self.drawn) == self.request.max_new_tokens or self._stopped
+    def _n_run(self) -> int:
+        """The number of the prompt's tokens in the context, and of those after it."""
+        return 0 if self._begins is None else self._core.length - self._begins
 
     @property
-    def _stopped(self) -> bool:
-        return self._finder.stopped or bool(self.drawn and self._is_end(self.drawn[-1].token))
+    def _prompt_end(self) -> int:
+        return self._place + len(self._prompt_ids)
 
-    def _is_end(self, token: int) -> bool:
-        return token in self._model.eos_token_ids or token in self.request.stop_ids
+    @property
+    def _holds_prompt(self) -> bool:
+        """True if the context holds the whole prompt."""
+        return 0 < len(self._prompt_ids) <= self._n_run
+
+    @property
+    def _due(self) -> int:
+        """The length of the context after the pass that draws the next token."""
+        return self._prompt_end + len(self._drawn)
+
+    def _advance(self, timeline: Timeline, started: float) -> None:
+        """Draws the next token. What an interrupted call has done already is not done again."""
+        core = self._core
+        if self._begins is None:
+            timeline.run_pending()
+            self._record()
+            self._begins = core.length
+        if core.length < self._due:
+            if self._drawn:
+                core.advance([self._drawn[-1].token], self._sampler, generated=True)
+            else:
+                run: Callable[..., Any] = partial(core.advance, sampler=self._sampler)
+                if self._request.never_first:
+                    run = core.forward
+                n_run = self._n_run
+                n_given = self._encoded.n_given - n_run
+                timeline.run_pass(run, self._prompt_ids[n_run:], n_given, self._request.progress)
+        self._take(timeline, started)
+
+    def _take(self, timeline: Timeline, started: float) -> None:
+        """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
+        core = self._core
+        self._record()
+        if core.drawn is None:
+            logits = core.logits
+            if not self._drawn:
+                logits[list(self._request.never_first)] = -np.inf
+            core.drawn = self._sampler.sample(logits)
+        assert core.drawn is not None
+        seconds = time.perf_counter() - started
+        self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds))
+
+    def _record(self) -> None:
+        """Stores the pass that has just run, unless it has been stored."""
+        before = self._passes[-1].length if self._passes else self._length_before
+        if self._core.length != before:
+            self._passes.append(Pass.last_of(self._core, len(self._passes)))
+
+    def _interrupted(self, timeline: Timeline, started: float, error: BaseException) -> None:
+        """Keeps an answer that can go on; the exception carries what there is of it."""
+        if not self._holds_prompt:
+            if self._begins is not None:
+                self._core.truncate(self._begins)  # what a PrefixCache had of the prompt
+            return
+        if self._core.length == self._due and self._core.drawn is not None:
+            self._take(timeline, started)
+        self._read_anew()
+        self._read()
+        timeline.unfinished = self
+        if self._drawn and not isinstance(error, GeneratorExit):
+            error.generation = self._generation()  # type: ignore[attr-defined]
+            error.session = timeline  # type: ignore[attr-defined]
+            error.add_note(
+                f"The answer's first {len(self._drawn)} tokens are this exception's `generation`; "
+                "the `resume()` of its `session` goes on."
+            )
 
     # ---- its text --------------------------------------------------------------------------------
 
-    def read_anew(self) -> None:
-        """Forgets the text, of which an interrupted call may have lost a piece."""
-        tokenizer = self._model.tokenizer_if_any
-        self._stream = tokenizer.stream() if tokenizer else None
-        self._finder = StopFinder(self.request.stop)
-        self._n_read = 0
-        self.text = ""
+    @property
+    def _complete(self) -> bool:
+        """True if no token is to follow those read."""
+        return len(self._drawn) == self._request.max_new_tokens or self._stopped
 
-    def read(self) -> str:
+    @property
+    def _stopped(self) -> bool:
+        return self._finder.stopped or any(drawn.token in self._ends for drawn in self._drawn[-1:])
+
+    def _read_anew(self) -> None:
+        """Forgets the text, of which an interrupted call may have lost a piece."""
+        tokenizer = self._model.checkpoint.tokenizer
+        self._stream = tokenizer.stream() if tokenizer else None
+        self._finder = StopFinder(self._request.stop)
+        self._n_read = 0
+        self._text = ""
+
+    def _read(self) -> str:
         """The text that the tokens since the last call have made certain."""
         if self._stream is None:
             return ""
         piece = ""
-        for drawn in self.drawn[self._n_read :]:
-            if not self._is_end(drawn.token):
+        for drawn in self._drawn[self._n_read :]:
+            if drawn.token not in self._ends:
                 piece += self._finder.push(self._stream.push(drawn.token))
-        self._n_read = len(self.drawn)
-        if self.complete:
+        self._n_read = len(self._drawn)
+        if self._complete:
             piece += self._finder.push(self._stream.finish()) + self._finder.finish()
-        self.text += piece
+        self._text += piece
         return piece
 
     # ---- the whole -------------------------------------------------------------------------------
 
-    def generation(self) -> Generation:
+    def _generation(self) -> Generation:
         """The answer as far as it has come, of one token at least."""
         finish_reason: FinishReason = "interrupted"
-        if self.complete:
+        if self._complete:
             finish_reason = "stop" if self._stopped else "length"
+        traced = self._request.trace
         return Generation(
-            text=self.text,
-            token_ids=[drawn.token for drawn in self.drawn],
-            prompt_ids=self.prompt_ids,
-            n_given=self.encoded.n_given,
-            ttft=self.drawn[0].seconds,
-            seconds=self.drawn[-1].seconds,
-            tokenize_seconds=self.encoded.tokenize_seconds,
-            policy_seconds=self.recorder.policy_seconds,
-            computed_series=np.array([drawn.computed for drawn in self.drawn]),
-            reached_top_series=np.array([drawn.reached_top for drawn in self.drawn]),
-            passes=self.recorder.counts(),
-            recorded=self.recorder.trace(
-                self._core.ids.tolist(),
-                self._model.config.n_layers,
-                self.pruning,
-                self._model.tokenizer_if_any,
-            ),
-            pruning=self.pruning,
+            text=self._text,
+            token_ids=[drawn.token for drawn in self._drawn],
+            prompt_ids=self._prompt_ids,
+            n_given=self._encoded.n_given,
+            ttft=self._drawn[0].seconds,
+            seconds=self._drawn[-1].seconds,
+            tokenize_seconds=self._encoded.tokenize_seconds,
+            policy_seconds=sum(one.policy_seconds for one in self._passes),
+            computed_series=np.array([drawn.computed for drawn in self._drawn]),
+            reached_top_series=np.array([drawn.reached_top for drawn in self._drawn]),
+            passes=table_of(self._passes),
+            recorded=Trace.of(self._core, self._passes, self._model, self._pruning) if traced else None,
+            pruning=self._pruning,
             finish_reason=finish_reason,
             speedup=self._speedup(),
             unpruned=self._unpruned(),
-            seed=self._seed if self.request.sampling.temperature else None,
+            seed=self._seed if self._request.sampling.temperature else None,
         )
 
     def _speedup(self) -> float | None:
         """Tokens that were read before count as if this prompt's pass had computed them."""
-        assert self.begins is not None
-        n_given = len(self.encoded.ids)
-        n_context, n_new = self.begins + n_given, n_given + (self._n_read_before if self.begins else 0)
-        counts = self.recorder.counts_at(self.prompt_end)
-        if len(self.prompt_ids) == n_given and (counts[:, 0] == n_context).all():
+        n_given = len(self._encoded.ids)
+        n_context, n_new = self._place + n_given, n_given + (self._n_read_before if self._place else 0)
+        counts = next(one.counts.copy() for one in self._passes if one.length == self._prompt_end)
+        if len(self._prompt_ids) == n_given and (counts[:, 0] == n_context).all():
             return 1.0
         counts[:, 1] = np.minimum(counts[:, 0], counts[:, 1] + self._n_read_before)
         config = self._model.config
-        pruned = self.pruning.prefill_flops(config, n_new, counts)
+        pruned = self._pruning.prefill_flops(config, n_new, counts)
         dense = DENSE.pass_flops(config, np.tile([n_context, n_new, 0], (config.n_layers, 1)))
         return None if pruned is None else dense / pruned
 
     def _unpruned(self) -> str:
-        if self.pruning == DENSE or len(self.prompt_ids) < self.encoded.n_given or self.recorder.dropped:
+        shortened = len(self._prompt_ids) < self._encoded.n_given
+        if self._pruning == DENSE or shortened or any(one.dropped for one in self._passes):
             return ""
-        return self.pruning.why_unpruned(int(self._core.n_prompt), int(self._core.length))
+        return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)

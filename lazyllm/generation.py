@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator as Pieces
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from lazyllm.method import Method
-from lazyllm.sampling import SamplingParams
+from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.support import checked
-from lazyllm.support.tables import Table
 from lazyllm.trace import Trace
 
+Tools = Sequence[Mapping[str, Any]]
 FinishReason = Literal["stop", "length", "interrupted"]
 
 
@@ -89,60 +89,49 @@ class Generation:
         return f"<Generation {self.text[:60]!r}{'…' if len(self.text) > 60 else ''}: {self.summary}>"
 
     def _repr_html_(self) -> str:
-        figures = {
-            "prompt tokens": len(self.prompt_ids),
-            "new tokens": len(self.token_ids),
-            "first token": f"{self.ttft:.3f} s",
-            "whole answer": f"{self.seconds:.3f} s",
-            "computed": f"{self.computed:.1%}",
-            "reached the top": f"{self.reached_top:.1%}",
-            "finished by": self.finish_reason,
-            "pruning": self.pruning,
-            **({"nothing was dropped": self.unpruned} if self.unpruned else {}),
-        }
-        table = Table("", list(figures), [[str(value) for value in figures.values()]])
         text = f"<div style='white-space:pre-wrap;margin-bottom:0.5em'>{escape(self.text)}</div>"
-        return text + table.html()
+        return f"{text}<small>{escape(self.summary)}</small>"
+
+
+class Options(TypedDict, total=False):
+    """The options of an answer, as `generate`, `stream` and `ask` take them."""
+
+    max_new_tokens: int
+    sampling: SamplingParams
+    stop: str | Iterable[str]
+    chat: bool
+    trace: bool
+    progress: bool
+    tools: Tools
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of one answer, checked."""
+    """The options of one answer, checked. `stop_ids` are more end tokens; the first token that is drawn is
+    none of `never_first`."""
 
-    max_new_tokens: int
-    sampling: SamplingParams
-    stop: tuple[str, ...]
-    trace: bool
-    progress: bool
-    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat
-    stop_ids: frozenset[int] = frozenset()  # more end tokens
-    never_first: frozenset[int] = frozenset()  # tokens that are never drawn as the first one
+    max_new_tokens: int = 128
+    sampling: SamplingParams = GREEDY
+    stop: str | Iterable[str] = ()
+    chat: bool = False
+    trace: bool = False
+    progress: bool = True
+    tools: Tools = ()
+    stop_ids: frozenset[int] = frozenset()
+    never_first: frozenset[int] = frozenset()
 
-    @classmethod
-    def checked(
-        cls,
-        max_new_tokens: int,
-        sampling: SamplingParams | None,
-        stop: str | Iterable[str],
-        trace: bool,
-        progress: bool,
-        tools: Iterable[Mapping[str, Any]] = (),
-    ) -> Request:
-        n_new = checked.whole(max_new_tokens, "max_new_tokens", 1)
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {sampling!r}")
-        if not isinstance(stop, Iterable):
-            raise TypeError(f"stop must be a string or strings, not {stop!r}")
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        for string in strings:
-            if not isinstance(string, str):
-                raise TypeError(f"stop must be a string or strings, not {string!r}")
-            if not string:
-                raise ValueError("a stop string must not be empty")
-        if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
-            raise TypeError(f"tools must be a list of dicts, not {tools!r}")
-        options = bool(trace), bool(progress), tuple(tools)
-        return cls(n_new, sampling or SamplingParams(), strings, *options)
+    def __post_init__(self) -> None:
+        checked.whole(self.max_new_tokens, "max_new_tokens", 1)
+        if not isinstance(self.sampling, SamplingParams):
+            raise TypeError(f"sampling must be a lazyllm.SamplingParams, not {self.sampling!r}")
+        single = isinstance(self.stop, str) or not isinstance(self.stop, Iterable)
+        stops = (self.stop,) if single else tuple(self.stop)
+        if not all(isinstance(stop, str) for stop in stops):
+            raise TypeError(f"stop must be a string or strings, not {self.stop!r}")
+        if "" in stops:
+            raise ValueError("a stop string must not be empty")
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "tools", tuple(self.tools))
 
 
 class Stream(Iterator[str]):

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Request, Stream
+from lazyllm.generation import Generation, Options, Request, Stream, Tools
 from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
-from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
-from lazyllm.prompt import Messages, PromptIds, Tools, is_batch
-from lazyllm.sampling import SamplingParams
+from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
+from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.session import Session
+from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
@@ -52,15 +52,17 @@ def load(
     lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU:
     the type that keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
     """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"path must be a folder or a hub id, not {path!r}")
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
     check_weights(weights)
     check_kv(kv)
     checkpoint = open_checkpoint(resolve(path))
-    _check_dtype(dtype, checkpoint)
+    if dtype != "auto" and [dtype] != (types := stored_types(checkpoint)):
+        raise ValueError(
+            f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.path} stores "
+            f"{', '.join(types)}, and weights are used as stored"
+        )
     compute = chosen_compute(compute, device)
     can_round = can_be_rounded(checkpoint)
     if compute == "int8" and weights == "auto" and can_round:
@@ -87,28 +89,6 @@ def stored_types(checkpoint: Checkpoint) -> list[str]:
     return sorted({DTYPES.get(tensor[1], tensor[1]) for tensor in checkpoint.tensors})
 
 
-def _check_dtype(dtype: str, checkpoint: Checkpoint) -> None:
-    stored = stored_types(checkpoint)
-    if dtype != "auto" and [dtype] != stored:
-        raise ValueError(
-            f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.path} stores "
-            f"{', '.join(stored)}, and weights are used as stored"
-        )
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments of `generate` after `prompt` and `pruning`."""
-
-    max_new_tokens: int
-    sampling: SamplingParams | None
-    stop: str | Iterable[str]
-    chat: bool
-    trace: bool
-    progress: bool
-    prefix: Session | PrefixCache | None
-    tools: Tools
-
-
 def checked_llm(llm: object) -> LLM:
     """The model; TypeError for what is none, such as its path."""
     if isinstance(llm, LLM):
@@ -126,7 +106,7 @@ class LLM(Model):
 
         Its first prompt takes from `prefix` what earlier ones have read of a beginning like its own.
         """
-        return Session(self, self._method(pruning, prefix), prefixes=prefix, progress=progress)
+        return Session(self, as_method(pruning), prefix, progress)
 
     def restore(self, file: str | Path, pruning: PruningInput = None, progress: bool = True) -> Session:
         """The session that `Session.save` wrote to this file, ready to go on.
@@ -134,8 +114,11 @@ class LLM(Model):
         ValueError for a file of another model, compute, weights, kv or setting, and for a damaged one.
         `pruning` is needed where the setting is code: a policy, or a method of your own.
         """
-        method = None if pruning is None else as_method(pruning)
-        return Session.restored(self, user_path(file), method, progress)
+        saved = SessionFile(user_path(file))
+        method = saved.method_for(self, None if pruning is None else as_method(pruning), progress)
+        session = Session(self, method, progress=progress)
+        saved.fill(session)
+        return session
 
     @cached_property
     def _siblings(self) -> dict[str, LLM]:
@@ -155,7 +138,12 @@ class LLM(Model):
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a Sequence[str] too
-        self, prompt: str | Sequence[int] | Messages, pruning: PruningInput = None, **options: Unpack[Options]
+        self,
+        prompt: str | Sequence[int] | Messages,
+        pruning: PruningInput = None,
+        *,
+        prefix: Session | PrefixCache | None = None,
+        **options: Unpack[Options],
     ) -> Generation: ...
 
     @overload
@@ -163,6 +151,8 @@ class LLM(Model):
         self,
         prompt: Sequence[str] | Sequence[Sequence[int]] | Sequence[Messages],
         pruning: PruningInput = None,
+        *,
+        prefix: Session | PrefixCache | None = None,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
@@ -171,7 +161,7 @@ class LLM(Model):
         prompt: Any,
         pruning: PruningInput = None,
         max_new_tokens: int = 128,
-        sampling: SamplingParams | None = None,
+        sampling: SamplingParams = GREEDY,
         stop: str | Iterable[str] = (),
         chat: bool = False,
         trace: bool = False,
@@ -197,19 +187,22 @@ class LLM(Model):
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
-        request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
-        method = self._method(pruning, prefix)
+        request = Request(max_new_tokens, sampling, stop, chat, trace, progress, tools)
         if not is_batch(prompt):
-            return self._answer(prompt, request, chat, method, prefix).finished()
+            return self._stream(prompt, pruning, prefix, request).finished()
+        session = self._continued(pruning, prefix, progress)
+        encoded: list[EncodedPrompt] = []
         answers: list[Generation] = []
         try:
-            session = prefix if isinstance(prefix, Session) else Session(self, method, progress=progress)
             for i, item in enumerate(prompt):
-                self._check_prompt(i, item, session, request, chat)
+                try:
+                    encoded.append(session.checked_prompt(item, request))
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"prompt {i}: {error}") from None
             with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
-                for i, item in enumerate(prompt):
-                    quiet = replace(request, progress=False, sampling=request.sampling.for_prompt(i))
-                    answers.append(self._answer(item, quiet, chat, method, prefix).finished())
+                for i, item in enumerate(encoded):
+                    quiet = replace(request, progress=False, sampling=sampling.for_prompt(i))
+                    answers.append(session.fork().answer(item, quiet).finished())
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -217,55 +210,36 @@ class LLM(Model):
             raise
         return answers
 
-    def _method(self, pruning: PruningInput, prefix: Session | PrefixCache | None) -> Method:
-        """The setting of an answer; that of the prefix, if it is a session."""
-        if prefix is None or isinstance(prefix, PrefixCache):
-            method = as_method(pruning)
-            method.check(self.config)
-            if prefix is not None and not method.reads_in_parts:
-                raise ValueError(f"prompts cannot be read in parts, as prefix={prefix!r} asks, with {method}")
-            return method
-        if not isinstance(prefix, Session):
-            raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
-        if prefix.llm is not self:
-            raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
-        if pruning is not None and as_method(pruning) != prefix.pruning:
-            raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.pruning}")
-        return prefix.pruning
-
-    def _answer(
-        self, prompt: Any, request: Request, chat: bool, method: Method, prefix: Session | PrefixCache | None
-    ) -> Stream:
-        if isinstance(prefix, Session):
-            prefix.check_prompt(prompt, request, chat)
-            session = prefix.fork()
-        else:
-            session = Session(self, method, prefixes=prefix, progress=request.progress)
-        return session.answer(prompt, request, chat)
-
-    @staticmethod
-    def _check_prompt(i: int, prompt: Any, session: Session, request: Request, chat: bool) -> None:
-        try:
-            session.check_prompt(prompt, request, chat)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"prompt {i}: {error}") from None
-
     def stream(
         self,
         prompt: str | PromptIds | Messages,
         pruning: PruningInput = None,
-        max_new_tokens: int = 128,
-        sampling: SamplingParams | None = None,
-        stop: str | Iterable[str] = (),
-        chat: bool = False,
-        trace: bool = False,
-        progress: bool = True,
+        *,
         prefix: Session | PrefixCache | None = None,
-        tools: Tools = (),
+        **options: Unpack[Options],
     ) -> Stream:
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
-        request = Request.checked(max_new_tokens, sampling, stop, trace, progress, tools)
-        method = self._method(pruning, prefix)
-        return self._answer(prompt, request, chat, method, prefix)
+        return self._stream(prompt, pruning, prefix, Request(**options))
+
+    def _stream(
+        self, prompt: Any, pruning: PruningInput, prefix: Session | PrefixCache | None, request: Request
+    ) -> Stream:
+        session = self._continued(pruning, prefix, request.progress)
+        encoded = session.checked_prompt(prompt, request)
+        return (session.fork() if session is prefix else session).answer(encoded, request)
+
+    def _continued(
+        self, pruning: PruningInput, prefix: Session | PrefixCache | None, progress: bool
+    ) -> Session:
+        """The session that prompts continue: the prefix, or a new one."""
+        if prefix is None or isinstance(prefix, PrefixCache):
+            return self.session(pruning, prefix, progress)
+        if not isinstance(prefix, Session):
+            raise TypeError(f"prefix must be a session of this model or a PrefixCache, not {prefix!r}")
+        if prefix.llm is not self:
+            raise ValueError(f"prefix must be a session of this model, not {prefix!r}")
+        if pruning is not None and as_method(pruning) != prefix.setting:
+            raise ValueError(f"pruning is {pruning!r}, but the prefix was read with {prefix.setting}")
+        return prefix

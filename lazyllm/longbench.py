@@ -4,6 +4,5 @@ from lazyllm.evaluation.longbench.prompt import prompt_ids
 from lazyllm.evaluation.longbench.scoring import score
 from lazyllm.evaluation.merge import merge
 from lazyllm.evaluation.run import Run, run, run_niah, run_ruler
-from lazyllm.evaluation.tracking import mlflow_rows
 
-__all__ = ["Run", "merge", "mlflow_rows", "prompt_ids", "run", "run_niah", "run_ruler", "score"]
+__all__ = ["Run", "merge", "prompt_ids", "run", "run_niah", "run_ruler", "score"]

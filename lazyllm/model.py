@@ -51,20 +51,13 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = self.tokenizer_if_any
-        if tokenizer is None:
+        if self.checkpoint.tokenizer is None:
             raise CheckpointError(
                 f"{self.checkpoint.path} has neither tokenizer.json nor tokenizer.model, nor a GGUF file's "
                 "vocabulary; give token ids"
             )
-        return tokenizer
-
-    @property
-    def tokenizer_if_any(self) -> Tokenizer | None:
-        """None for a checkpoint without a tokenizer; such a model takes token ids only."""
         return self.checkpoint.tokenizer
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        tokenizer = self.tokenizer_if_any
-        return frozenset(tokenizer.eos_token_ids if tokenizer else self.config.eos_token_ids)
+        return frozenset((self.checkpoint.tokenizer or self.config).eos_token_ids)

@@ -5,32 +5,25 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lazyllm import _core
 from lazyllm.method import Method
 from lazyllm.model import Model
+from lazyllm.prompt import PromptPlace
 from lazyllm.support import checked
+from lazyllm.timeline import Timeline
 
 LEAST_PASS = 192
 """Tokens of a pass: products of fewer rows may be summed in another order, which changes the last bits."""
 
 
-@dataclass(frozen=True)
-class _Entry:
-    model: Model
-    method: Method
+class _Entry(NamedTuple):
+    setting: tuple[Model, Method]
     core: _core.Session  # has read `ids` only; nothing runs it any more
     ids: np.ndarray
-
-    @property
-    def bytes(self) -> int:
-        return self.core.bytes_for(len(self.ids))
-
-    def serves(self, model: Model, method: Method) -> bool:
-        return self.model is model and self.method == method
 
 
 class PrefixCache:
@@ -53,22 +46,33 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """The memory of all beginnings, as if none shared any with another."""
-        return sum(entry.bytes for entry in self._entries)
+        return sum(entry.core.bytes_for(len(entry.ids)) for entry in self._entries)
 
-    @staticmethod
-    def readable(method: Method, ids: list[int]) -> list[int]:
-        """The part of a prompt that may be read before its last pass, whose rows score the stages."""
-        return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
+    def read(self, timeline: Timeline, ids: list[int], progress: bool) -> None:
+        """Reads of an empty timeline's prompt what may be read ahead, as far as it goes from the cache; all
+        of it or, on failure, nothing."""
+        ahead = readable(timeline.setting, ids)
+        if fork := self._longest((timeline.llm, timeline.setting), ahead):
+            timeline.core, timeline.room = fork, 0
+            timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
+        try:
+            new = ahead[timeline.length :]
+            if len(new) >= LEAST_PASS:
+                timeline.reserve(len(ids) - timeline.length)
+                timeline.run_pass(timeline.core.read, new, len(new), progress)
+                self._keep(timeline)
+        except BaseException:
+            timeline.core.truncate(0)
+            raise
 
-    def longest(self, model: Model, method: Method, ids: list[int]) -> _core.Session | None:
+    def _longest(self, setting: tuple[Model, Method], ids: list[int]) -> _core.Session | None:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            fitting = [entry for entry in self._entries if entry.serves(model, method)]
-            best = max(fitting, key=lambda entry: _shared(entry.ids, wanted), default=None)
-            if best is None or (n := _shared(best.ids, wanted)) < LEAST_PASS:
+            lengths = [_shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
+            if (n := max(lengths, default=0)) < LEAST_PASS:
                 return None
-            self._entries.remove(best)
+            best = self._entries.pop(lengths.index(n))
             self._entries.append(best)
             try:
                 fork = best.core.fork()
@@ -77,29 +81,32 @@ class PrefixCache:
         fork.truncate(n)
         return fork
 
-    def has_room(self, core: _core.Session) -> bool:
-        """Warns of a context that is larger than the whole cache."""
-        fits = core.bytes_for(core.length) <= self.max_bytes
-        if not fits:
-            warnings.warn(
-                f"the PrefixCache does not keep the beginning of a prompt, which needs more than max_bytes, "
-                f"{self.max_bytes}; raise it",
-                stacklevel=2,
-            )
-        return fits
-
-    def keep(self, model: Model, method: Method, core: _core.Session) -> None:
-        """Keeps a context that it has room for; it replaces those whose ids it begins with."""
-        new = _Entry(model, method, core, core.ids)
+    def _keep(self, timeline: Timeline) -> None:
+        """Keeps the timeline's context, which goes on in a fork whose memory ends with the answer; without
+        memory for that the context is not kept. It replaces those whose ids it begins with."""
+        core = timeline.core
+        try:
+            if core.bytes_for(core.length) > self.max_bytes:
+                raise MemoryError(f"it needs more than max_bytes, {self.max_bytes}; raise it")
+            timeline.core = timeline.forked_core()
+        except MemoryError as error:
+            warnings.warn(f"the PrefixCache does not keep the beginning of a prompt: {error}", stacklevel=2)
+            return
+        new = _Entry((timeline.llm, timeline.setting), core, core.ids)
         with self._lock:
             self._entries = [
                 entry
                 for entry in self._entries
-                if not entry.serves(model, method) or _shared(entry.ids, new.ids) < len(entry.ids)
+                if entry.setting != new.setting or _shared(entry.ids, new.ids) < len(entry.ids)
             ]
             self._entries.append(new)
             while self.bytes > self.max_bytes:
                 self._entries.pop(0)
+
+
+def readable(method: Method, ids: list[int]) -> list[int]:
+    """The part of a prompt that may be read before its last pass, whose rows score the stages."""
+    return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
 
 
 def _shared(ids: np.ndarray, other: np.ndarray) -> int:

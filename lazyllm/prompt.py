@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
+from lazyllm import _core
+from lazyllm.generation import Request, Tools
+from lazyllm.method import Method
 from lazyllm.model import Model
-from lazyllm.support import checked
 
 PromptIds = Sequence[int] | np.ndarray
 Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
 Prompt = str | PromptIds | Messages
 
 EMPTY = "the prompt is empty; it must have at least one token"
@@ -24,8 +26,10 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt's token ids. `n_given` counts the tokens before compression, which took `compress_seconds`."""
+    """A user's prompt and the ids that stand for it, which took `tokenize_seconds`. `n_given` counts the ids
+    before compression, which took `compress_seconds`."""
 
+    prompt: Prompt
     ids: list[int]
     n_given: int
     tokenize_seconds: float
@@ -52,16 +56,16 @@ def checked_ids(ids: Any, vocab: int) -> list[int]:
         array = np.asarray(ids)
     except ValueError:  # rows of unequal length
         raise TypeError("token ids must be one list of whole numbers") from None
-    if array.ndim != 1:
-        raise TypeError(f"token ids must be one list of whole numbers, not {array.ndim} dimensions")
     if array.size == 0:
         raise ValueError(EMPTY)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"token ids must be whole numbers, not {array.dtype.name}")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(
+            f"token ids must be one list of whole numbers, not {array.dtype.name} of shape {array.shape}"
+        )
     wrong = np.flatnonzero((array < 0) | (array >= vocab))
     if wrong.size:
         raise ValueError(f"token id {array[wrong[0]]} at index {wrong[0]} is not from 0 to {vocab - 1}")
-    return [int(token) for token in array]
+    return list(array.tolist())
 
 
 def checked_messages(messages: Messages) -> list[dict[str, Any]]:
@@ -95,144 +99,166 @@ def _part_text(name: str, part: Any) -> str:
     )
 
 
-class PromptPlace(NamedTuple):
-    """A prompt in the context: its first position, its tokens there, and those given with removed ones."""
+@dataclass(frozen=True)
+class PromptPlace:
+    """A prompt in the context: its first position, its tokens there, and those given with removed ones. A
+    turn of a chat has its messages and the text of the answer, and the chat's tools."""
 
     begins: int
     n_run: int
     n_given: int
+    cut: bool = False  # the context was truncated within it
+    messages: Sequence[dict[str, Any]] = ()
+    text: str = ""
+    tools: Tools = ()
 
-    @classmethod
-    def checked(cls, value: Any) -> PromptPlace:
-        """From a file."""
-        begins, n_run, n_given = value
-        return cls(
-            checked.whole(begins, "a prompt's begin", 0),
-            checked.whole(n_run, "the tokens of a prompt", 1),
-            checked.whole(n_given, "the given tokens of a prompt", 1),
-        )
-
-    def cut(self, length: int) -> PromptPlace:
+    def until(self, length: int) -> PromptPlace:
         """The part of the prompt within this length; of the removed tokens the same share counts."""
-        n_run = min(self.n_run, max(0, length - self.begins))
-        return PromptPlace(self.begins, n_run, round(self.n_given * n_run / self.n_run))
+        n_run = min(self.n_run, length - self.begins)
+        n_given = round(self.n_given * n_run / self.n_run)
+        return replace(self, n_run=n_run, n_given=n_given, cut=self.cut or n_run < self.n_run)
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Messages and the answer to them, with the positions of their first token and of the answer's."""
-
-    begins: int
-    answer_begins: int
-    messages: list[dict[str, Any]]
-    text: str
-    cut: bool = False  # the context was truncated within the messages
-    tools: tuple[Mapping[str, Any], ...] = ()  # of the chat
-
-    @classmethod
-    def checked(cls, values: Any) -> Turn:
-        """From a file."""
-        turn = cls(**{**values, "tools": tuple(values.get("tools", ()))})
-        checked.whole(turn.begins, "a turn's begin", 0)
-        checked.whole(turn.answer_begins, "the begin of a turn's answer", 0)
-        is_turn = isinstance(turn.text, str) and isinstance(turn.cut, bool)
-        if not (is_turn and isinstance(turn.messages, list) and turn.messages):
-            raise TypeError(f"a turn is {values!r:.80}")
-        checked_messages(turn.messages)
-        if not all(isinstance(tool, dict) for tool in turn.tools):
-            raise TypeError(f"a turn's tools are {turn.tools!r:.80}")
-        return turn
-
-
+@dataclass
 class Conversation:
-    """The chat messages of one context so far; encodes the prompts that continue it."""
+    """The prompts of one context so far; encodes those that continue it. `core` is the context in all
+    methods."""
 
-    def __init__(self, model: Model, turns: Sequence[Turn] = ()) -> None:
-        self._model = model
-        self.turns = tuple(turns)
+    model: Model
+    method: Method
+    prompts: tuple[PromptPlace, ...] = ()
+
+    def truncate(self, length: int) -> None:
+        """Drops prompts that begin at this position or behind it, and cuts one that reaches beyond it."""
+        self.prompts = tuple(place.until(length) for place in self.prompts if place.begins < length)
+
+    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools) -> None:
+        """Makes a turn of what has been run since `begins`, or renews it: its answer has gone on."""
+        earlier = tuple(place for place in self.prompts if place.begins < begins)
+        n_given = sum(place.n_given for place in self.prompts[len(earlier) :])
+        messages, tools = _messages(prompt), self._tools(tools)
+        turn = PromptPlace(begins, answer_begins - begins, n_given, False, messages, text, tools)
+        self.prompts = (*earlier, turn)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """Those of all turns, with the answers."""
         return [
             message
-            for turn in self.turns
+            for turn in self.prompts
+            if turn.messages
             for message in (*turn.messages, {"role": "assistant", "content": turn.text})
         ]
 
-    def encode(
-        self, prompt: Prompt, chat: bool, length: int, ended_by: int | None, tools: Tools = ()
-    ) -> list[int]:
-        """The ids to append to a context of this length for a prompt.
+    # ---- encoding --------------------------------------------------------------------------------
 
-        `ended_by`: the end token of the last answer, which is in the context. `tools` are those of the whole
-        chat, which its first prompt names.
-        """
+    def compressed(self, core: _core.Session, whole: EncodedPrompt, request: Request) -> EncodedPrompt:
+        """The method's shorter form of a text, or of the users' messages in a chat."""
+        start, prompt = time.perf_counter(), whole.prompt
+        if isinstance(prompt, str):
+            short: Prompt = self.method.compress(self.model, prompt)
+        else:
+            short = checked_messages(prompt)  # type: ignore[arg-type]
+            for message in short:
+                if message["role"] == "user":
+                    message["content"] = self.method.compress(self.model, message["content"])
+        seconds = time.perf_counter() - start
+        encoded = self.encode(core, short, request.chat, request.tools)
+        return replace(encoded, prompt=prompt, n_given=whole.n_given, compress_seconds=seconds)
+
+    def encode(
+        self, core: _core.Session, prompt: Prompt, chat: bool = False, tools: Tools = ()
+    ) -> EncodedPrompt:
+        """A prompt that is to be appended to the context. `tools` are those of the whole chat, which its
+        first prompt names."""
+        start = time.perf_counter()
         if tools and not chat:
             raise ValueError("tools are described by a chat template: they need chat=True")
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
             raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
+        text = prompt
         if chat:
-            text, special = self._rendered(self._messages(prompt), ended_by, self._tools(tools)), False
-        elif isinstance(prompt, str):
-            text, special = prompt, length == 0
+            text = self._rendered(core, _messages(prompt), self._tools(tools))
         elif is_messages(prompt):
             raise TypeError("a list of messages needs chat=True")
+        if isinstance(text, str):
+            ids: Any = self.model.tokenizer.encode(text, add_special=core.length == 0 and not chat)
         else:
-            return checked_ids(prompt, self._model.config.vocab)
-        return checked_ids(self._model.tokenizer.encode(text, add_special=special), self._model.config.vocab)
+            self.check_ids_allowed()
+            ids = text
+        checked = checked_ids(ids, self.model.config.vocab)
+        return EncodedPrompt(prompt, checked, len(checked), time.perf_counter() - start)
 
-    def answered(self, begins: int, answer_begins: int, prompt: Prompt, text: str, tools: Tools = ()) -> None:
-        """Adds a turn to the chat, or replaces the last one if it began there: its answer has gone on."""
-        self.truncate(begins)
-        turn = Turn(begins, answer_begins, self._messages(prompt), text, tools=tuple(self._tools(tools)))
-        self.turns += (turn,)
+    def check_ids_allowed(self) -> None:
+        if self.method.compresses:
+            raise TypeError(
+                f"{type(self.method).__name__} needs a prompt of text or messages, not of token ids"
+            )
+
+    def repeats(self, core: _core.Session, encoded: EncodedPrompt) -> bool:
+        """True if a prompt begins with all text or messages of the context."""
+        prompt, ids = encoded.prompt, encoded.ids
+        if is_messages(prompt):
+            earlier = self.messages
+            return bool(earlier) and list(prompt[: len(earlier)]) == earlier
+        if 2 * len(ids) < core.length:
+            return False
+        if isinstance(prompt, str):  # whose ids may differ where the context ends
+            text = self.model.tokenizer.decode(core.ids.tolist())
+            return bool(text) and self.model.tokenizer.decode(ids).startswith(text)
+        return core.length > 0 and ids[: core.length] == core.ids.tolist()
 
     def _tools(self, new: Tools) -> Tools:
-        tools = self.turns[-1].tools if self.turns else new
+        tools = self.prompts[0].tools if self.messages else new
         if new and list(new) != list(tools):
             raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
         return tools
 
-    def truncate(self, length: int) -> None:
-        """Drops the turns that begin at this position or behind it, and marks one that it cuts."""
-        self.turns = tuple(
-            replace(turn, cut=turn.cut or length < turn.answer_begins)
-            for turn in self.turns
-            if turn.begins < length
-        )
-
-    @staticmethod
-    def _messages(prompt: Prompt) -> list[dict[str, Any]]:
-        if isinstance(prompt, str):
-            return [{"role": "user", "content": prompt}]
-        if is_messages(prompt):
-            return checked_messages(prompt)  # type: ignore[arg-type]
-        raise TypeError("chat=True needs text or a list of messages, not token ids")
-
-    def _rendered(self, new: list[dict[str, Any]], ended_by: int | None, tools: Tools) -> str:
+    def _rendered(self, core: _core.Session, new: list[dict[str, Any]], tools: Tools) -> str:
         """The text that the template renders for new messages after the chat so far.
 
         The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
         """
-        tokenizer = self._model.tokenizer
-        if not self.turns:
-            return tokenizer.apply_chat_template(new, tokenize=False, tools=tools)
-        last = self.turns[-1]
-        if last.cut:
-            raise ValueError(
-                "the context was truncated within the messages of the chat's last turn; "
-                f"truncate it to {last.begins}, where that turn begins, to go on with the chat"
-            )
+        self._check_turn(core.length)
+        tokenizer = self.model.tokenizer
+        if not self.prompts:
+            return tokenizer.chat_text(new, tools=tools)
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
-        _, marked, tail = tokenizer.apply_chat_template(chat, tokenize=False, tools=tools).rpartition(mark)
+        _, marked, tail = tokenizer.chat_text(chat, tools=tools).rpartition(mark)
         if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"
             )
-        if ended_by is None:
+        last = core.drawn  # the answer's end token, in the context or to be run before the prompt
+        if last is None and core.kinds[-1] == 1:
+            last = int(core.ids[-1])
+        if last not in self.model.eos_token_ids:
             return tail
-        return tail.removeprefix(tokenizer.decode([ended_by], skip_special_tokens=False))
+        return tail.removeprefix(tokenizer.decode([last], skip_special_tokens=False))
+
+    def _check_turn(self, length: int) -> None:
+        """Refuses a chat turn behind half a turn, and behind text that belongs to no turn, which the template
+        would not show."""
+        for place in self.prompts:
+            if place.cut and place.messages:
+                raise ValueError(
+                    "the context was truncated within the messages of the chat's last turn; "
+                    f"truncate it to {place.begins}, where that turn begins, to go on with the chat"
+                )
+        if not all(place.messages for place in self.prompts) or (length and not self.prompts):
+            raise ValueError(
+                "a chat turn cannot follow text that was read or run outside the chat; give that text in a "
+                "message of the chat's first turn (prefix=PrefixCache() reads once what several chats share) "
+                "or ask without chat=True"
+            )
+
+
+def _messages(prompt: Prompt) -> list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if is_messages(prompt):
+        return checked_messages(prompt)  # type: ignore[arg-type]
+    raise TypeError("chat=True needs text or a list of messages, not token ids")

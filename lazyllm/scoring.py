@@ -64,9 +64,7 @@ class Scoring:
             return value
         names = [item.name for item in fields(cls)]
         if not isinstance(value, Mapping):
-            raise TypeError(
-                f"scoring must be a lazyllm.Scoring or a mapping of its fields, not {value!r}"
-            )
+            raise TypeError(f"scoring must be a lazyllm.Scoring or a mapping of its fields, not {value!r}")
         if unknown := [name for name in value if name not in names]:
             raise ValueError(f"scoring has no field {unknown[0]!r}; its fields are {', '.join(names)}")
         return cls(**value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 
 class StopFinder:
     """Passes pieces of text on; an end that may be the beginning of a stop string is held back."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
         self.stopped = False

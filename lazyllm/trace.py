@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from lazyllm import _core
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.method import Method
+from lazyllm.model import Model
 from lazyllm.pictures.heat_map import Heatmap
 from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     import pandas
 
-PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", "in_play", "computed", "revived")])
+COUNTS = ("in_play", "computed", "revived")
+PASSES = np.dtype([(name, np.int32) for name in ("pass_", "layer", *COUNTS)])
+ROWS = np.dtype([("pass_", int), ("layer", int), ("position", int), ("score", np.float32), ("kept", bool)])
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class TracedStage:
+class TracedStage(NamedTuple):
     """One selection: the tokens in play before it, their scores (smoothed where the setting smooths) and the
     tokens kept. `scores[i]` belongs to position `in_play[i]`."""
 
@@ -34,13 +38,33 @@ class TracedStage:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class TracedPass:
-    """One pass. Each of `runs` describes adjacent layers with the same tokens: `first_layer`, `last_layer`,
-    the positions `in_play` and `computed`, and `scores`, which is None unless the last layer is a stage."""
+class Pass:
+    """One pass of an answer: its counts (layers, 3), and the context's length after it.
+
+    A traced pass has `runs`, each of which describes adjacent layers with the same tokens: `first_layer`,
+    `last_layer`, the positions `in_play` and `computed`, and `scores`, which is None unless the last layer is
+    a stage. That of a prompt also has the `depths` of all tokens after it.
+    """
 
     pass_: int
     generated: bool
+    length: int
+    counts: np.ndarray
+    policy_seconds: float
     runs: list[dict[str, Any]]
+    depths: np.ndarray | None
+
+    @classmethod
+    def last_of(cls, core: _core.Session, number: int) -> Pass:
+        """The pass that a session has run last."""
+        generated, runs = bool(core.kinds[-1] == 1), core.last_trace if core.trace else []
+        depths = core.depths if core.trace and not generated else None
+        return cls(number, generated, core.length, core.last_pass, core.policy_seconds, runs, depths)
+
+    @property
+    def dropped(self) -> bool:
+        """True if the pass ran without one of the context's tokens in some layer."""
+        return bool((self.counts[:, 0] < self.length).any())
 
     @property
     def stages(self) -> list[TracedStage]:
@@ -55,12 +79,22 @@ class TracedPass:
         return f"<pass {self.pass_} ({kind}): {', '.join(map(repr, self.stages)) or 'no stage'}>"
 
 
+def table_of(passes: Sequence[Pass]) -> np.ndarray:
+    """The counts of passes: one row per pass and layer."""
+    table = np.empty((len(passes), len(passes[0].counts)), PASSES)
+    table["pass_"] = np.arange(len(passes))[:, None]
+    table["layer"] = np.arange(table.shape[1])
+    for column, name in enumerate(COUNTS):
+        table[name] = [one.counts[:, column] for one in passes]
+    return table.ravel()
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Trace:
     """All passes of one answer. `prefill_depths` and `depths`: how many layers held K,V of each context token
     after the prompt's pass and at the end. `kinds`: 0 for prompt tokens, 1 for generated ones."""
 
-    passes: list[TracedPass]
+    passes: list[Pass]
     token_ids: list[int]
     kinds: np.ndarray
     prefill_depths: np.ndarray
@@ -68,6 +102,13 @@ class Trace:
     n_layers: int
     pruning: Method
     tokenizer: Tokenizer | None
+
+    @classmethod
+    def of(cls, core: _core.Session, passes: Sequence[Pass], model: Model, pruning: Method) -> Trace:
+        """The trace of an answer's passes so far; its session is `core`."""
+        prefill_depths = [one.depths for one in passes if one.depths is not None][-1]
+        tokens = core.ids.tolist(), core.kinds, prefill_depths, core.depths
+        return cls(list(passes), *tokens, model.config.n_layers, pruning, model.checkpoint.tokenizer)
 
     @property
     def stages(self) -> list[TracedStage]:
@@ -79,24 +120,17 @@ class Trace:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each token in play at each stage: its score, and whether it was kept; needs pandas."""
-        stages, texts = self.stages, np.array(self._texts(len(self.token_ids)), object)
-        sizes = np.array([stage.in_play.size for stage in stages], int)
-
-        def column(parts: list[np.ndarray], kind: type) -> np.ndarray:
-            return np.concatenate([np.empty(0, kind), *parts])
-
-        positions = column([stage.in_play for stage in stages], int)
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(
-            {
-                "pass_": np.repeat(np.array([stage.pass_ for stage in stages], int), sizes),
-                "layer": np.repeat(np.array([stage.layer for stage in stages], int), sizes),
-                "position": positions,
-                "token_id": np.array(self.token_ids)[positions],
-                "text": texts[positions],
-                "score": column([stage.scores for stage in stages], np.float32),
-                "kept": column([np.isin(stage.in_play, stage.kept) for stage in stages], bool),
-            }
-        )
+        parts = [np.empty(0, ROWS)]
+        for stage in self.stages:
+            part = np.empty(stage.in_play.size, ROWS)
+            part["pass_"], part["layer"], part["position"] = stage.pass_, stage.layer, stage.in_play
+            part["score"], part["kept"] = stage.scores, np.isin(stage.in_play, stage.kept)
+            parts.append(part)
+        rows = np.concatenate(parts)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
+        texts = np.array(self._texts(len(self.token_ids)), object)
+        frame.insert(3, "token_id", np.array(self.token_ids)[rows["position"]])
+        frame.insert(4, "text", texts[rows["position"]])
         return frame
 
     def heatmap(self) -> Heatmap:
@@ -115,78 +149,3 @@ class Trace:
         if self.tokenizer is None:
             return [f" {token}" for token in self.token_ids[:n]]
         return self.tokenizer.offsets(self.token_ids[:n])
-
-
-class StoredPass(NamedTuple):
-    """A pass that has run: the context's length after it, its counts and, if it was traced, its sets."""
-
-    length: int
-    counts: np.ndarray
-    policy_seconds: float
-    traced: TracedPass | None
-    depths: np.ndarray | None
-
-
-class Recorder:
-    """Collects the counts and traces of a session's passes while one answer is made."""
-
-    def __init__(self, core: Any, traced: bool) -> None:
-        self._core = core
-        self._traced = traced
-        self._begins = core.length
-        self._stored: list[StoredPass] = []
-        core.trace = traced
-
-    def passed(self) -> None:
-        """Stores the pass that has just run, unless it has been stored."""
-        core = self._core
-        if core.length == (self._stored[-1].length if self._stored else self._begins):
-            return
-        traced = depths = None
-        if self._traced:
-            traced = TracedPass(len(self._stored), bool(core.kinds[-1] == 1), core.last_trace)
-            depths = core.depths
-        self._stored.append(StoredPass(core.length, core.last_pass, core.policy_seconds, traced, depths))
-
-    @property
-    def policy_seconds(self) -> float:
-        return float(sum(stored.policy_seconds for stored in self._stored))
-
-    def counts_at(self, length: int) -> np.ndarray:
-        """A copy of the counts (layers, 3) of the pass after which the context had this length."""
-        return next(stored.counts.copy() for stored in self._stored if stored.length == length)
-
-    @property
-    def dropped(self) -> bool:
-        """True if a pass ran without one of the context's tokens somewhere."""
-        return any((stored.counts[:, 0] < stored.length).any() for stored in self._stored)
-
-    def counts(self) -> np.ndarray:
-        """One row per pass and layer."""
-        counts = np.stack([stored.counts for stored in self._stored])
-        n_passes, n_layers, _ = counts.shape
-        table = np.empty(n_passes * n_layers, PASSES)
-        table["pass_"] = np.repeat(np.arange(n_passes), n_layers)
-        table["layer"] = np.tile(np.arange(n_layers), n_passes)
-        for column, name in enumerate(("in_play", "computed", "revived")):
-            table[name] = counts[:, :, column].ravel()
-        return table
-
-    def trace(
-        self, token_ids: list[int], n_layers: int, pruning: Method, tokenizer: Tokenizer | None
-    ) -> Trace | None:
-        core = self._core
-        passes = [stored.traced for stored in self._stored if stored.traced]
-        prefill = [stored.depths for stored in self._stored if stored.traced and not stored.traced.generated]
-        if not prefill or prefill[-1] is None:
-            return None
-        return Trace(
-            passes,
-            list(token_ids),
-            core.kinds,
-            prefill[-1],
-            core.depths,
-            n_layers,
-            pruning,
-            tokenizer,
-        )

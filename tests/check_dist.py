@@ -20,7 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 TREE = Path(__file__).parents[1]
-PACKAGE_FILES = ("*.py", "py.typed", "*.pyi", "demo_document.txt", "published.csv", "official/*")
+PACKAGE_FILES = (
+    "*.py",
+    "py.typed",
+    "*.pyi",
+    "demo_document.txt",
+    "published.csv",
+    "texts/*",
+    "datasets.json",
+    "official/*",
+)
 BUILD_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md", "CHANGELOG.md")
 MAKE_MODEL = """
 import pathlib, sys

@@ -18,7 +18,7 @@ from check_dist import MAKE_MODEL, QUIET, TREE, run
 BARE = ""
 DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
 TRIALS = {
-    BARE: (DEMO, "skipped demo.png: pictures need matplotlib: pip install 'lazyllm-engine[plots]'"),
+    BARE: (DEMO, "skipped demo.png: a picture needs the package matplotlib"),
     "plots": (DEMO, "wrote demo-output/demo.png"),
     "gguf": (
         """
@@ -28,16 +28,7 @@ tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 35, 0)
 pathlib.Path("a.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(128))
 print(read_gguf(pathlib.Path("a.gguf")))
 """,
-        "kind='TQ2_0'",
-    ),
-    "phrases": (
-        """
-try:
-    print(lazyllm.load(".").generate("The old sea is calm. It is.", "compress:ratio=0.5,unit=phrase"))
-except ImportError as error:
-    print(error)
-""",
-        "python -m spacy download en_core_web_sm",
+        "dtype='TQ2_0'",
     ),
     "tokenizers": (
         """
@@ -68,17 +59,6 @@ if __name__ == "__main__":
     print(longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run", workers=1))
 """,
         "run",
-    ),
-    "mlflow": (
-        """
-import os
-os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
-from lazyllm import longbench
-log = longbench.mlflow_rows("trial", "file:mlruns")
-longbench.run_niah(lazyllm.load("."), [None], lengths=[500], depths=[50], out="run", on_row=log)
-print(len(list(__import__("pathlib").Path("mlruns").rglob("meta.yaml"))), "files")
-""",
-        "files",
     ),
     "search": (
         """

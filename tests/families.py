@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.checkpoints.config import MODEL_TYPES
+from lazyllm.checkpoints import config
 
 if TYPE_CHECKING:
     from lazyllm import _core
@@ -34,7 +34,7 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     """A tiny model's config.json; `fields` replaces defaults, and None removes a field."""
     shape: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": MODEL_TYPES[architecture],
+        "model_type": config.FAMILIES[architecture].model_type,
         "hidden_act": "silu",
         "hidden_size": 32,
         "intermediate_size": 40,

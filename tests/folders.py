@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tiny import Shape, build
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -52,3 +54,8 @@ def write_tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": BOS, "eos_token": EOS, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def untimed(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Result rows without what differs between two runs of the same trials."""
+    return [{k: v for k, v in row.items() if k not in ("timing", "environment")} for row in rows]

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from lazyllm import LLM, Pruning, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.commands.options import out_file, out_folder, read_prompt
-from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.longbench.prompt import find_templates
 from lazyllm.machine import memory
 from lazyllm.support import progress
 
@@ -45,15 +45,12 @@ class Shorter(lazyllm.Method):
 
 def test_import_does_no_work() -> None:
     heavy = "('numpy', 'lazyllm._core', 'tokenizers')"
-    code = f"import sys, lazyllm; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        f"import sys, lazyllm; print([name for name in {heavy} if name in sys.modules]); "
+        "print(lazyllm.longbench.run.__name__, lazyllm.reproduce.reproduce.__name__)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_modules_come_with_the_package() -> None:
-    code = "import lazyllm; print(lazyllm.longbench.run.__name__, lazyllm.reproduce.reproduce.__name__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["run", "reproduce"]
+    assert done.stdout.split() == ["[]", "run", "reproduce"]
 
 
 def test_every_public_name_is_there() -> None:
@@ -141,17 +138,12 @@ def test_load_says_what_it_opened(llm: LLM) -> None:
     assert f"{SHAPE.n_layers} layers of {SHAPE.hidden}" in repr(llm)
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_is_refused_not_replaced(
-    folder: Path, device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_cuda_is_refused_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", str(tmp_path / "missing.so"))
-    with pytest.raises(lazyllm.DeviceError, match=r"the CUDA core does not load: .*missing\.so"):
-        lazyllm.load(folder, device=device)
+    for device in ("cuda", "cuda:1"):
+        with pytest.raises(lazyllm.DeviceError, match=r"the CUDA core does not load: .*missing\.so"):
+            lazyllm.load(folder, device=device)
     assert lazyllm.info()["cuda"].startswith("off: the CUDA core does not load")
-
-
-def test_a_cuda_core_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", _core.__file__)  # a library without the CUDA core's symbol
     with pytest.raises(lazyllm.DeviceError, match="is of another version than this core"):
         lazyllm.load(folder, device="cuda")
@@ -187,8 +179,6 @@ def test_load_of_nothing(tmp_path: Path) -> None:
         lazyllm.load(tmp_path / "no-such-folder")
     with pytest.raises(lazyllm.CheckpointError, match=r"config\.json"):
         lazyllm.load(tmp_path)
-    with pytest.raises(TypeError, match="path must be a folder or a hub id"):
-        lazyllm.load(7)  # type: ignore[arg-type]
 
 
 # ---- prompts and answers ---------------------------------------------------------------------------
@@ -211,8 +201,10 @@ def test_a_list_of_prompts_gives_a_list(llm: LLM, capfd: pytest.CaptureFixture[s
     assert [g.token_ids for g in made] == [
         llm.generate(text, pruning=STAGES, max_new_tokens=4).token_ids for text in texts
     ]
-    same = llm.generate([llm.tokenizer.encode(text) for text in texts], pruning=STAGES, max_new_tokens=4)
+    ids = [llm.tokenizer.encode(texts[0]), texts[1]]
+    same = llm.generate(ids, pruning=STAGES, max_new_tokens=4, progress=False)
     assert [g.token_ids for g in same] == [g.token_ids for g in made]
+    assert llm.generate([]) == []
 
 
 def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +214,7 @@ def test_a_list_is_checked_before_any_of_it_is_run(llm: LLM, monkeypatch: pytest
     monkeypatch.setattr(lazyllm.Session, "answer", run)
     with pytest.raises(ValueError, match="prompt 1: 0 tokens in the session, 700 given and 2"):
         llm.generate([IDS, [1] * 700, IDS], max_new_tokens=2)
-    with pytest.raises(TypeError, match="prompt 2: token ids must be whole numbers"):
+    with pytest.raises(TypeError, match="prompt 2: token ids must be one list of whole numbers"):
         llm.generate([IDS, IDS, [0.5]], max_new_tokens=2)
 
 
@@ -256,25 +248,6 @@ def test_pruning_may_be_stages_or_text(llm: LLM) -> None:
     assert llm.session("random:keep=0.5").pruning == lazyllm.RandomDrop(0.5)
     assert llm.session({"method": "random", "keep": 0.5}).pruning == lazyllm.RandomDrop(0.5)
     assert llm.generate(IDS, "dense", max_new_tokens=1).computed == 1.0
-
-
-def test_a_method_of_ones_own_is_run(llm: LLM) -> None:
-    class LastHalf(lazyllm.Method):
-        def core(self) -> dict[str, Any]:
-            return Pruning().core()
-
-        def to_json(self) -> str:
-            return "{}"
-
-        def check(self, config: Any) -> None:
-            pass
-
-        def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
-            return prompt_ids[len(prompt_ids) // 2 :]
-
-    made = llm.generate(IDS, LastHalf(), max_new_tokens=3)
-    assert made.token_ids == llm.generate(IDS[25:], max_new_tokens=3).token_ids
-    assert made.computed == 0.5
 
 
 def test_progress_can_be_turned_off(
@@ -334,16 +307,9 @@ def test_generation_prints(llm: LLM) -> None:
         assert part in str(made)
         assert part in repr(made)
     assert "\n" not in repr(made)
-
-
-def test_html_is_escaped(llm: LLM) -> None:
-    from dataclasses import replace
-
-    made = replace(llm.generate(IDS, max_new_tokens=2), text="<script>alert(1)</script> & more")
-    html = made._repr_html_()
+    html = replace(made, text="<script>alert(1)</script> & more")._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in html
-    assert "<table>" in html
 
 
 # ---- refusals --------------------------------------------------------------------------------------
@@ -352,20 +318,16 @@ def test_html_is_escaped(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "options", "kind", "words"),
     [
-        ([], {}, None, ""),
         (["a", 5], {}, TypeError, "prompt 1: a prompt must be text, token ids or a list of messages, not 5"),
         ([300], {}, ValueError, "token id 300 at index 0 is not from 0 to 299"),
         ([5, -1], {}, ValueError, "token id -1 at index 1"),
-        ([0.5, 1.5], {}, TypeError, "whole numbers, not float64"),
-        ([[5], "a"], {}, None, ""),
+        ([0.5, 1.5], {}, TypeError, "whole numbers, not float64 of shape"),
         (b"bytes", {}, TypeError, "a list of messages, or a list of those, not bytes"),
         (None, {}, TypeError, "not NoneType"),
-        (7, {}, TypeError, "not int"),
         ([5], {"max_new_tokens": 0}, ValueError, "max_new_tokens must be from 1"),
         ([5], {"max_new_tokens": 2.0}, TypeError, "max_new_tokens must be a whole number"),
         ([5], {"max_new_tokens": 600}, ValueError, "1 given and 600 to be generated make 601; .* is 600"),
         ([5], {"stop": ""}, ValueError, "must not be empty"),
-        ([5], {"stop": [3]}, TypeError, "stop must be a string or strings, not 3"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
         ([5], {"pruning": 0.5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
         ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
@@ -393,33 +355,29 @@ def test_html_is_escaped(llm: LLM) -> None:
     ],
 )
 def test_generate_refuses(
-    llm: LLM, prompt: Any, options: dict[str, Any], kind: type[Exception] | None, words: str
+    llm: LLM, prompt: Any, options: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
-    if kind is None:
-        assert len(llm.generate(prompt, max_new_tokens=1, **options)) == len(prompt)
-        return
     with pytest.raises(kind, match=words):
         llm.generate(prompt, **options)
 
 
 @pytest.mark.parametrize(
-    ("values", "kind", "words"),
+    ("words", "values"),
     [
-        ({"temperature": -1}, ValueError, "temperature must be 0 or above"),
-        ({"temperature": float("nan")}, ValueError, "temperature must be finite"),
-        ({"temperature": 10**400}, ValueError, "temperature is too large"),
-        ({"temperature": None}, TypeError, "temperature must be a number, not None"),
-        ({"temperature": "1"}, TypeError, "temperature must be a number"),
-        ({"top_p": 0}, ValueError, "top_p must be above 0"),
-        ({"top_p": 1.5}, ValueError, "at most 1, not 1.5"),
-        ({"top_k": -1}, ValueError, "top_k must be from 0"),
-        ({"top_k": 1.5}, TypeError, "top_k must be a whole number"),
-        ({"seed": -1}, ValueError, "seed must be from 0"),
-        ({"seed": 1.5}, TypeError, "seed must be a whole number"),
+        ("temperature must be 0 or above", {"temperature": -1}),
+        ("temperature must be finite", {"temperature": float("nan")}),
+        ("temperature is too large", {"temperature": 10**400}),
+        ("temperature must be a number, not None", {"temperature": None}),
+        ("top_p must be above 0 and at most 1, not 0.0", {"top_p": 0}),
+        ("top_p must be above 0 and at most 1, not 1.5", {"top_p": 1.5}),
+        ("top_k must be from 0", {"top_k": -1}),
+        ("top_k must be a whole number", {"top_k": 1.5}),
+        ("seed must be from 0", {"seed": -1}),
+        ("seed must be a whole number", {"seed": 1.5}),
     ],
 )
-def test_sampling_refuses(values: dict[str, Any], kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words):
+def test_sampling_refuses(words: str, values: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
         SamplingParams(**values)
 
 
@@ -435,13 +393,6 @@ def test_memory_is_estimated_before_it_is_taken(llm: LLM, monkeypatch: pytest.Mo
         llm.generate(IDS, max_new_tokens=3)
     monkeypatch.setattr(memory, "available_bytes", lambda: asked)
     assert len(llm.generate(IDS, max_new_tokens=3).token_ids) == 3
-
-
-def test_available_memory_is_known_here() -> None:
-    available = memory.available_bytes()
-    if sys.platform == "linux":
-        assert available is not None
-        assert available > 0
 
 
 # ---- paths -----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,81 +29,66 @@ OPTIONS = ("decode", "sink", "window", "protect", "scoring")
 options = st.fixed_dictionaries({}, optional=dict.fromkeys((*OPTIONS, "min_tokens"), junk))
 
 
-def refused_in_words(error: Exception) -> None:
-    assert isinstance(error, ValueError | TypeError)
-    assert str(error)
+def unless_refused(make: Callable[[], Any]) -> Any:
+    """What is made; None if it is refused in words."""
+    try:
+        return make()
+    except (ValueError, TypeError) as error:
+        if not str(error):
+            raise
+        return None
 
 
 @given(stages=st.one_of(junk, st.dictionaries(numbers, numbers, max_size=3)), options=options)
 def test_a_pruning_is_refused_or_can_be_run(llm: LLM, stages: Any, options: dict[str, Any]) -> None:
-    try:
+    def checked() -> Pruning:
         pruning = Pruning(stages, **options)
         pruning.check(llm.config)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
-        return
-    assert Pruning.from_json(pruning.to_json()) == pruning
-    assert llm.session(pruning).forward(IDS).shape == (llm.config.vocab,)
+        return pruning
+
+    if pruning := unless_refused(checked):
+        assert Pruning.from_json(pruning.to_json()) == pruning
+        assert llm.session(pruning).forward(IDS).shape == (llm.config.vocab,)
 
 
 @given(st.lists(numbers, min_size=1, max_size=3))
 def test_a_mass_is_refused_or_holds_its_rules(values: list[Any]) -> None:
-    try:
-        mass = Mass(*values)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
-        return
-    assert 0 <= mass.keep_min <= mass.keep_max <= 1
-    assert 0 < mass.mass <= 1
+    if mass := unless_refused(lambda: Mass(*values)):
+        assert 0 <= mass.keep_min <= mass.keep_max <= 1
+        assert 0 < mass.mass <= 1
 
 
 @given(st.lists(numbers, max_size=4))
 def test_sampling_is_refused_or_draws(llm: LLM, values: list[Any]) -> None:
-    try:
-        sampling = SamplingParams(*values)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
-        return
-    assert len(llm.generate(IDS, max_new_tokens=2, sampling=sampling).token_ids) <= 2
+    if sampling := unless_refused(lambda: SamplingParams(*values)):
+        assert len(llm.generate(IDS, max_new_tokens=2, sampling=sampling).token_ids) <= 2
 
 
 @given(junk)
 def test_a_prompt_is_refused_or_answered(llm: LLM, prompt: Any) -> None:
-    try:
-        made = llm.generate(prompt, max_new_tokens=1, progress=False)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
-        return
-    assert isinstance(made, list) or len(made.token_ids) == 1
+    made = unless_refused(lambda: llm.generate(prompt, max_new_tokens=1, progress=False))
+    assert made is None or isinstance(made, list) or len(made.token_ids) == 1
 
 
 @given(junk, st.booleans())
 def test_ids_are_refused_or_run(llm: LLM, ids: Any, generated: bool) -> None:
     session = llm.session(Pruning({1: 0.5}))
     session.forward(IDS)
-    before = session.length
-    try:
-        session.forward(ids, generated=generated)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
-        assert session.length == before
+    ran = unless_refused(lambda: session.forward(ids, generated=generated)) is not None
+    assert ran == (session.length > len(IDS))
     session.forward([1])
 
 
 @given(st.text(max_size=40))
 def test_json_is_refused_or_read(text: str) -> None:
-    try:
-        Pruning.from_json(text)
-    except (ValueError, TypeError) as error:
-        refused_in_words(error)
+    unless_refused(lambda: Pruning.from_json(text))
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_a_prompt(llm: LLM, text: str) -> None:
     try:
         made = llm.generate(text, max_new_tokens=2)
-    except ValueError as error:
-        refused_in_words(error)
+    except ValueError:
         assert text == "" or not text.isprintable()
         return
     assert llm.tokenizer.decode(made.prompt_ids) == text
@@ -169,22 +155,18 @@ def test_a_number_may_empty_the_tables_of_a_checkpoint(made: tiny.Tiny) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("ids", "kind"),
-    [
+def test_ids_that_are_no_integers_are_refused_by_name(made: tiny.Tiny) -> None:
+    session = made.load().session(None)
+    for ids, kind in (
         ([0.5], "float64"),
         ([1, 2.0], "float64"),
-        ([float("nan")], "float64"),
         ([True], "bool"),
         ([None], "object"),
         (np.array([1], np.float32), "float32"),
         ([2**70], "object"),
-    ],
-)
-def test_ids_that_are_no_integers_are_refused_by_name(made: tiny.Tiny, ids: Any, kind: str) -> None:
-    session = made.load().session(None)
-    with pytest.raises(TypeError, match=f"ids are of type {kind}; they must be integers"):
-        session.forward(ids)
+    ):
+        with pytest.raises(TypeError, match=f"ids are of type {kind}; they must be integers"):
+            session.forward(ids)
     assert session.length == 0
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from families import RECORDED, open_model
+from faults import entry, joined
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import write_safetensors
 
 from lazyllm import CheckpointError
-from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve, text_model
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard, resolve, text_model
 
 
 @pytest.fixture
@@ -29,19 +30,6 @@ def folder(tmp_path: Path) -> Path:
 def sharded(tmp_path: Path) -> Path:
     """A checkpoint in three shards."""
     return Path(shutil.copytree(RECORDED / "families" / "llama2", tmp_path / "sharded"))
-
-
-def encode(header: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def entry(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
-    return {
-        "dtype": dtype,
-        "shape": [(end - begin) // 4] if shape is None else shape,
-        "data_offsets": [begin, end],
-    }
 
 
 # ---- complete checkpoints ------------------------------------------------------------------------
@@ -106,7 +94,7 @@ def test_the_text_half_of_a_multimodal_checkpoint(text: str, head: str, tmp_path
 
 def test_a_text_tensor_under_two_names(tmp_path: Path) -> None:
     places = [
-        (f"{prefix}norm.weight", "F32", (1,), 0, 64, 4)
+        Tensor(f"{prefix}norm.weight", "F32", (1,), 0, 64, 4)
         for prefix in ("language_model.model.", "model.language_model.")
     ]
     with pytest.raises(
@@ -124,8 +112,8 @@ def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
         "also empty": entry(4, 4, [0]),
         "odd": entry(4, 5, [1], "U8"),
     }
-    path.write_bytes(encode(header, b"12345"))
-    start = 8 + len(json.dumps(header))
+    path.write_bytes(contents := joined(header, b"12345"))
+    start = len(contents) - 5
     assert sorted(read_shard(path, 2)) == [
         ("also empty", "F32", (0,), 2, start + 4, 0),
         ("empty", "F32", (0, 3), 2, start + 4, 0),
@@ -182,7 +170,7 @@ def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_resolve_asks_the_hub_for_no_path(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(FileNotFoundError, match="no folder here, nor the form of a hub id"):
+    with pytest.raises(FileNotFoundError, match="does not exist, nor has it the form of a hub id"):
         resolve(name)
 
 
@@ -205,10 +193,8 @@ def test_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("pytorch_model.bin", "pickles.*save_pretrained"),
-        ("consolidated.00.pth", "pickles"),
+        ("consolidated.00.pth", "pickles.*save_pretrained"),
         ("model.gguf", r"give the file itself: .*model\.gguf"),
-        ("notes.txt", "neither"),
     ],
 )
 def test_no_safetensors(folder: Path, name: str, advice: str) -> None:

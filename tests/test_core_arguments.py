@@ -114,7 +114,7 @@ BY_MASS = (0, (0.9, 0.1, 0.5))
         (7, "pruning is 7; it must be a dict or None"),
         ({}, "pruning: stages is missing"),
         (pruning([[1, 0.5]]), "stage [1, 0.5]; it must be (layer, rule)"),
-        (pruning([(1,)]), "a stage is (layer, rule) or (layer, rule, permanent)"),
+        (pruning([(1,)]), "a stage is (layer, rule) or (layer, rule, for_good)"),
         (pruning([(1, "a")]), "must be real number"),
         (
             pruning([(N_LAYERS - 1, 0.5)]),

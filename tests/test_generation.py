@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,15 @@ def test_a_stop_string_ends_the_answer(llm: LLM) -> None:
     assert len(made.token_ids) < 30
     assert llm.generate(IDS, max_new_tokens=30, stop=["nowhere", stop]).text == made.text
     assert "".join(llm.stream(IDS, max_new_tokens=30, stop=stop)) == made.text
+    unused = llm.generate(IDS, max_new_tokens=30, stop=whole.text[-2:] + "never")
+    assert (unused.text, unused.finish_reason) == (whole.text, "length")
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=3)])
 def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingParams) -> None:
     logits = llm.session(STAGES).forward(IDS)
     likely = [int(token) for token in logits.argsort()[::-1][:150]]
-    plain = Request.checked(8, sampling, (), False, False)
+    plain = Request(8, sampling, progress=False)
     forbidding = replace(plain, never_first=frozenset(likely))
     first, *more = llm.session(STAGES).answer(IDS, forbidding).finished().token_ids
     assert first not in likely
@@ -78,17 +81,11 @@ def test_forbidden_tokens_are_never_drawn_first(llm: LLM, sampling: SamplingPara
 
 def test_more_end_tokens_end_the_answer_even_at_once(llm: LLM) -> None:
     whole = llm.generate(IDS, max_new_tokens=8).token_ids
-    request = Request.checked(8, None, (), False, False)
+    request = Request(8, progress=False)
     for stop in whole:
         made = llm.session().answer(IDS, replace(request, stop_ids=frozenset([stop]))).finished()
         assert made.token_ids == whole[: whole.index(stop) + 1]
         assert made.finish_reason == "stop"
-
-
-def test_an_unused_stop_string_changes_nothing(llm: LLM) -> None:
-    whole = llm.generate(IDS, max_new_tokens=30)
-    made = llm.generate(IDS, max_new_tokens=30, stop=whole.text[-2:] + "never")
-    assert (made.text, made.finish_reason) == (whole.text, "length")
 
 
 def test_an_end_token_ends_the_answer(tmp_path: Path, llm: LLM) -> None:
@@ -153,17 +150,12 @@ def test_streaming_gives_what_generating_gives(llm: LLM) -> None:
     assert stream.generation is not None
     assert stream.generation.token_ids == made.token_ids
     assert list(stream) == []
-
-
-def test_a_stream_may_be_left_early(llm: LLM) -> None:
-    before = llm.generate(IDS, max_new_tokens=8).token_ids
-    stream = llm.stream(IDS, max_new_tokens=50)
-    next(stream)
-    stream.close()
-    assert list(stream) == []
+    left_early = llm.stream(IDS, max_new_tokens=50)
+    next(left_early)
+    left_early.close()
+    assert list(left_early) == []
     with pytest.raises(RuntimeError, match="closed or failed before its end"):
-        stream.finished()
-    assert llm.generate(IDS, max_new_tokens=8).token_ids == before
+        left_early.finished()
 
 
 # ---- reports ---------------------------------------------------------------------------------------
@@ -193,13 +185,15 @@ def test_shares_agree_with_the_passes(llm: LLM) -> None:
     assert (np.diff(made.computed_series) >= 0).all()
     assert (np.diff(made.reached_top_series) >= 0).all()
     assert made.reached_top_series[0] == 15 / 50
+    assert 0 < made.ttft < made.seconds
 
 
 def test_dense_computes_everything_at_once(llm: LLM) -> None:
-    made = llm.generate(IDS, max_new_tokens=3)
-    assert made.computed_series.tolist() == made.reached_top_series.tolist() == [1.0] * 3
-    assert made.pruning == Pruning()
-    assert made.recorded is None
+    made = llm.generate(IDS, max_new_tokens=1)
+    assert made.computed_series.tolist() == made.reached_top_series.tolist() == [1.0]
+    assert (made.speedup, made.unpruned, made.pruning, made.recorded) == (1.0, "", Pruning(), None)
+    assert "nothing was dropped" not in made.summary
+    assert made.ttft == made.seconds
 
 
 def test_counted_tokens_in_play_are_those_of_the_engine(llm: LLM) -> None:
@@ -268,13 +262,6 @@ def test_counted_work_where_tokens_are_gone(llm: LLM, least: int) -> None:
         )
 
 
-def test_times_are_in_order(llm: LLM) -> None:
-    made = llm.generate("Some text", max_new_tokens=4)
-    assert 0 < made.ttft < made.seconds
-    one = llm.generate("Some text", max_new_tokens=1)
-    assert one.ttft == one.seconds
-
-
 def test_keeping_everything_is_dense_to_the_bit(llm: LLM) -> None:
     logits = [
         llm.session(pruning).forward(IDS).tobytes()
@@ -296,16 +283,10 @@ def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
 # ---- what pruning saved of a prompt ------------------------------------------------------------------------
 
 
-def test_the_speedup_of_a_prompt_is_that_of_the_setting(llm: LLM) -> None:
-    made = llm.generate(IDS, STAGES, max_new_tokens=3)
-    assert made.speedup == pytest.approx(STAGES.speedup(llm.config, len(IDS)))
-    assert made.speedup > 1.2
-    assert (made.unpruned, "nothing was dropped" in made.summary) == ("", False)
-
-
 @pytest.mark.parametrize(
     "method",
     [
+        STAGES.to_json(),
         "random:keep=0.5",
         "random:keep=0.5,original_positions=true",
         "static:layers=2,keep=0.5",
@@ -313,11 +294,12 @@ def test_the_speedup_of_a_prompt_is_that_of_the_setting(llm: LLM) -> None:
         "gemfilter:layer=2,keep=0.5",
     ],
 )
-def test_the_speedup_of_other_methods_is_their_own_count(llm: LLM, method: str) -> None:
+def test_the_speedup_of_a_prompt_is_that_of_the_setting(llm: LLM, method: str) -> None:
     made = llm.generate(IDS, method, max_new_tokens=3)
     setting: Any = lazyllm.parse_method(method)
     assert made.speedup == pytest.approx(setting.speedup(llm.config, len(IDS)))
-    assert made.unpruned == ""
+    assert made.speedup != 1.0
+    assert (made.unpruned, "nothing was dropped" in made.summary) == ("", False)
 
 
 def test_a_beginning_read_before_counts_like_the_rest_of_its_prompt(llm: LLM) -> None:
@@ -361,13 +343,7 @@ def test_an_answer_says_why_nothing_was_dropped(llm: LLM, pruning: Any, n: int, 
     made = llm.generate(IDS[:n], pruning, max_new_tokens=2)
     assert (made.speedup, made.unpruned) == (1.0, reason)
     assert f"nothing was dropped: {reason}" in made.summary
-    assert f"{reason}</td>" in made._repr_html_().replace("&#x27;", "'")
-
-
-def test_a_dense_answer_has_nothing_to_explain(llm: LLM) -> None:
-    made = llm.generate(IDS, max_new_tokens=2)
-    assert (made.speedup, made.unpruned) == (1.0, "")
-    assert "nothing was dropped" not in made.summary
+    assert reason in unescape(made._repr_html_())
 
 
 def test_decode_steps_that_drop_are_not_nothing(llm: LLM) -> None:

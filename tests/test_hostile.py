@@ -21,8 +21,7 @@ from faults import Fault
 from folders import model_folder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_gguf import as_gguf
-from toys import write_gguf
+from toys import as_gguf, write_gguf
 
 import lazyllm
 from lazyllm import Preset, Pruning
@@ -37,7 +36,7 @@ CANDIDATE = {"pruning": {"stages": [[1, 0.5]]}, "speedup": 2.0}
 def opened(path: Path) -> lazyllm.LLM:
     """A model that has done what needs each of its files."""
     llm = lazyllm.load(path, device="cpu", threads=1)
-    if llm.tokenizer_if_any and llm.tokenizer.has_chat_template:
+    if llm.checkpoint.tokenizer and llm.tokenizer.has_chat_template:
         llm.tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
     return llm
 

@@ -45,7 +45,7 @@ def test_ctrl_c_stops_a_pass(
         sent.append(time.monotonic())
         raise KeyboardInterrupt
 
-    stream = session.answer(ids, Request.checked(n_new, None, (), False, False))
+    stream = session.answer(ids, Request(n_new, progress=False))
     if n_new > 1:
         next(stream)  # the prompt has been run
     alarm(ctrl_c, 0.3)

@@ -105,7 +105,7 @@ def restored():
 
 def resumed():
     session = llm.session(stages)
-    stream = session.answer(ids, lazyllm.generation.Request.checked(4, None, (), False, False))
+    stream = session.answer(ids, lazyllm.generation.Request(4, progress=False))
     try:
         next(stream)
         stream._pieces.throw(Stop)

@@ -198,12 +198,10 @@ def test_a_policy_is_a_setting(ours: HarnessModel, pruned: HarnessModel) -> None
             return view.attention(1).mean(axis=(0, 1))
 
     model = HarnessModel(ours.llm, Paper(STAGES))
-    pairs = [(TEXT, "x"), (TEXT, " and went on")]
-    assert_same(likelihoods(model, pairs), likelihoods(pruned, pairs))
-    assert answers(model, [TEXT], until=[], max_gen_toks=4) == answers(
-        pruned, [TEXT], until=[], max_gen_toks=4
-    )
     assert "Paper" in model.get_model_info()["pruning"]
+    pairs, options = [(TEXT, "x"), (TEXT, " and went on")], {"until": [], "max_gen_toks": 4}
+    assert_same(likelihoods(model, pairs), likelihoods(pruned, pairs))
+    assert answers(model, [TEXT], **options) == answers(pruned, [TEXT], **options)
 
 
 def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: HarnessModel) -> None:
@@ -219,16 +217,9 @@ def test_the_context_is_the_prompt_and_the_continuation_is_generated(pruned: Har
 def test_continuations_of_one_context_share_its_pass(
     pruned: HarnessModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = []
-    session = type(pruned.llm).session
-    monkeypatch.setattr(
-        type(pruned.llm),
-        "session",
-        lambda self, *given, **named: runs.append(1) or session(self, *given, **named),
-    )
-    choices = [
-        (TEXT, continuation) for continuation in [*CONTINUATIONS, *(f" {letter}" for letter in "ABCD")]
-    ]
+    runs, session = [], lazyllm.LLM.session
+    monkeypatch.setattr(lazyllm.LLM, "session", lambda *a, **k: runs.append(1) or session(*a, **k))
+    choices = [(TEXT, text) for text in [*CONTINUATIONS, *(f" {letter}" for letter in "ABCD")]]
     together = likelihoods(pruned, choices)
     assert len(runs) == 1
     assert together == [likelihoods(pruned, [choice])[0] for choice in choices]
@@ -246,10 +237,7 @@ def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: Harnes
     ("given", "setting"),
     [
         (None, lazyllm.Pruning()),
-        ("dense", lazyllm.Pruning()),
         (json.dumps(STAGES), lazyllm.Pruning(STAGES)),
-        (STAGES, lazyllm.Pruning(STAGES)),
-        ({1: 0.5}, lazyllm.Pruning({1: 0.5})),
         ([[1, 0.5]], lazyllm.Pruning({1: 0.5})),
         ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
         ("static:layers=2,keep=0.5", lazyllm.StaticPruning(2, 0.5)),
@@ -356,58 +344,37 @@ def test_whole_evaluations(folder: Path, tasks: Path, hf: HFLM, pruned: HarnessM
     assert lazyllm.parse_method(dense["config"]["pruning"]) == lazyllm.Pruning()
 
 
-def test_the_command(folder: Path, tasks: Path, tmp_path: Path) -> None:
-    setting = lazyllm.RandomDrop(0.5, 3)
-    given = {"pretrained": str(folder), "pruning": json.loads(setting.to_json())}
-    before = list(sys.argv)
-    arguments = ["--model", "lazyllm", "--model_args", json.dumps(given), "--tasks", "tiny_choice"]
-    arguments += ["--include_path", str(tasks), "--output_path", str(tmp_path), "--device", "cpu"]
-    assert cli.main(["lm-eval", *arguments]) == 0
-    assert sys.argv == before
-    (written,) = tmp_path.rglob("results_*.json")
-    found = json.loads(written.read_text())
-    assert lazyllm.parse_method(found["config"]["pruning"]) == setting
-    assert found["config"]["model_device"] == "cpu"
-    assert "acc,none" in found["results"]["tiny_choice"]
-
-
 def test_the_command_of_the_readme_needs_no_gpu(folder: Path, tasks: Path, tmp_path: Path) -> None:
     readme = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^lazyllm (lm-eval --model lazyllm .*)$", readme, re.M)
     line = line.partition(" #")[0].replace("DIR", str(folder)).replace('"10": 0.7', '"1": 0.7')
     line = line.replace("--tasks gsm8k", "--tasks tiny_choice")
+    before = list(sys.argv)
     arguments = [*shlex.split(line), "--include_path", str(tasks), "--output_path", str(tmp_path)]
     assert cli.main(arguments) == 0
+    assert sys.argv == before
     (written,) = tmp_path.rglob("results_*.json")
-    assert "acc,none" in json.loads(written.read_text())["results"]["tiny_choice"]
+    found = json.loads(written.read_text())
+    assert lazyllm.parse_method(found["config"]["pruning"]) == lazyllm.Pruning({1: 0.7})
+    assert found["config"]["model_device"] == "cpu"
+    assert "acc,none" in found["results"]["tiny_choice"]
 
 
-def test_a_device_that_is_given_is_used(folder: Path) -> None:
+def test_a_device_that_is_given_is_used() -> None:
     assert default_device(["--model", "lazyllm", "--tasks", "x"]) == ["--device", "auto"]
     for given in (["--device", "cuda:0"], ["--device=cpu"], ["--config", "run.yaml"]):
         assert default_device(["--model", "lazyllm", *given]) == []
     assert default_device(["--model", "hf"]) == default_device(["ls", "tasks"]) == []
-    arguments = {"pretrained": str(folder), "device": "cpu"}
-    made = HarnessModel.create_from_arg_obj(arguments, {"device": "auto", "max_batch_size": None})
-    assert made.llm.device == "cpu"
-    text = ",".join(f"{name}={value}" for name, value in arguments.items())
-    assert HarnessModel.create_from_arg_string(text, {"device": "cuda:0"}).llm.device == "cpu"
 
 
 # ---- refusals --------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_done_is_refused(
-    ours: HarnessModel, pruned: HarnessModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_cannot_be_done_is_refused(ours: HarnessModel) -> None:
     rolling = asked("loglikelihood_rolling", [(TEXT,)])
-    for model in (
-        pruned,
-        HarnessModel(ours.llm, "random:keep=0.5"),
-        HarnessModel(ours.llm, "static:layers=2,keep=0.5"),
-    ):
+    for setting in (STAGES, "random:keep=0.5", "static:layers=2,keep=0.5"):
         with pytest.raises(ValueError, match="pruning must be dense"):
-            model.loglikelihood_rolling(rolling)
+            HarnessModel(ours.llm, setting).loglikelihood_rolling(rolling)
     with pytest.raises(ValueError, match="lazyllm longbench runs it"):
         HarnessModel(ours.llm, "compress:ratio=0.5")
     with pytest.raises(ValueError, match="out of reach"):
@@ -423,8 +390,6 @@ def test_what_cannot_be_done_is_refused(
     assert answers(ours, ["x"], num_beams=1) == answers(ours, ["x"])
     with pytest.raises(ValueError, match="a continuation has 8 tokens; it must have 1 to 7"):
         likelihoods(HarnessModel(ours.llm, max_length=7), [("x", "12345678")])
-    HarnessModel(ours.llm, batch_size="auto")
-    assert "requests are run one by one" in caplog.text
 
 
 def test_a_checkpoint_without_end_token(tmp_path: Path) -> None:

@@ -9,9 +9,14 @@ import numpy as np
 import pytest
 
 from lazyllm.evaluation.intervals import interval, student_t
-from lazyllm.evaluation.report import generated_lengths_table, lengths_table, scores_table, seeds_table
-from lazyllm.evaluation.runner import means_so_far
-from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.report import (
+    generated_lengths_table,
+    lengths_table,
+    scores_table,
+    times_table,
+    warmth,
+)
+from lazyllm.evaluation.summary import Speed, Summary
 from lazyllm.evaluation.token_use import token_use
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.scores import plot_scores
@@ -20,7 +25,7 @@ from lazyllm.support.tables import Table
 
 def test_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
-        row(DENSE, name, "1", score, 1.0)
+        row("dense", name, "1", score, 1.0)
         for name, score in [("vt@400", 0.5), ("cwe@400", 1.0), ("vt@800", 0.25)]
     ]
     table = generated_lengths_table(Summary(rows, lambda name: "task"))
@@ -39,7 +44,9 @@ def test_token_use_is_the_mean_over_items() -> None:
     np.testing.assert_allclose(shares[4], [(0.2 + 0.5) / 2, (0.3 + 0.5) / 2, (0.5 + 0.5) / 2])
 
 
-def row(setting: str, name: str, number: int | str, score: float, ttft: float) -> dict[str, Any]:
+def row(
+    setting: str, name: str, number: int | str, score: float, ttft: float, environment: str = "here"
+) -> dict[str, Any]:
     return {
         "setting": setting,
         "dataset": name,
@@ -48,7 +55,7 @@ def row(setting: str, name: str, number: int | str, score: float, ttft: float) -
         "computed": 1.0,
         "reached_top": 1.0,
         "changed_nothing": False,
-        "environment": "here",
+        "environment": environment,
         "timing": {"ttft": ttft, "seconds": 2 * ttft},
     }
 
@@ -56,12 +63,12 @@ def row(setting: str, name: str, number: int | str, score: float, ttft: float) -
 def test_summary_by_hand() -> None:
     rows = []
     for number, (dense, pruned) in enumerate([(0.5, 0.25), (1.0, 0.5)]):
-        rows += [row(DENSE, "lcc", number, dense, 4.0), row("p", "lcc", number, pruned, 1.0 + number)]
-    rows += [row(DENSE, "trec", 0, 1.0, 6.0), row("p", "trec", 0, 1.0, 2.0)]
+        rows += [row("dense", "lcc", number, dense, 4.0), row("p", "lcc", number, pruned, 1.0 + number)]
+    rows += [row("dense", "trec", 0, 1.0, 6.0), row("p", "trec", 0, 1.0, 2.0)]
     assert np.isnan(Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__).mean("p").low)  # of one item
-    rows += [row(DENSE, "trec", 1, 1.0, 6.0), row("p", "trec", 1, 1.0, 2.0)]
+    rows += [row("dense", "trec", 1, 1.0, 6.0), row("p", "trec", 1, 1.0, 2.0)]
     summary = Summary(rows, {"lcc": "code", "trec": "few"}.__getitem__)
-    assert summary.score(DENSE, "lcc") == 75.0
+    assert summary.score("dense", "lcc") == 75.0
     assert summary.score("p", "lcc") == 37.5
     assert summary.mean("p").value == pytest.approx((37.5 + 100) / 2)
     difference = summary.difference("p")
@@ -73,6 +80,34 @@ def test_summary_by_hand() -> None:
     assert speed is not None
     assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)
+
+
+def test_times_by_hand() -> None:
+    slow = [("dense", 4.0, n) for n in range(3)] + [("p", 2.0, n) for n in range(3)]
+    fast = [("dense", 1.0, 0), ("p", 0.25, 0), ("q", 0.5, 1), ("r", 0.5, 0)]
+    rows = [
+        row(setting, "lcc", number, 1.0, ttft, environment)
+        for environment, timed in (("slow", slow), ("fast", fast))
+        for setting, ttft, number in timed
+    ]
+    summary = Summary(rows, lambda name: "code")
+    assert summary.environments == ["slow", "fast"]
+    assert len(summary.rows) == 8  # the two doubles count once
+    assert summary.score("p", "lcc") == 100
+    speeds = {setting: summary.speed(setting, "ttft") for setting in "pqr"}
+    # dense was timed on the item of q elsewhere
+    assert speeds == {"p": Speed(2.0, 2.0), "q": None, "r": Speed(2.0, 2.0)}
+    assert times_table(summary).rows == [
+        ["slow", "dense", "3", "1.00 (1.00)", "1.00 (1.00)"],
+        ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
+        ["fast", "dense", "1", "1.00 (1.00)", "1.00 (1.00)"],
+        ["fast", "p", "1", "4.00 (4.00)", "4.00 (4.00)"],
+        ["fast", "q", "1", "", ""],
+        ["fast", "r", "1", "2.00 (2.00)", "2.00 (2.00)"],
+    ]
+    assert [row["timing"]["ttft"] for row in summary.timed("p") + summary.timed("q")] == [2.0] * 3 + [0.5]
+    states = {"slow": {"warm-up runs": 0}, "fast": {"warm-up runs": 5}}
+    assert warmth(summary, states) == "cold or warm, after 5 short runs and one of each setting"
 
 
 SPREADS = {
@@ -96,19 +131,18 @@ def test_intervals_hold_the_mean_95_times_in_100(name: str, items: int) -> None:
     assert n_hits / n_trials == pytest.approx(0.95, abs=0.02)
 
 
-@pytest.mark.parametrize("items", [2, 3, 20])
-def test_intervals_of_a_summary_hold_the_mean_95_times_in_100(items: int) -> None:
+def test_intervals_of_a_summary_hold_the_mean_95_times_in_100() -> None:
     """Scores, and paired differences to dense, of two categories with two data sets each."""
     random, n_trials, hits = np.random.default_rng(1), 800, np.zeros(4)
     names = {"a": "1", "b": "1", "c": "2", "d": "2"}
     for _ in range(n_trials):
         rows = []
         for name in names:
-            for number, level in enumerate(random.normal(0.5, 0.05, items)):
-                rows.append(row(DENSE, name, number, level, 1.0))
+            for number, level in enumerate(random.normal(0.5, 0.05, 3)):
+                rows.append(row("dense", name, number, level, 1.0))
                 rows.append(row("p", name, number, level - 0.1 + random.normal(0, 0.02), 1.0))
         summary = Summary(rows, names.__getitem__)
-        told = [summary.mean(DENSE), summary.mean(DENSE, "1"), summary.difference("p")]
+        told = [summary.mean("dense"), summary.mean("dense", "1"), summary.difference("p")]
         told.append(summary.difference("p", "2"))
         for place, (one, truth) in enumerate(zip(told, (50, 50, -10, -10), strict=True)):
             assert one is not None
@@ -129,68 +163,48 @@ def test_intervals_by_hand() -> None:
 
 def test_the_value_lies_in_its_interval_even_where_all_items_agree(tmp_path: Path) -> None:
     for scores in ({"a": 2 / 3}, {"a": 0.1}, {"a": 1.0, "b": 1.0, "c": 0.0}):
-        rows = [row(DENSE, name, number, score, 1.0) for name, score in scores.items() for number in range(3)]
-        mean = Summary(rows, str.upper).mean(DENSE)
+        rows = [
+            row("dense", name, number, score, 1.0) for name, score in scores.items() for number in range(3)
+        ]
+        mean = Summary(rows, str.upper).mean("dense")
         assert mean.low <= mean.value <= mean.high
-        dot = Dot(DENSE, 1.0, mean.value, mean.low, mean.high)
-        assert plot_scores([dot], DENSE, tmp_path / "scores.png", "a model").exists()
+        dot = Dot("dense", 1.0, mean.value, mean.low, mean.high)
+        assert plot_scores([dot], "dense", tmp_path / "scores.png", "a model").exists()
 
 
 def test_means_are_of_unrounded_scores() -> None:
-    rows = [row(DENSE, "lcc", number, float(number < 2), 1.0) for number in range(3)]
+    rows = [row("dense", "lcc", number, float(number < 2), 1.0) for number in range(3)]
     rows += [row("p", "lcc", number, float(number < 1), 1.0) for number in range(3)]
     summary = Summary(rows, lambda name: "code")
     difference = summary.difference("p")
     assert difference is not None
-    assert summary.mean_score("p") - summary.mean_score(DENSE) == pytest.approx(difference.value, abs=1e-9)
+    assert summary.mean_score("p") - summary.mean_score("dense") == pytest.approx(difference.value, abs=1e-9)
     cells = {line[0]: line[1:] for line in scores_table(summary).rows}
     assert cells["lcc"] == ["66.67", "33.33"]
     assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")
 
 
-def test_the_progress_bar_shows_the_means_of_one_setting() -> None:
-    rows = [row(DENSE, "lcc", 1, 1.0, 4.0), row("p", "lcc", 1, 0.5, 1.0), row(DENSE, "lcc", 2, 0.0, 2.0)]
-    rows.append({"setting": DENSE, "dataset": "lcc", "item": "3", "error": "ValueError: no"})
-    assert means_so_far(rows, DENSE) == "dense, TTFT 3.00 s, score 50.0"
-    assert means_so_far(rows, "p") == "p, TTFT 1.00 s, score 50.0"
-    assert means_so_far(rows, "q" * 50) == "q" * 39 + "…"
-    kl = [{"setting": "p", "kl": 0.25, "timing": {"ttft": 1.0}}]
-    assert means_so_far(kl, "p") == "p, TTFT 1.00 s, KL 0.2500"
-
-
 def test_differences_pair_the_items_that_both_have() -> None:
-    rows = [row(DENSE, "lcc", number, 0.5, 1.0) for number in range(3)]
+    rows = [row("dense", "lcc", number, 0.5, 1.0) for number in range(3)]
     rows += [row("p", "lcc", number, 0.25, 1.0) for number in range(2)]
     rows.append({"setting": "p", "dataset": "lcc", "item": "2", "error": "ValueError: too long"})
     summary = Summary(rows, lambda name: "code")
     difference = summary.difference("p")
     assert difference is not None
     assert difference.value == pytest.approx(-25)
-    assert summary.n_paired("p") == 2
-    assert scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "", "2"]]
+    assert scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
 
 
 def test_tables_for_other_programs_hold_no_markdown() -> None:
-    table = scores_table(Summary([row(DENSE, "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
+    table = scores_table(Summary([row("dense", "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
     assert "**" in table.markdown()
     assert "**" not in table.csv() + table.latex()
     assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
 
 
-def test_settings_that_differ_by_seed_are_told_as_mean_and_deviation() -> None:
-    rows = [
-        row(f"RandomDrop(keep=0.5, seed={seed})", "qasper", "1", score, 1.0)
-        for seed, score in enumerate([0.2, 0.4, 0.6])
-    ]
-    summary = Summary([*rows, row(DENSE, "qasper", "1", 0.5, 2.0)], lambda name: "QA")
-    assert list(summary.seeded) == ["RandomDrop(keep=0.5)"]
-    table = seeds_table(summary)
-    assert table.rows == [["RandomDrop(keep=0.5)", "3", "40.00 ± 20.00", "2.00 ± 0.00"]]
-
-
 def test_longbench_e_is_told_by_length() -> None:
     rows = [
-        {**row(DENSE, name, str(length), score, 1.0), "length": length}
+        {**row("dense", name, str(length), score, 1.0), "length": length}
         for name, length, score in [
             ("qasper_e", 3999, 0.25),
             ("qasper_e", 1000, 0.75),

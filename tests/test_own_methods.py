@@ -170,10 +170,10 @@ BROKEN = {
     "missing": ("nowhere:Tail", ValueError, "'missing' cannot be loaded: nowhere:Tail of others: ModuleNot"),
     "nothing": ("others:Tail", ValueError, "'nothing' cannot be loaded: others:Tail of others: Attribute"),
     "failing": ("failing:Tail", ValueError, "'failing' cannot be loaded: failing:Tail of others: ZeroDiv"),
-    "number": ("others:number", TypeError, "'number' must be a subclass of lazyllm.Method: .* is 5"),
-    "renamed": ("tails:Tail", ValueError, "must have the class attribute name = 'renamed': .* has 'tail'"),
+    "number": ("others:number", TypeError, "'number' must be a subclass of lazyllm.Method .* is 5"),
+    "renamed": ("tails:Tail", TypeError, "the class attribute name = 'renamed': .* name is 'tail'"),
     "tail": ("others:number", ValueError, "several methods have the name 'tail': .*others.*; uninstall"),
-    "random": ("tails:Tail", ValueError, "have the name 'random': lazyllm itself, tails:Tail of others"),
+    "random": ("tails:Tail", ValueError, "have the name 'random': tails:Tail of others, lazyllm itself"),
 }
 
 

@@ -662,8 +662,8 @@ def test_time_in_the_policy_is_shown_apart(llm: LLM) -> None:
         session = llm.session(Calls({1: 0.5}, rule, min_tokens=min_tokens))
         session.forward(IDS)
         assert len(spent) == calls
-        assert (session.last_policy_seconds > 0) == bool(calls)
-        assert session.last_policy_seconds >= sum(spent)
+        assert (session.core.policy_seconds > 0) == bool(calls)
+        assert session.core.policy_seconds >= sum(spent)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="long on the emulated device")
@@ -685,7 +685,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
         [row for row in swept.rows if row["setting"] == str(one(stages))] for one in (Pruning, Paper)
     )
     assert len(mine) == len(theirs) == 1
-    for name in ("kl", "agreement", "prediction", "computed", "in_play", "revived"):
+    for name in ("kl", "agreement", "prediction", "computed", "in_play", "reached_top"):
         assert mine[0][name] == pytest.approx(theirs[0][name]), name
     assert mine[0]["flops"] < theirs[0]["flops"]
 

@@ -41,26 +41,31 @@ class Passes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run: list[int] = []
-        begin = Session._begin_prompt
+        begin = Session.begin_prompt
 
         def counted(session: Session, n_given: int, n_new: int) -> None:
             self.run.append(n_new)
             begin(session, n_given, n_new)
 
-        monkeypatch.setattr(Session, "_begin_prompt", counted)
+        monkeypatch.setattr(Session, "begin_prompt", counted)
 
 
 @pytest.mark.parametrize("pruning", [DENSE, PRUNED], ids=["dense", "pruned"])
 def test_answers_are_those_without_the_cache(
     llm: LLM, pruning: Pruning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    want = [answered(llm, HEAD + tail, pruning) for tail in TAILS]
+    want = [llm.generate(HEAD + tail, pruning, max_new_tokens=6) for tail in TAILS]
     cache, passes = PrefixCache(), Passes(monkeypatch)
-    got = [answered(llm, HEAD + tail, pruning, prefix=cache) for tail in TAILS]
-    assert got == want
-    assert (
-        sum(passes.run) < len(HEAD) + sum(map(len, TAILS)) + 4 * 64 < sum(len(HEAD + tail) for tail in TAILS)
-    )
+    got = [llm.generate(HEAD + tail, pruning, max_new_tokens=6, prefix=cache) for tail in TAILS]
+    n_run, n_given = sum(passes.run), sum(len(HEAD + tail) for tail in TAILS)
+    assert n_run < len(HEAD) + sum(map(len, TAILS)) + 4 * 64 < n_given
+    for one, other in zip(got, want, strict=True):
+        assert (one.token_ids, one.prompt_ids, one.n_given) == (
+            other.token_ids,
+            other.prompt_ids,
+            other.n_given,
+        )
+        assert one.computed_series == pytest.approx(other.computed_series, abs=1e-12)
 
 
 def test_dense_logits_are_equal_to_the_bit(llm: LLM) -> None:
@@ -68,16 +73,6 @@ def test_dense_logits_are_equal_to_the_bit(llm: LLM) -> None:
     for tail in TAILS:
         want = llm.session().forward(HEAD + tail)
         assert (llm.session(prefix=cache).forward(HEAD + tail) == want).all()
-
-
-def test_a_generation_counts_the_whole_prompt(llm: LLM) -> None:
-    cache = PrefixCache()
-    for tail in TAILS[:2]:
-        want = llm.generate(HEAD + tail, PRUNED, max_new_tokens=4)
-        got = llm.generate(HEAD + tail, PRUNED, max_new_tokens=4, prefix=cache)
-        assert got.prompt_ids == want.prompt_ids
-        assert got.n_given == want.n_given
-        assert got.computed_series == pytest.approx(want.computed_series, abs=1e-12)
 
 
 def test_a_document_is_read_once_and_each_question_prunes_for_itself(llm: LLM) -> None:
@@ -128,7 +123,7 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
 
     cache, want = PrefixCache(), answered(llm, HEAD + TAILS[0], PRUNED)
     with monkeypatch.context() as patched:
-        patched.setattr(Session, "_forked_core", refused)
+        patched.setattr(Session, "forked_core", refused)
         with pytest.warns(UserWarning, match="the PrefixCache does not keep .* a fork needs more"):
             assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
     assert not cache._entries
@@ -140,7 +135,7 @@ def test_an_answer_needs_no_memory_for_forks(llm: LLM, monkeypatch: pytest.Monke
         def bytes_for(self, n_tokens: int) -> int:
             return n_tokens
 
-    cache._entries = [replace(cache._entries[0], core=Full())]
+    cache._entries = [cache._entries[0]._replace(core=Full())]
     assert answered(llm, HEAD + TAILS[0], PRUNED, prefix=cache) == want
 
 
@@ -205,7 +200,7 @@ def test_a_prompt_that_is_interrupted_leaves_nothing(
         return contextlib.nullcontext()
 
     with monkeypatch.context() as patched:
-        patched.setattr("lazyllm.session.prefill_watch", interrupted)
+        patched.setattr("lazyllm.timeline.prefill_watch", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ask(session, HEAD + TAILS[4])
     assert session.length == 0
@@ -228,7 +223,7 @@ def test_the_last_pass_has_all_rows_that_are_asked(llm: LLM) -> None:
     ids = HEAD + TAILS[4]
     preset = Preset(Pruning({1: 0.5}, scoring=Scoring(queries=300)), 1.0, "", "", {}, {})
     for method, n_rows in ((preset, 300), (Asking(9), 300), (FastKV(1, 0.5), PASS), (PRUNED, PASS)):
-        assert PrefixCache.readable(method, ids) == ids[:-n_rows]
+        assert prefix_cache.readable(method, ids) == ids[:-n_rows]
     assert answered(llm, ids, Asking(300), prefix=PrefixCache()) == answered(llm, ids, Asking(300))
     with pytest.raises(ValueError, match=r"asked for 301 rows; .* 300 in Asking: set queries = 301"):
         answered(llm, ids, Asking(301))
@@ -242,17 +237,11 @@ def test_threads_share_a_cache(llm: LLM) -> None:
     assert got == want * 3
 
 
-@pytest.mark.parametrize(
-    ("pruning", "message"),
-    [
-        (lazyllm.RandomDrop(keep=0.5), "prompts cannot be read in parts, as prefix=<PrefixCache"),
-        (Pruning({1: lazyllm.Drop(0.5)}), "prompts cannot be read in parts, as prefix=<PrefixCache"),
-    ],
-    ids=str,
-)
-def test_refused_settings(llm: LLM, pruning: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        llm.generate(HEAD, pruning, prefix=PrefixCache())
+@pytest.mark.parametrize("pruning", [lazyllm.RandomDrop(keep=0.5), Pruning({1: lazyllm.Drop(0.5)})], ids=str)
+def test_refused_settings(llm: LLM, pruning: Any) -> None:
+    for open_session in (llm.session, lambda *given, **named: llm.generate(HEAD, *given, **named)):
+        with pytest.raises(ValueError, match="prompts cannot be read in parts, as prefix=<PrefixCache"):
+            open_session(pruning, prefix=PrefixCache())
     with pytest.raises(ValueError, match="prompts cannot be read in parts with"):
         llm.session(pruning).read(HEAD)
 
@@ -261,7 +250,5 @@ def test_refused_arguments(llm: LLM) -> None:
     with pytest.raises(ValueError, match="max_bytes"):
         PrefixCache(max_bytes=0)
     assert PrefixCache(max_bytes=2**40).max_bytes == 2**40
-    with pytest.raises(TypeError, match="prefix must be a session of this model or a PrefixCache, not 3"):
-        llm.generate(HEAD, prefix=3)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="the prompt is empty"):
         llm.session().read([])

@@ -17,7 +17,7 @@ from tiny import DTYPES, Build, Shape, Tiny, pruning
 from tolerances import NEAR_TIE
 
 from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning
-from lazyllm.methods.one_stage import Aggregation, Chosen, FirstPass
+from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
 
 IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat!"
@@ -153,8 +153,8 @@ def test_each_prompt_of_a_conversation_is_filtered_by_itself(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("method", "where", "result"),
     [
-        (GemFilter(2, 0.3), "lazyllm.methods.one_stage.FirstPass.score", Chosen(np.arange(15))),
-        (PromptCompression(0.5), "lazyllm.methods.prompt_compression.compressed", "The sea."),
+        (GemFilter(2, 0.3), "lazyllm.methods.rivals.FirstPass.score", Chosen(np.arange(15))),
+        (PromptCompression(0.5), "lazyllm.methods.compression.compressed", "The sea."),
     ],
     ids=["GemFilter", "PromptCompression"],
 )

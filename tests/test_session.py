@@ -8,7 +8,7 @@ import itertools
 import json
 import pickle
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from folders import SHAPE, model_folder
 import lazyllm
 from lazyllm import LLM, Pruning, Session
 from lazyllm.generation import Request
+from lazyllm.machine import memory
+from lazyllm.prompt import Conversation
 
 STAGES = Pruning({1: 0.6, 3: 0.3})
 IDS = list(range(40, 90))
@@ -29,21 +31,13 @@ def test_forward_gives_logits(llm: LLM) -> None:
     logits = session.forward(np.array(IDS))
     assert (logits.shape, logits.dtype) == ((SHAPE.vocab,), np.float32)
     assert int(logits.argmax()) == llm.generate(IDS, max_new_tokens=1).token_ids[0]
-    assert (session.length, session.kinds.tolist()) == (50, [0] * 50)
     assert session.depths.tolist() == [SHAPE.n_layers] * 50
     session.forward([7], generated=True)
     assert session.kinds.tolist() == [0] * 50 + [1]
     assert "51 tokens" in repr(session)
-
-
-def test_what_a_session_reports_is_a_copy(llm: LLM) -> None:
-    session = llm.session(STAGES)
-    session.forward(IDS)
     for name in ("depths", "kinds", "last_pass"):
-        getattr(session, name)[:] = 99
+        getattr(session, name)[:] = 99  # a copy
         assert 99 not in getattr(session, name)
-    assert session.last_pass.shape == (SHAPE.n_layers, 3)
-    assert 0 < session.reached_top < session.computed < 1
 
 
 def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
@@ -60,11 +54,10 @@ def test_forward_grows_token_by_token_to_the_context(llm: LLM) -> None:
 
 
 def test_a_template_that_leaves_answers_out_has_no_follow_up(tmp_path: Path) -> None:
-    folder = model_folder(tmp_path)
-    config = folder / "tokenizer_config.json"
+    config = model_folder(tmp_path) / "tokenizer_config.json"
     last = {"chat_template": "{{ messages[-1]['content'] }}"}
     config.write_text(json.dumps(json.loads(config.read_text()) | last))
-    session = lazyllm.load(folder, threads=1).session()
+    session = lazyllm.load(config.parent, threads=1).session()
     session.ask("Hi", chat=True, max_new_tokens=2)
     with pytest.raises(ValueError, match="the chat template leaves earlier answers out"):
         session.ask("Why?", chat=True, max_new_tokens=2)
@@ -83,29 +76,24 @@ def test_a_follow_up_continues_the_same_context(llm: LLM) -> None:
     assert session.kinds.tolist() == kinds
 
 
-@pytest.mark.parametrize("text", ["And you?", "lazyllm-answer-mark and lazyllm-answer-mark"])
-def test_a_chat_goes_on_by_its_template(llm: LLM, text: str) -> None:
+def test_a_chat_goes_on_by_its_template(llm: LLM) -> None:
     session = llm.session(STAGES)
-    first = session.ask("Hello", chat=True, max_new_tokens=3)
-    second = session.ask(text, chat=True, max_new_tokens=3)
-    decode = llm.tokenizer.decode
-    assert (
-        decode(first.prompt_ids, skip_special_tokens=False) == "<s><turn>user\nHello</s>\n<turn>assistant\n"
-    )
-    assert decode(second.prompt_ids, skip_special_tokens=False) == (
-        f"</s>\n<turn>user\n{text}</s>\n<turn>assistant\n"
-    )
-
-
-def raw_ask(session: Session) -> None:
-    session.ask("A document.", max_new_tokens=2)
+    correction = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Why?"}]
+    answers = [
+        session.ask(prompt, chat=True, max_new_tokens=3) for prompt in ("Hello", "And you?", correction)
+    ]
+    assert [llm.tokenizer.decode(one.prompt_ids, skip_special_tokens=False) for one in answers] == [
+        "<s><turn>user\nHello</s>\n<turn>assistant\n",
+        "</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n",
+        "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nWhy?</s>\n<turn>assistant\n",
+    ]
 
 
 @pytest.mark.parametrize("chats", [False, True])
 @pytest.mark.parametrize(
     "outside",
     [
-        raw_ask,
+        lambda session: session.ask("A document.", max_new_tokens=2) and None,
         lambda session: session.read("A document."),
         lambda session: session.forward(IDS),
         lambda session: session.forward([7], generated=not session.length),
@@ -125,37 +113,24 @@ def test_a_chat_turn_follows_turns_only(llm: LLM, chats: bool, outside: Any) -> 
     assert session.ask("And you?", chat=True, max_new_tokens=2).token_ids == want
 
 
-def test_a_chat_that_ended_by_its_end_token_does_not_repeat_it(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=1)
-    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled
-    second = session.ask("And you?", chat=True, max_new_tokens=1)
-    shown = llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False)
-    assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-
-
-def test_a_failed_ask_changes_nothing(llm: LLM) -> None:
-    session = llm.session()
-    session.ask("Hello", chat=True, max_new_tokens=2)
-    before = session.length
+def test_a_refused_call_changes_nothing(llm: LLM) -> None:
+    """An interrupted answer goes on waiting, too."""
+    session = llm.session(Pruning({1: 0.999}))
+    want = llm.session(Pruning({1: 0.999})).ask("Hello", chat=True, max_new_tokens=6)
+    stream = session.answer("Hello", Request(6, chat=True, progress=False))
+    next(stream)
+    stream.close()
+    before = state(session)
     with pytest.raises(ValueError, match="the model's context is 600"):
         session.ask("And you?", chat=True, max_new_tokens=600)
     with pytest.raises(TypeError, match="chat=True needs"):
         session.ask(IDS, chat=True)
-    assert session.length == before
-    assert len(session.ask("And you?", chat=True, max_new_tokens=2).token_ids) == 2
-
-
-def test_messages_are_a_chat(llm: LLM) -> None:
-    system, hello = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
-    session = llm.session(STAGES)
-    first = session.ask([system, hello], chat=True, max_new_tokens=3)
-    assert first.prompt_ids == llm.tokenizer.apply_chat_template([system, hello])
-    correction = {"role": "assistant", "content": "Hi."}
-    second = session.ask([correction, {"role": "user", "content": "And you?"}], chat=True, max_new_tokens=3)
-    assert llm.tokenizer.decode(second.prompt_ids, skip_special_tokens=False) == (
-        "</s>\n<turn>assistant\nHi.</s>\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
-    )
+    with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
+        session.surprisal([4])
+    assert state(session) == before
+    assert session.resume().token_ids == want.token_ids
+    with pytest.raises(RuntimeError, match="no answer of this session waits"):
+        session.resume()
 
 
 # ---- fork and truncate -----------------------------------------------------------------------------------
@@ -166,36 +141,26 @@ def state(session: lazyllm.Session) -> tuple[Any, ...]:
     return core.ids.tolist(), core.depths.tolist(), core.kinds.tolist(), core.drawn, session.computed
 
 
-def test_forks_answer_alone(llm: LLM) -> None:
+def test_prompts_continue_a_prefix(llm: LLM) -> None:
     """Several questions on one document: each fork answers as the session would, and changes no other."""
-    base = llm.session(STAGES)
+    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
     base.ask(IDS, max_new_tokens=3)
     before = state(base)
-    questions = [IDS[:5], IDS[20:30], [7]]
     forks = [base.fork() for _ in questions]
-    answers = [one.ask(ids, max_new_tokens=6) for one, ids in zip(forks, questions, strict=True)]
+    of_forks = [fork.ask(ids, max_new_tokens=6) for fork, ids in zip(forks, questions, strict=True)]
+    answers = llm.generate(questions, max_new_tokens=6, prefix=base, progress=False)
     assert state(base) == before
-    for ids, got in zip(questions, answers, strict=True):
+    for ids, *both in zip(questions, of_forks, answers, strict=True):
         alone = llm.session(STAGES)
         alone.ask(IDS, max_new_tokens=3)
         want = alone.ask(ids, max_new_tokens=6)
-        assert got.token_ids == want.token_ids
-        assert got.passes.tolist() == want.passes.tolist()
-        assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
-
-
-def test_prompts_continue_a_prefix(llm: LLM) -> None:
-    base, questions = llm.session(STAGES), [IDS[:5], IDS[20:30], [7]]
-    base.forward(IDS)
-    before = state(base)
-    want = [base.fork().ask(ids, max_new_tokens=4).token_ids for ids in questions]
-    answers = llm.generate(questions, max_new_tokens=4, prefix=base, progress=False)
-    assert [one.token_ids for one in answers] == want
-    assert llm.generate([7], STAGES, max_new_tokens=4, prefix=base).token_ids == want[2]
-    stream = llm.stream([7], max_new_tokens=4, prefix=base)
-    assert stream.finished().token_ids == want[2]
-    assert answers[0].pruning == STAGES
-    assert state(base) == before
+        for got in both:
+            assert got.token_ids == want.token_ids
+            assert got.passes.tolist() == want.passes.tolist()
+            assert (got.computed, got.reached_top) == (want.computed, want.reached_top)
+            assert got.pruning == STAGES
+    assert llm.generate([7], STAGES, max_new_tokens=6, prefix=base).token_ids == want.token_ids
+    assert llm.stream([7], max_new_tokens=6, prefix=base).finished().token_ids == want.token_ids
 
 
 def test_a_chat_continues_a_prefix(llm: LLM) -> None:
@@ -264,19 +229,14 @@ def test_truncate_asks_again(llm: LLM) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("n", "kind", "message"),
-    [
-        (51, ValueError, "n is 51; the session has 50 tokens"),
-        (-1, ValueError, "n must be from 0"),
-        (1.5, TypeError, "n must be a whole number"),
-    ],
-)
-def test_truncate_refuses(llm: LLM, n: Any, kind: type[Exception], message: str) -> None:
+def test_truncate_refuses(llm: LLM) -> None:
     session = llm.session()
     session.forward(IDS)
-    with pytest.raises(kind, match=message):
-        session.truncate(n)
+    with pytest.raises(ValueError, match="n is 51; the session has 50 tokens"):
+        session.truncate(51)
+    for n in (-1, 1.5):
+        with pytest.raises((TypeError, ValueError), match="n must be"):
+            session.truncate(n)  # type: ignore[arg-type]
     assert session.length == 50
 
 
@@ -294,6 +254,10 @@ def test_a_truncated_chat_goes_on_between_its_turns(llm: LLM) -> None:
     session.truncate(len(first.prompt_ids) + 1)  # within the first answer
     cut = session.ask("And you?", chat=True, max_new_tokens=3)
     assert cut.prompt_ids == want.prompt_ids
+    session.truncate(len(first.prompt_ids) - 2)  # within the first turn's messages
+    session.forward([1, 2, 3, 4, 5])
+    with pytest.raises(ValueError, match="within the messages of the chat's last turn; truncate it to 0"):
+        session.ask("And you?", chat=True, max_new_tokens=3)
     session.truncate(0)
     assert session.ask("Hello", chat=True, max_new_tokens=3).token_ids == first.token_ids
 
@@ -312,7 +276,7 @@ def test_shares_of_a_prompt_that_was_cut(llm: LLM) -> None:
 
 # ---- answers that are interrupted ------------------------------------------------------------------------
 
-STEPS = {"_advance", "_run_pending", "_run_prompt", "_begin_prompt", "_take", "passed", "read", "forward"}
+STEPS = {"_advance", "run_pending", "run_pass", "begin_prompt", "_take", "_record", "_read", "forward"}
 SAMPLED = lazyllm.SamplingParams(1.0, seed=3)
 
 
@@ -384,7 +348,7 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
             assert partial.finish_reason == ("length" if whole else "interrupted")
             assert error.session is session
             assert partial.token_ids[-1] == session.core.drawn
-        if session._unfinished:
+        if session.unfinished:
             resumed += 1
             assert partial
             if chat:  # which goes on from the part of the answer, too
@@ -403,7 +367,7 @@ def test_an_answer_may_be_interrupted_at_any_line(llm: LLM, pruning: Any, chat: 
 def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: LLM) -> None:
     """Between the pass and the draw no token is known; `resume` draws it from the pass's logits."""
     plain = llm.generate(IDS, max_new_tokens=1).token_ids
-    request = Request(3, SAMPLED, (), False, False, never_first=frozenset(plain))
+    request = Request(3, SAMPLED, progress=False, never_first=frozenset(plain))
 
     def ask(session: lazyllm.Session) -> Any:
         return session.answer(IDS, request).finished()
@@ -417,7 +381,7 @@ def test_an_answer_whose_first_token_is_drawn_in_python_may_be_interrupted(llm: 
         if error is None:
             break
         undrawn += session.length > 0 and session.core.drawn is None
-        answer = session.resume() if session._unfinished else ask(session)
+        answer = session.resume() if session.unfinished else ask(session)
         assert (answer.token_ids, session.length) == (want, len(IDS) + 2)
     assert undrawn > 0
 
@@ -427,11 +391,11 @@ def test_resume_needs_an_interrupted_answer(llm: LLM) -> None:
     session.ask(IDS, max_new_tokens=2)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
-    stream = session.answer([5], Request.checked(4, None, (), False, False))
+    stream = session.answer([5], Request(4, progress=False))
     next(stream)
     stream.close()  # left early: it may go on as well
     assert len(session.resume().token_ids) == 4
-    next(session.answer([5], Request.checked(4, None, (), False, False)))
+    next(session.answer([5], Request(4, progress=False)))
     session.truncate(50)
     with pytest.raises(RuntimeError, match="no answer of this session waits"):
         session.resume()
@@ -455,58 +419,37 @@ def test_a_session_is_not_copied(llm: LLM, use: Any) -> None:
 
 def test_room_grows_in_few_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt beyond the capacity doubles it, so that only few of many turns copy the cache."""
+    rooms: list[int] = []
 
-    class Counted:
-        def __init__(self, core: Any) -> None:
-            self.core = core
-            self.rooms: list[int] = []
+    def counted(*given: Any) -> int:
+        rooms.append(memory.reserve(*given))
+        return rooms[-1]
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.core, name)
-
-        def reserve(self, n_tokens: int) -> None:
-            self.rooms.append(n_tokens)
-            self.core.reserve(n_tokens)
-
-    for turn in (
-        lambda session: session.ask(IDS[:8], max_new_tokens=2),
-        lambda session: session.forward(IDS[:10]),
-    ):
-        session = llm.session()
-        session.core = counted = Counted(session.core)
-        for _ in range(50):
-            turn(session)
-        assert session.length >= 499
-        assert len(counted.rooms) <= 7
-        assert counted.rooms[-1] <= llm.config.context
-
-
-def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
-    """Every call in a second thread is refused during a whole answer, also between its passes."""
+    monkeypatch.setattr("lazyllm.timeline.reserve", counted)
     session = llm.session()
-    stream = session.answer(IDS, Request.checked(4, None, (), False, False))
-    next(stream)
-    refused: list[str] = []
+    for turn in range(50):
+        session.ask(IDS[:8], max_new_tokens=2) if turn % 2 else session.forward(IDS[:10])
+    assert session.length >= 499
+    assert len(rooms) <= 7
+    assert rooms[-1] <= llm.config.context
 
-    def use_it() -> None:
-        calls = (
+
+def test_a_session_serves_one_caller(llm: LLM) -> None:
+    """Every call is refused during a whole answer, also between its passes, in this thread and in others."""
+    session = llm.session()
+    stream = session.answer(IDS, Request(4, progress=False))
+    next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        for call in (
             lambda: session.forward([5]),
             lambda: session.ask([5]),
             lambda: session.truncate(0),
             session.fork,
             lambda: session.save("kept"),
-        )
-        for call in calls:
-            try:
-                call()
-            except RuntimeError as error:
-                refused.append(str(error))
-
-    thread = threading.Thread(target=use_it)
-    thread.start()
-    thread.join()
-    assert len(refused) == 5
-    assert all("this session is in use" in told for told in refused)
+        ):
+            for run in (call, lambda call=call: pool.submit(call).result()):
+                with pytest.raises(RuntimeError, match="this session is in use"):
+                    run()
     assert stream.finished().token_ids == llm.generate(IDS, max_new_tokens=4).token_ids
     session.forward([5])
 
@@ -514,24 +457,20 @@ def test_two_threads_do_not_share_a_session(llm: LLM) -> None:
 # ---- where truncation, interruption and chats meet --------------------------------------------------------
 
 
-def ended_chat(llm: LLM) -> Session:
-    """A chat whose first answer has ended with the end token, which waits to be run."""
+def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     session = llm.session()
     session.ask("Hello", chat=True, max_new_tokens=1)
-    session.core.drawn = sorted(llm.eos_token_ids)[0]
-    return session
-
-
-def test_an_end_token_is_in_the_context_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = ended_chat(llm)
+    session.core.drawn = llm.tokenizer.eos_token_id  # as if it had been sampled; it waits to be run
     interrupted = session.fork()
     begins = session.length + 1
     want = session.ask("And you?", chat=True, max_new_tokens=3)
+    shown = llm.tokenizer.decode(want.prompt_ids, skip_special_tokens=False)
+    assert shown == "\n<turn>user\nAnd you?</s>\n<turn>assistant\n"
     session.truncate(begins)
     again = session.ask("And you?", chat=True, max_new_tokens=3)
     assert (again.prompt_ids, again.token_ids) == (want.prompt_ids, want.token_ids)
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_run_prompt", interrupt)
+        patch.setattr(Session, "run_pass", interrupt)
         with pytest.raises(KeyboardInterrupt):
             interrupted.ask("And you?", chat=True, max_new_tokens=3)
     again = interrupted.ask("And you?", chat=True, max_new_tokens=3)
@@ -542,22 +481,14 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_turn_that_was_cut_stays_refused(llm: LLM) -> None:
-    session = llm.session()
-    first = session.ask("Hello", chat=True, max_new_tokens=3)
-    session.truncate(len(first.prompt_ids) - 2)
-    session.forward([1, 2, 3, 4, 5])
-    with pytest.raises(ValueError, match="within the messages of the chat's last turn; truncate it to 0"):
-        session.ask("And you?", chat=True, max_new_tokens=3)
-
-
 def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = lazyllm.RandomDrop(0.5, 0, original_positions=True)
     want, session = llm.session(method), llm.session(method)
+    begin = Session.begin_prompt
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_begin_prompt", begun_then_interrupted(Session._begin_prompt))
+        patch.setattr(Session, "begin_prompt", lambda *given: begin(*given) or interrupt())
         with pytest.raises(KeyboardInterrupt):
             session.ask(IDS[:20], max_new_tokens=1)
     for one in (want, session):
@@ -565,47 +496,17 @@ def test_gaps_of_an_interrupted_prompt_are_not_those_of_the_next(
     assert session.depths.tolist() == want.depths.tolist()
 
 
-def begun_then_interrupted(begin: Any) -> Any:
-    def both(*given: Any) -> None:
-        begin(*given)
-        raise KeyboardInterrupt
-
-    return both
-
-
 def test_a_session_is_free_after_a_second_interruption(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     session = llm.session()
     calls = []
 
-    def settle(self: Session) -> None:
+    def settle(self: Conversation, length: int) -> None:
         calls.append(self)
         if len(calls) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_settle", settle)
+        patch.setattr(Conversation, "truncate", settle)
         with pytest.raises(KeyboardInterrupt):
             session.forward([1, 2, 3])
     assert session.forward([4]).shape == (llm.config.vocab,)
-
-
-def test_a_refused_call_leaves_an_interrupted_answer_waiting(llm: LLM) -> None:
-    session = llm.session()
-    stream = llm.session().ask(IDS, max_new_tokens=6)
-    answer = session.answer(IDS, Request.checked(6, None, (), False, False))
-    next(answer)
-    answer.close()
-    with pytest.raises(ValueError, match="the model's context is"):
-        session.ask(IDS, max_new_tokens=10**6)
-    assert session.resume().token_ids == stream.token_ids
-    with pytest.raises(RuntimeError, match="no answer of this session waits"):
-        session.resume()
-
-
-def test_surprisal_is_refused_before_anything_runs(llm: LLM) -> None:
-    session = llm.session(Pruning({1: 0.999}))
-    session.ask([1, 2, 3], max_new_tokens=1)
-    length, drawn = session.length, session.core.drawn
-    with pytest.raises(ValueError, match="surprisal needs a session without pruning"):
-        session.surprisal([4])
-    assert (session.length, session.core.drawn) == (length, drawn)

@@ -17,22 +17,19 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import kl_divergence
+from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence, log_softmax
 from lazyllm.evaluation.generated.ruler import TASKS as RULER
 from lazyllm.evaluation.generated.ruler import generate
 from lazyllm.evaluation.generated.tasks import prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.evaluation.summary import DENSE
-from lazyllm.evaluation.teacher_forcing import forced_logits, greedy_answer, log_softmax
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
-from lazyllm.pictures.pareto import number_dots, plot_pareto, space_ticks
+from lazyllm.pictures.pareto import number_dots
 from lazyllm.pruning import Pruning
 from lazyllm.scoring import Scoring
-from lazyllm.sweeps.points import Frame, Point, front
+from lazyllm.sweeps.points import Frame, Point, front, plot_points
 from lazyllm.sweeps.space import settings_of
-from lazyllm.sweeps.sweep import dots_of
 
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
@@ -118,11 +115,11 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
 
 
 def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None:
-    rows = [row for row in swept.rows if row["setting"] == DENSE]
+    rows = [row for row in swept.rows if row["setting"] == "dense"]
     assert len(rows) == 4
     assert all(row["kl"] == 0 and row["agreement"] == 1 for row in rows)
-    assert swept[DENSE].kl == Interval(0, 0, 0)
-    assert swept[DENSE].counted_speedup == swept[DENSE].speedup == 1
+    assert swept["dense"].kl == Interval(0, 0, 0)
+    assert swept["dense"].counted_speedup == swept["dense"].speedup == 1
     strong, weak = swept["Pruning({1: 0.6, 3: 0.3})"], swept["Pruning({2: 0.9})"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
@@ -132,45 +129,41 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
 
 
 def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyllm.Sweep) -> None:
-    pruned = [
-        Pruning(stages, scoring=Scoring(smooth=smooth))
-        for stages in ({1: 0.6, 3: 0.3}, {2: 0.9})
-        for smooth in (1, 3)
-    ]
+    scorings = [Scoring(smooth=smooth) for smooth in (1, 3)]
+    pruned = [Pruning(stages, scoring=one) for stages in ({1: 0.6, 3: 0.3}, {2: 0.9}) for one in scorings]
     assert [point.pruning for point in swept] == [Pruning(), *pruned]
-    one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layers": range(2), "sink": (4,)}, llm.config)
+    one_stage = settings_of({"keep": np.array([0.25, 0.5]), "layer": range(2), "sink": (4,)}, llm.config)
     stages = [{0: 0.25}, {1: 0.25}, {0: 0.5}, {1: 0.5}]
     assert list(one_stage.values()) == [Pruning(), *(Pruning(one, sink=4) for one in stages)]
 
 
 def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
     space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
-    made = settings_of(space, llm.config)
-    assert list(made) == [DENSE, "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
-    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == [DENSE, "Pruning({1: 0.5})"]
+    result = settings_of(space, llm.config)
+    assert list(result) == ["dense", "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
+    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "Pruning({1: 0.5})"]
 
 
 @pytest.mark.parametrize(
     ("space", "options", "words"),
     [
-        ({"stages": [{1: 0.5}], "smoth": [1]}, {}, "no axis 'smoth'; did you mean smooth"),
-        ({"smooth": [1, 3]}, {}, 'either "stages" or both "layers" and "keep".*it has smooth'),
-        ({"layers": [1]}, {}, "it has layers"),
-        ({"stages": [{1: 0.5}], "keep": [0.5], "layers": [1]}, {}, "it has stages, keep, layers"),
+        ({"stages": [{1: 0.5}], "smoth": [1]}, {}, "no field 'smoth'; its fields are stages"),
+        ({"smooth": [1, 3]}, {}, 'either "stages" or both "layer" and "keep".*it has smooth'),
+        ({"layer": [1]}, {}, "it has layer"),
+        ({"stages": [{1: 0.5}], "keep": [0.5], "layer": [1]}, {}, "it has stages, keep, layer"),
         ({"stages": {1: 0.5}}, {}, r"stages must be a list of values to try, such as \[\{1: 0.5\}\]"),
-        ({"layers": [1], "keep": 0.5}, {}, r"keep must be a list of values to try, such as \[0.5\], not 0.5"),
-        ({"stages": [{1: 0.5}], "smooth": []}, {}, "smooth has no value"),
-        ({"stages": [{1: 0.5}, {}]}, {}, "stages has an empty value; dense is measured"),
+        ({"layer": [1], "keep": 0.5}, {}, r"keep must be a list of values to try, such as \[0.5\], not 0.5"),
+        ({"stages": [{1: 0.5}], "smooth": []}, {}, "no setting is given"),
         ({"stages": [{1: 0.5}], "smooth": [1, 2]}, {}, "smooth must be odd"),
-        ({"layers": [1, 5], "keep": [0.5]}, {}, "layer 5 is out of reach: the model has 6 layers"),
-        ({"layers": [1, 1], "keep": [0.5]}, {}, "given twice"),
+        ({"layer": [1, 5], "keep": [0.5]}, {}, "layer 5 is out of reach: the model has 6 layers"),
+        ({"layer": [1, 1], "keep": [0.5]}, {}, "given twice"),
         ([], {}, "no setting is given"),
         (["dense"], {}, "holds dense alone"),
         (SPACE, {"measure": "f1"}, "measure must be kl, score or both, not 'f1'"),
         (SPACE, {"tokens": 0}, "tokens must be from 1"),
         (SPACE, {"datasets": ["niah_single"]}, "did you mean niah_single"),
-        (SPACE, {"limit": 0}, "count must be from 1"),
-        (SPACE, {"sample": 2}, "sample is for LongBench's own items"),
+        (SPACE, {"limit": 0}, "limit must be from 1"),
+        (SPACE, {"sample": 2, "limit": None}, "sample is for LongBench's own items"),
     ],
     ids=str,
 )
@@ -211,22 +204,15 @@ def test_a_sweep_that_was_cut_short_goes_on(llm: lazyllm.LLM, swept: lazyllm.Swe
     assert [one.pruning for one in again] == [one.pruning for one in resumed]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_other_conditions_in_the_same_folder_are_refused(
+    llm: lazyllm.LLM, swept: lazyllm.Sweep, tmp_path: Path
+) -> None:
+    for options, words in (
         ({"tokens": 8}, "forced tokens is 16, not 8"),
         ({"measure": "both"}, 'measure is "kl", not "both"'),
-    ],
-    ids=str,
-)
-def test_other_conditions_in_the_same_folder_are_refused(
-    llm: lazyllm.LLM, swept: lazyllm.Sweep, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        sweep(llm, SPACE, out=swept.folder, **options)
-
-
-def test_a_run_that_is_no_sweep_is_told_apart(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    ):
+        with pytest.raises(ValueError, match=words):
+            sweep(llm, SPACE, out=swept.folder, **options)
     manifest = new_manifest("x", {"measure": "attention"}, {})
     with RunFolder(tmp_path, manifest), pytest.raises(ValueError, match="no sweep, but the measure 'attent"):
         lazyllm.Sweep.read(tmp_path)
@@ -236,13 +222,13 @@ def test_a_sweep_without_a_folder_leaves_none(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
+    result = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
     assert list(tmp_path.iterdir()) == []
-    assert made.folder is None
+    assert result.folder is None
     with pytest.raises(ValueError, match="give the sweep one with out="):
-        made.report()
+        result.report()
     monkeypatch.chdir(tmp_path)
-    assert made.plot().name == "pareto.png"
+    assert result.plot().name == "pareto.png"
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -261,9 +247,9 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
 
 
 def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
-    made = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
-    _, random, static, compress = made
-    assert not made.summary.failed
+    result = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
+    _, random, static, compress = result
+    assert not result.summary.failed
     assert all(one.kl.value > 0 for one in (random, static, compress))
     assert random.counted_speedup > static.counted_speedup > 1
     assert math.isnan(compress.counted_speedup)
@@ -281,39 +267,38 @@ def test_compressing_counts_in_the_time_to_the_first_token(
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + ahead[0])
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", slow)
-    made = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
-    for row in made.rows[1::2]:
+    result = sweep(llm, ["compress:ratio=0.5"], limit=1, tokens=2)
+    for row in result.rows[1::2]:
         assert row["timing"]["compressing"] >= 0.2
         assert row["timing"]["seconds"] > row["timing"]["ttft"] > row["timing"]["compressing"]
         assert row["computed"] * row["prompt_tokens"] < 300
 
 
 def test_an_item_that_fails_is_told_and_counts_nowhere(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    made = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
-    assert len(made.summary.failed) == len(made.rows) == 8
-    assert all("the model's context is 600" in row["error"] for row in made.rows)
-    assert [one.failed for one in made] == [4, 4]
+    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
+    assert len(result.summary.failed) == len(result.rows) == 8
+    assert all("the model's context is 600" in row["error"] for row in result.rows)
+    assert [one.failed for one in result] == [4, 4]
     assert "Failed items" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert len(made.pareto()) == 0
+    assert len(result.pareto()) == 0
     with pytest.raises(ValueError, match="no result of dense"):
-        made.best()
+        result.best()
 
 
 # ---- what it comes to ----------------------------------------------------------------------------
 
 
-def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score: float = math.nan) -> Point:
-    def exact(value: float) -> Interval:
-        return Interval(value, value, value)
+def exact(value: float) -> Interval:
+    return Interval(value, value, value)
 
-    quality = {"score": exact(score), "kl": exact(kl), "kl_median": kl, "agreement": exact(agreement)}
-    speeds = dict.fromkeys(("speedup", "speedup_median", "counted_speedup"), speedup)
-    counts = {"prompts": 2, "failed": 0, "changed_nothing": 0, "computed": 1.0, "reached_top": 1.0}
-    return Point(setting, Pruning(), **quality, **speeds, **counts, ttft=1 / speedup)  # type: ignore[arg-type]
+
+def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score: float = math.nan) -> Point:
+    quality = {"score": exact(score), "kl": exact(kl), "agreement": exact(agreement)}
+    return Point(setting, Pruning(), 2, **quality, speedup=speedup)
 
 
 POINTS = [
-    point(DENSE, 0.0, 1.0, 1.0),
+    point("dense", 0.0, 1.0, 1.0),
     point("slow", 0.0, 0.9, 1.0),
     point("good", 0.01, 2.0, 0.99),
     point("beaten", 0.02, 2.0, 0.995),
@@ -328,19 +313,19 @@ def names(points: Sequence[Point]) -> list[str]:
 
 
 def test_the_front_is_what_nothing_beats() -> None:
-    assert names(front(POINTS)) == [DENSE, "good", "fast", "twin"]
-    assert names(front(list(reversed(POINTS)))) == [DENSE, "good", "twin", "fast"]
+    assert names(front(POINTS)) == ["dense", "good", "fast", "twin"]
+    assert names(front(list(reversed(POINTS)))) == ["dense", "good", "twin", "fast"]
     scored = [
-        replace(one, score=Interval(score, score, score))
+        replace(one, score=exact(score))
         for one, score in zip(POINTS, (40, 41, 30, 39, 20, 20, 99), strict=True)
     ]
-    assert names(front(scored)) == ["slow", DENSE, "beaten", "fast", "twin"]
+    assert names(front(scored)) == ["slow", "dense", "beaten", "fast", "twin"]
 
 
 def best_of(points: list[Point], max_drop: float) -> str:
-    made = object.__new__(lazyllm.Sweep)
-    made.compared = Frame(points)
-    return made.best(max_drop).setting
+    result = object.__new__(lazyllm.Sweep)
+    result.compared = Frame(points)
+    return result.best(max_drop).setting
 
 
 def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep) -> None:
@@ -348,11 +333,11 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
     short = swept[1].setting
     lost = next(row for row in swept.rows if row["setting"] == short)
     rest = [row for row in swept.rows if row is not lost]
-    made = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
-    assert [one.prompts for one in made] == [3 if one.setting == short else 4 for one in made]
-    assert [one.prompts for one in made.compared] == [3] * len(made)
+    result = lazyllm.Sweep(rest, swept.manifest, None, {one.setting: one.pruning for one in swept})
+    assert [one.prompts for one in result] == [3 if one.setting == short else 4 for one in result]
+    assert [one.prompts for one in result.compared] == [3] * len(result)
     gone = lost["dataset"], lost["item"]
-    for one in made.pareto():
+    for one in result.pareto():
         rows = [row for row in rest if row["setting"] == one.setting]
         kl = [row["kl"] for row in rows if (row["dataset"], row["item"]) != gone]
         assert one.kl.value == pytest.approx(np.mean(kl))
@@ -362,7 +347,7 @@ def test_settings_are_compared_on_the_prompts_that_all_have(swept: lazyllm.Sweep
 def test_a_space_of_single_stages_has_layer_and_keep_in_its_frame() -> None:
     stages = [(layer, keep) for layer in (1, 2) for keep in (0.5, 0.7)]
     points = [replace(point(str(one), one[0], 2 - one[1]), pruning=Pruning([one])) for one in stages]
-    grid = Frame([point(DENSE, 0, 1), *points]).to_frame().pivot(index="layer", columns="keep", values="kl")
+    grid = Frame([point("dense", 0, 1), *points]).to_frame().pivot(index="layer", columns="keep", values="kl")
     assert grid.loc[2, 0.5] == 2
     assert grid.loc[1, 0.7] == 1
 
@@ -382,11 +367,11 @@ def test_a_frame_goes_to_parquet_and_back(tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_fastest_within_the_drop() -> None:
-    assert best_of(POINTS, 0.0) == DENSE
+    assert best_of(POINTS, 0.0) == "dense"
     assert best_of(POINTS, 0.006) == "beaten"
     assert best_of(POINTS, 0.0101) == "good"
     assert best_of(POINTS, 0.2) == "fast"
-    scored = [point(DENSE, 0, 1, score=40), point("a", 9, 2, 0, 39.5), point("b", 0, 3, 1, 38.5)]
+    scored = [point("dense", 0, 1, score=40), point("a", 9, 2, 0, 39.5), point("b", 0, 3, 1, 38.5)]
     assert best_of(scored, 0.01) == "a"
     assert best_of(scored, 0.02) == "b"
     for wrong in (-0.1, math.nan):
@@ -408,9 +393,9 @@ def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
     assert one.agreement.value == pytest.approx(np.mean(agreed))
     ttft = {
         setting: sum(row["timing"]["ttft"] for row in swept.rows if row["setting"] == setting)
-        for setting in (DENSE, one.setting)
+        for setting in ("dense", one.setting)
     }
-    assert one.speedup == pytest.approx(ttft[DENSE] / ttft[one.setting])
+    assert one.speedup == pytest.approx(ttft["dense"] / ttft[one.setting])
     assert one.ttft == pytest.approx(ttft[one.setting] / 4)
 
 
@@ -432,24 +417,21 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     assert names(swept.pareto()) == names(front(swept))
     assert swept["Pruning({2: 0.9})"] is swept[3]
     assert swept[np.int64(1)] == swept[1]
-    assert list(swept[:2]) == [swept[0], swept[1]]
-    assert swept[1:].table.rows == swept.table.rows[1:]
     with pytest.raises(KeyError, match="not among the settings dense, "):
         swept["nonsense"]
 
 
 @pytest.mark.parametrize(
-    ("points", "scored"),
-    [(POINTS, False), ([], True), (POINTS[-1:], False), ([point(DENSE, 0, 1, score=50)], True)],
+    "points",
+    [POINTS, [], POINTS[-1:], [point("dense", 0, 1, score=50)]],
     ids=["several", "none", "unmeasured", "dense"],
 )
-def test_a_picture_of_any_points(points: list[Point], scored: bool, tmp_path: Path) -> None:
-    dots, best = dots_of(points, scored), dots_of(front(points), scored)
-    file = plot_pareto(dots, best, DENSE, "quality", not scored, "title", tmp_path / "p.png")
+def test_a_picture_of_any_points(points: list[Point], tmp_path: Path) -> None:
+    file = plot_points(points, "title", tmp_path / "p.png")
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
+def test_numbers_of_a_picture_do_not_touch() -> None:
     figure = new_figure(8, 1.8)
     axes = figure.subplots()
     dots = [Dot("dense", 1, 0, 0, 0)]
@@ -457,19 +439,12 @@ def test_tick_labels_and_numbers_of_a_picture_do_not_touch() -> None:
         dots.append(Dot(str(number), 2 + number / 500, value, value / 3, 2 * value))
     for dot in dots:
         draw_dot(axes, dot, False)
-    axes.set_yscale("symlog", linthresh=0.004, linscale=0.3)
-    axes.invert_yaxis()
     figure.draw_without_rendering()
-    space_ticks(axes, 0.004)
     number_dots(axes, dots)
     figure.draw_without_rendering()
-    ticks = [text for text in axes.get_yticklabels(which="both") if text.get_text()]
-    assert ticks[0].get_text() == "0"
-    assert len(ticks) > 2
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3", "4", "5"]
-    for several in (ticks, axes.texts):
-        boxes = [text.get_window_extent() for text in several]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -481,12 +456,12 @@ def test_the_command_prints_the_table(
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     call = ["sweep", "--model", str(model), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "3"]
     call += ["--chat", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
-    assert cli.main([*call, "--space", '{"layers": [1, 2], "keep": [0.5]}']) == 0
+    assert cli.main([*call, "--space", '{"layer": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
     assert "| Pruning({2: 0.5}) | " in out or "Pruning({2: 0.5})  " in out
     assert "Conditions" not in out
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
-    assert list(manifest["conditions"]["settings"]) == [DENSE, "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
+    assert list(manifest["conditions"]["settings"]) == ["dense", "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
     for wrong in ([], ["--space", "{}", "--pruning", "dense"]):
         assert cli.main([*call, *wrong]) == 2

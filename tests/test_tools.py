@@ -56,15 +56,15 @@ def test_a_chat_keeps_its_tools(llm: LLM, tmp_path: Path) -> None:
     for one in (session.fork(), llm.restore(tmp_path / "chat")):
         got = one.ask("And you?", chat=True, tools=[WEATHER], max_new_tokens=2)
         assert (got.prompt_ids, got.token_ids) == (want.prompt_ids, want.token_ids)
-    with pytest.raises(ValueError, match="other ones than its first prompt had"):
-        session.ask("And you?", chat=True, tools=[OTHER])
+        with pytest.raises(ValueError, match="other ones than its first prompt had"):
+            one.ask("And he?", chat=True, tools=[OTHER])
 
 
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
         ({"tools": [WEATHER]}, ValueError, "they need chat=True"),
-        ({"tools": "weather", "chat": True}, TypeError, "tools must be a list of dicts, not 'weather'"),
+        ({"tools": "weather", "chat": True}, TypeError, "tools must be a list of dicts such as"),
         ({"tools": ["weather"], "chat": True}, TypeError, "tools must be a list of dicts such as"),
         ({"tools": [{"f": print}], "chat": True}, TypeError, "tools must hold strings, numbers, lists"),
     ],

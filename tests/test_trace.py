@@ -30,6 +30,11 @@ def trace(made: Generation) -> Trace:
     return made.trace
 
 
+@pytest.fixture(scope="module")
+def html(trace: Trace) -> str:
+    return trace.heatmap()._repr_html_()
+
+
 # ---- the sets --------------------------------------------------------------------------------------
 
 
@@ -114,8 +119,7 @@ class Shown(HTMLParser):
             self.text += data
 
 
-def test_it_shows_the_prompt_and_nothing_else(trace: Trace, llm: LLM, made: Generation) -> None:
-    html = trace.heatmap()._repr_html_()
+def test_it_shows_the_prompt_and_nothing_else(html: str, llm: LLM, made: Generation) -> None:
     shown = Shown(html)
     assert shown.text == llm.tokenizer.decode(made.prompt_ids, skip_special_tokens=False)
     assert shown.fetched == []
@@ -123,18 +127,12 @@ def test_it_shows_the_prompt_and_nothing_else(trace: Trace, llm: LLM, made: Gene
     assert "http" not in html
 
 
-def test_the_legend_counts_every_prompt_token(trace: Trace, made: Generation) -> None:
-    html = unescape(trace.heatmap()._repr_html_())
-    counts = [int(count) for count in re.findall(r"layers: (\d+) tokens", html)]
-    assert sum(counts) == len(made.prompt_ids)
+def test_the_legend_counts_every_prompt_token(trace: Trace, html: str, made: Generation) -> None:
+    n = len(made.prompt_ids)
+    assert sum(map(int, re.findall(r"layers: (\d+) tokens", unescape(html)))) == n
     assert "2 of 6 layers" in html
     assert "all 6 layers" in html
-
-
-def test_revived_tokens_are_marked(trace: Trace, made: Generation) -> None:
-    n = len(made.prompt_ids)
     revived = int((trace.depths[:n] > trace.prefill_depths).sum())
-    html = trace.heatmap()._repr_html_()
     assert revived > 0
     assert f"revived later: {revived} tokens" in html
     assert re.search(
@@ -142,14 +140,16 @@ def test_revived_tokens_are_marked(trace: Trace, made: Generation) -> None:
     )
 
 
-def test_it_saves_a_page_of_its_own(trace: Trace, tmp_path: Path) -> None:
-    path = trace.heatmap().save(tmp_path / "map.html", title="A <title>")
-    page = path.read_text(encoding="utf-8")
+def test_it_saves_a_page_of_its_own(trace: Trace, html: str, tmp_path: Path) -> None:
+    """A notebook scrolls long prompts, a page does not."""
+    page = trace.heatmap().save(tmp_path / "map.html", title="A <title>").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert '<meta charset="utf-8">' in page
     assert "<title>A &lt;title&gt;</title>" in page
     assert Shown(page).fetched == []
     assert "save(path)" in repr(trace.heatmap())
+    assert re.search(r"#lazyllm-\w+ \.text \{ max-height: \w+; overflow-y: auto; \}", html)
+    assert "max-height" not in page
 
 
 def test_maps_on_one_page_keep_their_colours(llm: LLM) -> None:
@@ -157,8 +157,6 @@ def test_maps_on_one_page_keep_their_colours(llm: LLM) -> None:
         llm.generate("a b c d e f g h i j", pruning=pruning, max_new_tokens=1, trace=True).trace
         for pruning in (Pruning({1: 0.5}), Pruning({1: 0.9, 2: 0.6, 3: 0.3}))
     )
-    assert few is not None
-    assert many is not None
     ids = []
     for trace in (few, many):
         html = trace.heatmap()._repr_html_()
@@ -169,12 +167,6 @@ def test_maps_on_one_page_keep_their_colours(llm: LLM) -> None:
         assert trace.heatmap()._repr_html_() == html
         ids.append(name)
     assert len(set(ids)) == 2
-
-
-def test_a_notebook_scrolls_long_prompts_and_a_page_does_not(trace: Trace, tmp_path: Path) -> None:
-    html = trace.heatmap()._repr_html_()
-    assert re.search(r"#lazyllm-\w+ \.text \{ max-height: \w+; overflow-y: auto; \}", html)
-    assert "max-height" not in trace.heatmap().save(tmp_path / "map.html").read_text(encoding="utf-8")
 
 
 def test_text_stands_out_on_every_colour() -> None:

@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from families import FAMILIES, RECORDED
 
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.gguf_checkpoint import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
+Files = tuple[dict[str, Any], dict[str, np.ndarray]]
+"""The metadata and tensors of a GGUF file."""
 CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): return x", "hello world"] * 5
 
 
@@ -59,3 +68,79 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def byte_level_metadata(pre: str, merges: list[str], extra: tuple[str, ...] = ("<end>",)) -> dict[str, Any]:
+    merges = ["h i", *merges]
+    tokens = [*LETTERS, *(merge.replace(" ", "") for merge in merges), *extra]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL if token in extra else NORMAL for token in tokens],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+
+
+def stored_values(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a checkpoint in float32."""
+    found = Checkpoint(folder)
+    return {
+        tensor.name: _core.widen(b"".join(found.chunks(tensor)), tensor.dtype).reshape(tensor.shape)
+        for tensor in found.tensors
+    }
+
+
+def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
+    """Interleaves the two halves of each head's rows, which is the order of q and k in llama GGUF files."""
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def as_gguf(family: str) -> Files:
+    """A GGUF file with a family's recorded checkpoint."""
+    return gguf_files(FAMILIES[family].config, stored_values(RECORDED / "families" / family))
+
+
+def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
+    """A GGUF file of the model that a folder in Hugging Face layout would have with this config.json."""
+    gemma = config["model_type"] == "gemma3_text"
+    arch = "gemma3" if gemma else config["model_type"]
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    fields: dict[str, Any] = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": kv_heads,
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_theta"],
+    }
+    if "head_dim" in config:
+        fields |= {"attention.key_length": config["head_dim"], "rope.dimension_count": config["head_dim"]}
+    if scaling := config.get("rope_scaling"):
+        fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
+        fields |= {"rope.scaling.factor": scaling["factor"]}
+        fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
+    if gemma:
+        for name in ("sliding_window", "sliding_window_pattern"):
+            fields[f"attention.{name}"] = config[name]
+    metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
+    short = {hf: name for name, hf in TOP_TENSORS.items()}
+    kinds = {hf: name for name, hf in (GEMMA3_TENSORS if gemma else LAYER_TENSORS).items()}
+    tensors = {}
+    for hf, values in weights.items():
+        if gemma and hf.endswith("norm.weight"):
+            values = values + np.float32(1)
+        if hf in short:
+            tensors[short[hf]] = values
+            continue
+        layer, _, rest = hf.removeprefix("model.layers.").partition(".")
+        kind, _, suffix = rest.rpartition(".")
+        if arch == "llama" and kinds[kind] in ("attn_q", "attn_k"):
+            values = interleaved(values, heads if kinds[kind] == "attn_q" else kv_heads)
+        tensors[f"blk.{layer}.{kinds[kind]}.{suffix}"] = values
+    return metadata | byte_level_metadata("gpt-2", []), tensors

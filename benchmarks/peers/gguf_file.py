@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
-from lazyllm.checkpoints.config import MODEL_TYPES, ModelConfig
+from lazyllm.checkpoints.config import FAMILIES, ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
-from lazyllm.checkpoints.gguf import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
 
 ARCHITECTURES = {
     "mistral": "llama",
@@ -52,7 +52,7 @@ def quantize_file(source: Path, kind: str, path: Path) -> None:
 
 
 def architecture(config: ModelConfig) -> str:
-    kind = MODEL_TYPES[config.architecture]
+    kind = FAMILIES[config.architecture].model_type
     return ARCHITECTURES.get(kind, kind)
 
 

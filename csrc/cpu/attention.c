@@ -1,10 +1,10 @@
 /* attention.c — softmax(q k^T) v with an online softmax over blocks of keys; the (rows, keys) matrix is never stored.
  *
- * A task computes a block of rows for the query heads that share one key head. Scores are stored transposed: a row for each key, a
- * column for each query (one head of one row). The register tile can then read keys and values without packing them, and each vector
- * lane holds the softmax of one query. Up to SPLIT_KEYS_ROWS rows, the keys too are divided among tasks, into chunks whose results are
- * merged in order. A single row, and queries that fill at most half a vector, are limited by memory bandwidth and use the kernels
- * for attention row by row.
+ * A task computes a block of rows for the query heads that share one key head. Scores are stored transposed: a row for
+ * each key, a column for each query (one head of one row). The register tile can then read keys and values without
+ * packing them, and each vector lane holds the softmax of one query. Up to SPLIT_KEYS_ROWS rows, the keys too are
+ * divided among tasks, into chunks whose results are merged in order. A single row, and queries that fill at most half
+ * a vector, are limited by memory bandwidth and use the kernels for attention row by row.
  *
  * In a layer with a window, keys that no row of a task sees are skipped.
  *
@@ -76,16 +76,16 @@ static void write_output(const attending *t, int row, int head, int chunk, const
 
 /* ---- one task --------------------------------------------------------------------------- */
 
-/* The state of one task: n = rows heads queries, in row order; all arrays are in the worker's scratch. In columns, queries are grouped into
- * panels of tile_cols. */
+/* The state of one task: n = rows heads queries, in row order; all arrays are in the worker's scratch. In columns,
+ * queries are grouped into panels of tile_cols. */
 typedef struct sweep {
     int first, rows, g, head, heads;
     int n;
-    float *q;                     /* (panels, D, tile_cols) operands; by rows (n, D) */
-    float *o;                     /* (n, D) */
-    float *max, *sum;             /* (n,), whole panels */
-    float *s;                     /* scores, then powers of 2: of one panel (key_block, tile_cols); by rows (n, key_block) */
-    float *factor;                /* (tile_cols,) factors on the outputs of earlier blocks */
+    float *q;         /* (panels, D, tile_cols) operands; by rows (n, D) */
+    float *o;         /* (n, D) */
+    float *max, *sum; /* (n,), whole panels */
+    float *s;         /* scores, then powers of 2: of one panel (key_block, tile_cols); by rows (n, key_block) */
+    float *factor;    /* (tile_cols,) factors on the outputs of earlier blocks */
     float *key_room, *value_room; /* (key_block, D) and (key_block, value_stride) for operands */
     const float *keys, *values;   /* operands of the current block: in the cache, or copies */
 } sweep;
@@ -118,7 +118,10 @@ static void pack_queries(const attending *t, const sweep *w)
 static sweep begin_sweep(const attending *t, float *scratch, int first, int g, int head_block)
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols;
-    sweep w = { .first = first, .rows = min_int(t->row_block, t->n - first), .g = g, .head = g * t->group + head_block * t->heads };
+    sweep w = { .first = first,
+                .rows = min_int(t->row_block, t->n - first),
+                .g = g,
+                .head = g * t->group + head_block * t->heads };
     w.heads = min_int(t->heads, (g + 1) * t->group - w.head);
     w.n = w.rows * w.heads;
     int padded = t->by_rows ? w.n : ceil_div(w.n, cols) * cols;
@@ -140,8 +143,8 @@ static sweep begin_sweep(const attending *t, float *scratch, int first, int g, i
     return w;
 }
 
-/* Keys in the cache serve as operands where they are of the operands' type and the slots consecutive. So do values in f32; in bf16 two
- * tokens share an operand. */
+/* Keys in the cache serve as operands where they are of the operands' type and the slots consecutive. So do values in
+ * f32; in bf16 two tokens share an operand. */
 static bool are_operands(const attending *t, const int32_t *slot, int n)
 {
     return t->kv_type == (t->kernels->products.group == 1 ? LAZY_F32 : LAZY_BF16) && slot[n - 1] - slot[0] == n - 1;
@@ -153,7 +156,8 @@ enum { COPY_STREAMS = 4 };
 /* n keys of key head g as (n, D) operands. */
 static const float *key_operands(const attending *t, int g, const int32_t *slot, int n, float *room)
 {
-    int d = t->c->head_dim, stride = (int)lazy_row_operands(&t->kernels->products, d), stream = ceil_div(n, COPY_STREAMS);
+    int d = t->c->head_dim, stride = (int)lazy_row_operands(&t->kernels->products, d),
+        stream = ceil_div(n, COPY_STREAMS);
     if (are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->kv, t->kv.k, g, slot[0]);
     for (int i = 0; i < stream; i++)
         for (int j = i; j < n; j += stream)
@@ -166,7 +170,8 @@ static const float *value_operands(const attending *t, int g, const int32_t *slo
 {
     int d = t->c->head_dim, stride = value_stride(t), per = t->kernels->products.group, rows = ceil_div(n, per),
         stream = ceil_div(rows, COPY_STREAMS);
-    if (per == 1 && stride == d && are_operands(t, slot, n)) return (const float *)kv_row(t->stream, t->kv, t->kv.v, g, slot[0]);
+    if (per == 1 && stride == d && are_operands(t, slot, n))
+        return (const float *)kv_row(t->stream, t->kv, t->kv.v, g, slot[0]);
     for (int i = 0; i < stream; i++)
         for (int j = i; j < rows; j += stream) {
             const char *first = kv_row(t->stream, t->kv, t->kv.v, g, slot[j * per]);
@@ -177,7 +182,7 @@ static const float *value_operands(const attending *t, int g, const int32_t *slo
 }
 
 /* (m,) room for a query's products with the keys; NULL unless it is of the last row and scores follow. */
-static float *products_of(const attending *t, const sweep *w, int query)
+static float *room_for_products(const attending *t, const sweep *w, int query)
 {
     if (!t->products || w->first + query / w->heads < t->n - 1) return NULL;
     return t->products + (int64_t)(w->head + query % w->heads) * t->m;
@@ -189,7 +194,8 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     const lazy_kernels *kernels = t->kernels;
     int d = t->c->head_dim, cols = min_int(kernels->products.tile_cols, w->n - top),
         width = cols <= kernels->lanes ? kernels->lanes : kernels->products.tile_cols;
-    const lazy_seen *first = &t->seen[w->first + top / w->heads], *last = &t->seen[w->first + (top + cols - 1) / w->heads];
+    const lazy_seen *first = &t->seen[w->first + top / w->heads],
+                    *last = &t->seen[w->first + (top + cols - 1) / w->heads];
     int begin = clamp_int(first->begin - key, 0, n_keys);
     begin -= begin % kernels->products.group;
     int n = clamp_int(last->end - key, 0, n_keys) - begin;
@@ -204,7 +210,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
                 *values = w->values + begin / kernels->products.group * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
     for (int c = 0; c < cols; c++) {
-        float *products = products_of(t, w, top + c);
+        float *products = room_for_products(t, w, top + c);
         for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
     }
     kernels->rows->online_softmax_columns(w->s, width, n, hidden, visible, w->max + top, w->sum + top, w->factor);
@@ -221,7 +227,7 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
     const char *keys = kv_row(t->stream, t->kv, t->kv.k, w->g, 0), *values = kv_row(t->stream, t->kv, t->kv.v, w->g, 0);
     kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
-        float *s = w->s + i * t->key_block, *products = products_of(t, w, i);
+        float *s = w->s + i * t->key_block, *products = room_for_products(t, w, i);
         if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
         const lazy_seen *seen = &t->seen[w->first + i / w->heads];
         int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
@@ -244,7 +250,8 @@ static void attend(void *job, int task, int worker)
     int end = min_int(t->first_key + (chunk + 1) * t->chunk, t->seen[first + w.rows - 1].end);
     int key = max_int(t->first_key + chunk * t->chunk, t->seen[first].begin), n_keys;
     for (key -= key % t->kernels->products.group; key < end; key += n_keys) {
-        n_keys = min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
+        n_keys =
+            min_int(t->key_block - key % t->key_block, end - key); /* the same blocks whichever rows share a task */
         if (t->by_rows) {
             sweep_rows(t, &w, key, n_keys);
             continue;
@@ -253,7 +260,8 @@ static void attend(void *job, int task, int worker)
         w.values = value_operands(t, w.g, t->in_play + key, n_keys, w.value_room);
         for (int top = 0; top < w.n; top += t->kernels->products.tile_cols) sweep_panel(t, &w, key, n_keys, top);
     }
-    for (int i = 0; i < w.n; i++) write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
+    for (int i = 0; i < w.n; i++)
+        write_output(t, first + i / w.heads, w.head + i % w.heads, chunk, w.o + i * d, w.max[i], w.sum[i]);
 }
 
 /* ---- tasks, merging --------------------------------------------------------------------- */
@@ -278,11 +286,12 @@ static void merge_row(void *job, int row, int worker)
     }
 }
 
-/* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same order. */
+/* Chooses the tasks. It depends on the shapes alone, not on the number of threads, so that sums always have the same
+ * order. */
 static void divide(attending *t)
 {
-    int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols, per_head = 2 * d + 2,
-        max_queries = TASK_QUERIES;
+    int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,
+        per_head = 2 * d + 2, max_queries = TASK_QUERIES;
     t->by_rows = t->n == 1 || t->n * t->group <= t->kernels->lanes / 2;
     if (t->by_rows) {
         t->key_block = 1024;
@@ -306,8 +315,8 @@ static void divide(attending *t)
     t->chunks = ceil_div(t->n_keys, t->chunk);
 }
 
-int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv, const int32_t *in_play, int m,
-                       int window, lazy_error *err)
+int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv kv,
+                       const int32_t *in_play, int m, int window, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;

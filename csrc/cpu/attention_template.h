@@ -1,5 +1,5 @@
-/* attention_template.h — the source of attention in columns, for the operands of linear_template.h; lazy_kernels in kernels.h specifies each
- * function. */
+/* attention_template.h — the source of attention in columns, for the operands of linear_template.h; lazy_kernels in
+ * kernels.h specifies each function. */
 
 static void convert_key(void *to, const void *key, lazy_dtype dtype, int d){
 #define WORK(type) convert_any(to, key, type, d)
@@ -9,14 +9,18 @@ static void convert_key(void *to, const void *key, lazy_dtype dtype, int d){
 
 /* ---- attention in columns --------------------------------------------------------------- */
 
-/* Prefetches the keys of the next strip and the values: a tile reads more rows at a time than the hardware prefetches. */
-INLINE void key_columns_of(float *s, const operand *key, const operand *q, const operand *value, int n, int d, const int vectors)
+/* Prefetches the keys of the next strip and the values: a tile reads more rows at a time than the hardware prefetches.
+ */
+INLINE void key_columns_of(float *s, const operand *key, const operand *q, const operand *value, int n, int d,
+                           const int vectors)
 {
     const int width = vectors * LANES, k = ceil_div(d, PER_OPERAND);
-    for (int strips = ceil_div(n, TILE_ROWS), rows; n > 0; n -= rows, s += rows * width, key += rows * k, value += rows * k) {
+    for (int strips = ceil_div(n, TILE_ROWS), rows; n > 0;
+         n -= rows, s += rows * width, key += rows * k, value += rows * k) {
         rows = ceil_div(n, strips);
         strips--;
-        down_rows[vectors - 1][rows - 1](&(tile_product){ s, width, key, k, 1, q, TILE_COLS, k, width, false, { key + rows * k, value } });
+        down_rows[vectors - 1][rows - 1](
+            &(tile_product){ s, width, key, k, 1, q, TILE_COLS, k, width, false, { key + rows * k, value } });
     }
 }
 
@@ -61,17 +65,19 @@ INLINE const operand *pair_powers(float *p, int width, int n)
     return (const operand *)p;
 }
 
-INLINE void value_columns_of(float *o, const operand *p, int width, int cols, const operand *value, int64_t stride, int n, int d, int here,
-                             const int vectors)
+INLINE void value_columns_of(float *o, const operand *p, int width, int cols, const operand *value, int64_t stride,
+                             int n, int d, int here, const int vectors)
 {
     for (int strips = ceil_div(cols, TILE_ROWS), rows; cols > 0; cols -= rows, o += rows * d, p += rows) {
         rows = ceil_div(cols, strips);
         strips--;
-        across_columns[vectors - 1][rows - 1](&(tile_product){ o, d, p, 1, width, value, stride, n, here, true, { NULL } });
+        across_columns[vectors - 1][rows - 1](
+            &(tile_product){ o, d, p, 1, width, value, stride, n, here, true, { NULL } });
     }
 }
 
-static void value_columns(float *o, float *powers, int width, int cols, const void *values, int64_t stride, int n, int d)
+static void value_columns(float *o, float *powers, int width, int cols, const void *values, int64_t stride, int n,
+                          int d)
 {
     const operand *p = pair_powers(powers, width, n), *value = values;
     int steps = ceil_div(n, PER_OPERAND);
@@ -85,7 +91,6 @@ static void value_columns(float *o, float *powers, int width, int cols, const vo
 const lazy_kernels JOIN(lazy_kernels_, VARIANT) = {
     .products = {
         .name = STRING(VARIANT),
-        .isa = STRING(ISA),
         .group = PER_OPERAND,
         .row_operands = 1,
         .panel_operands = 1,

@@ -1,10 +1,12 @@
-/* avx512_vnni.h — what products of bytes for AVX-512 have in common, for integers.h, int8_template.h and fixed_template.h. */
+/* avx512_vnni.h — what products of bytes for AVX-512 have in common, for integers.h, int8_template.h and
+ * fixed_template.h. */
+#include "avx512.h"
+TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")
+
 #define DOT_BYTES(sum, u, s) ((ints)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(u), (__m512i)(s)))
 #define DOT_GROUP(sum, u, s) ((words)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(u), (__m256i)(s)))
 #define LARGER_INTS(a, b)    ((ints)_mm512_max_epi32((__m512i)(a), (__m512i)(b)))
 #define LARGEST_LANE(v)      _mm512_reduce_max_epi32((__m512i)(v))
-#define LOW_BYTES(v)         ((words)_mm256_set_m128i(_mm512_cvtepi32_epi8((__m512i)(v)[1]), _mm512_cvtepi32_epi8((__m512i)(v)[0])))
-#define TWICE(p)             ((words)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(p))))
-#define BYTES_OF_BITS(word)  ((words)_mm256_maskz_set1_epi8(word, 1))
-#define WIDEN_HALVES(v)      ((vec)_mm512_cvtph_ps((__m256i)(v)))
-#include "avx512.h"
+#define LOW_BYTES(v)                                                                                                   \
+    ((words)_mm256_set_m128i(_mm512_cvtepi32_epi8((__m512i)(v)[1]), _mm512_cvtepi32_epi8((__m512i)(v)[0])))
+#define WIDEN_HALVES(v) ((vec)_mm512_cvtph_ps((__m256i)(v)))

@@ -26,7 +26,8 @@ static void cpu_expect_sparse(lazy_backend *backend, void *memory, size_t bytes)
 
 static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, lazy_error *err)
 {
-    (void)backend, (void)bytes, (void)what, (void)err; /* weights are mapped: the system drops pages that do not fit and reads them again */
+    (void)backend, (void)bytes, (void)what,
+        (void)err; /* weights are mapped: the system drops pages that do not fit and reads them again */
     return LAZY_OK;
 }
 
@@ -53,47 +54,19 @@ static int cpu_copy(lazy_stream *stream, void *to, const void *from, size_t byte
     return LAZY_OK;
 }
 
-static const lazy_ops ops = {
-    .alloc = cpu_alloc,
-    .free = cpu_free,
-    .expect_sparse = cpu_expect_sparse,
-    .share_open = lazy_cpu_share_open,
-    .share_join = lazy_cpu_share_join,
-    .share_leave = lazy_cpu_share_leave,
-    .share_close = lazy_cpu_share_close,
-    .admit = cpu_admit,
-    .bind = cpu_bind,
-    .unbind = cpu_unbind,
-    .quantize = lazy_cpu_quantize,
-    .close = cpu_close,
-    .stream_open = lazy_cpu_stream_open,
-    .stream_close = lazy_cpu_stream_close,
-    .reserve = lazy_cpu_reserve,
-    .scratch_bytes = lazy_cpu_scratch_bytes,
-    .upload = cpu_copy,
-    .download = cpu_copy,
-    .copy = cpu_copy,
-    .embed = lazy_cpu_embed,
-    .rmsnorm = lazy_cpu_rmsnorm,
-    .checked_rmsnorm = lazy_cpu_checked_rmsnorm,
-    .matmul = lazy_cpu_matmul,
-    .gated = lazy_cpu_gated,
-    .rotate = lazy_cpu_rotate,
-    .attention = lazy_cpu_attention,
-    .logits = lazy_cpu_logits,
-    .surprisal = lazy_cpu_surprisal,
-    .argmax = lazy_cpu_argmax,
-    .scores = lazy_cpu_scores,
-    .share = lazy_cpu_share,
-    .largest = lazy_cpu_largest,
-    .remember = lazy_cpu_remember,
-    .average = lazy_cpu_average,
-    .smooth = lazy_cpu_smooth,
-    .mass = lazy_cpu_mass,
-    .select = lazy_cpu_select,
-    .mark = lazy_cpu_mark,
-    .filter = lazy_cpu_filter,
-    .regroup = lazy_cpu_regroup,
+static const lazy_ops ops = { .alloc = cpu_alloc,
+                              .free = cpu_free,
+                              .expect_sparse = cpu_expect_sparse,
+                              .admit = cpu_admit,
+                              .bind = cpu_bind,
+                              .unbind = cpu_unbind,
+                              .close = cpu_close,
+                              .upload = cpu_copy,
+                              .download = cpu_copy,
+                              .copy = cpu_copy,
+#define ENTRY(op) .op = lazy_cpu_##op,
+                              LAZY_CPU_OPS(ENTRY)
+#undef ENTRY
 };
 
 /* The value of LAZYLLM_CPU: an instruction set, or NULL for the best one. */
@@ -105,22 +78,25 @@ static const char *requested_isa(void)
 
 const char *lazy_cpu_variant_used(lazy_compute compute)
 {
-    const lazy_products *products = lazy_products_find(requested_isa(), compute);
-    return products ? products->name : NULL;
+    const lazy_arithmetic *arithmetic = lazy_arithmetic_find(requested_isa(), compute);
+    return arithmetic ? arithmetic->products->name : NULL;
 }
 
 int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dtype kv, lazy_error *err)
 {
     *out = NULL;
     const char *isa = requested_isa();
-    const lazy_products *in_f32 = lazy_products_find(isa, LAZY_COMPUTE_F32), *products = lazy_products_find(isa, compute);
+    const lazy_arithmetic *in_f32 = lazy_arithmetic_find(isa, LAZY_COMPUTE_F32),
+                          *arithmetic = lazy_arithmetic_find(isa, compute);
     if (!in_f32)
-        return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones", isa,
+        return lazy_fail(err, LAZY_DEVICE,
+                         "LAZYLLM_CPU is \"%s\", which this machine cannot run; it runs \"%s\" and slower ones", isa,
                          lazy_cpu_variants()[0]);
-    if (!products)
-        return lazy_fail(err, LAZY_DEVICE, "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
-                         compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8", compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI",
-                         in_f32->isa);
+    if (!arithmetic)
+        return lazy_fail(err, LAZY_DEVICE,
+                         "compute is %s, which needs the instructions %s; the kernels here are those of %s: use f32",
+                         compute == LAZY_COMPUTE_BF16 ? "bf16" : "int8",
+                         compute == LAZY_COMPUTE_BF16 ? "AVX512-BF16" : "AVX512-VNNI", in_f32->isa);
     if (threads == 0) threads = lazy_cpu_cores();
 
     lazy_cpu *cpu;
@@ -129,16 +105,15 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
     cpu->base = (lazy_backend){
         .ops = &ops,
         .name = "cpu",
-        .variant = products->name,
+        .variant = arithmetic->products->name,
         .threads = threads,
         .activations = LAZY_F32,
         .kv = kv,
         .row_chunk = ROW_CHUNK,
     };
-    cpu->kernels = lazy_kernels_find(isa, compute);
-    cpu->products = products;
-    cpu->fixed = lazy_fixed_products_find(products->isa, compute);
-    code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float), "the workers' scratch", err);
+    cpu->arithmetic = arithmetic;
+    code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float),
+                      "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);
     if (code) cpu_close(&cpu->base);
     else *out = &cpu->base;

@@ -1,5 +1,5 @@
-/* cpu.h — types and functions shared by the files of the CPU backend. Activations are f32; weights are read from the mapped file in their
- * stored type. */
+/* cpu.h — types and functions shared by the files of the CPU backend. Activations are f32; weights are read from the
+ * mapped file in their stored type. */
 #ifndef LAZY_CPU_H
 #define LAZY_CPU_H
 
@@ -21,9 +21,7 @@ enum {
 
 typedef struct lazy_cpu {
     lazy_backend base;
-    const lazy_kernels *kernels;
-    const lazy_products *products; /* with weights: those of the kernels, or in int8 */
-    const lazy_products *fixed;    /* with few rows of x, or NULL */
+    const lazy_arithmetic *arithmetic;
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -38,12 +36,13 @@ typedef struct lazy_cpu_stream {
     lazy_pool_client *client;
     float *scratch; /* (WORKER_SCRATCH,) of the thread that runs the ops */
 
-    int rows, tokens;   /* largest pass that the buffers below have room for */
-    lazy_seen *seen;    /* (rows,) tokens in play that each row sees */
-    float *partial;     /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum, sum */
-    float *gate_up;     /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
-    float *operands;    /* of as many rows of x as are converted at a time, see operand_stride */
-    float *shares;      /* (H, tokens) attention of one query row */
+    int rows, tokens; /* largest pass that the buffers below have room for */
+    lazy_seen *seen;  /* (rows,) tokens in play that each row sees */
+    float *partial;  /* (min(rows, SPLIT_KEYS_ROWS), H, MAX_CHUNKS, D + 2) attention by chunks of keys: output, maximum,
+                        sum */
+    float *gate_up;  /* (min(rows, UNPACKED_ROWS_LIMIT), 2 F) */
+    float *operands; /* of as many rows of x as are converted at a time, see operand_stride */
+    float *shares;   /* (H, tokens) attention of one query row */
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
     double *block_sums; /* (tokens,) for smoothing */
@@ -60,12 +59,18 @@ static inline char *kv_row(const lazy_stream *stream, lazy_kv kv, void *k_or_v, 
 }
 
 static inline lazy_cpu *cpu_of(const lazy_stream *stream) { return (lazy_cpu *)stream->backend; }
-static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->kernels; }
-static inline const lazy_products *product_kernels_of(const lazy_stream *stream) { return cpu_of(stream)->products; }
+static inline const lazy_kernels *kernels_of(const lazy_stream *stream) { return cpu_of(stream)->arithmetic->kernels; }
+static inline const lazy_products *products_of(const lazy_stream *stream)
+{
+    return cpu_of(stream)->arithmetic->products;
+}
 
-/* Rows of k values are converted for products unless they are operands already. Rows a multiple of 4 KiB apart map to the same few sets
- * of the L1 cache; these are copied, with operand_stride operands from one to the next. */
-static inline bool is_converted(const lazy_stream *stream, int k) { return product_kernels_of(stream)->group > 1 || k % 1024 == 0; }
+/* Rows of k values are converted for products unless they are operands already. Rows a multiple of 4 KiB apart map to
+ * the same few sets of the L1 cache; these are copied, with operand_stride operands from one to the next. */
+static inline bool is_converted(const lazy_stream *stream, int k)
+{
+    return products_of(stream)->group > 1 || k % 1024 == 0;
+}
 
 static inline int64_t operand_stride(const lazy_products *products, int k)
 {
@@ -75,7 +80,8 @@ static inline int64_t operand_stride(const lazy_products *products, int k)
 
 static inline float *scratch_of(const lazy_stream *stream, int worker)
 {
-    return worker ? cpu_of(stream)->scratch + (size_t)(worker - 1) * WORKER_SCRATCH : ((const lazy_cpu_stream *)stream)->scratch;
+    return worker ? cpu_of(stream)->scratch + (size_t)(worker - 1) * WORKER_SCRATCH
+                  : ((const lazy_cpu_stream *)stream)->scratch;
 }
 
 /* seen[r] = the positions in in_play (m,) that are at or before rows[r] and less than `window` before it */
@@ -87,53 +93,28 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
+/* The ops that the files of this folder define, as lazy_cpu_NAME. */
+#define LAZY_CPU_OPS(work)                                                                                             \
+    work(share_open) work(share_join) work(share_leave) work(share_close) work(stream_open) work(stream_close)         \
+        work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(logits)             \
+            work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) work(scores) \
+                work(share) work(largest) work(remember) work(average) work(smooth) work(mass) work(select) work(mark) \
+                    work(filter) work(regroup)
+#define DECLARE_OP(op) extern __typeof__(*((lazy_ops *)0)->op) lazy_cpu_##op;
+LAZY_CPU_OPS(DECLARE_OP)
+#undef DECLARE_OP
+
 /* stream.c */
-int lazy_cpu_stream_open(lazy_backend *, const lazy_config *, lazy_stream **, lazy_error *);
-void lazy_cpu_stream_close(lazy_stream *);
-int lazy_cpu_reserve(lazy_stream *, int, int, lazy_error *);
-uint64_t lazy_cpu_scratch_bytes(const lazy_stream *, int, int);
 /* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
 /* features.c */
-/* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of usable processors
- * if the files are not all there. */
+/* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of
+ * usable processors if the files are not all there. */
 int lazy_count_cores(const char *folder, const bool *usable, int n);
-/* The share of CPU time that the control group in the folder grants, of version 2 or 1, in cores rounded up; 0 where there is no limit. */
+/* The share of CPU time that the control group in the folder grants, of version 2 or 1, in cores rounded up; 0 where
+ * there is no limit. */
 int lazy_cgroup_cores(const char *folder);
-/* shared.c */
-int lazy_cpu_share_open(lazy_backend *, lazy_shared **, size_t, lazy_error *);
-int lazy_cpu_share_join(lazy_shared **, const lazy_shared *, const lazy_stretch *, int, lazy_error *);
-int lazy_cpu_share_leave(lazy_shared *, lazy_error *);
-void lazy_cpu_share_close(lazy_shared *);
-/* linear.c */
-int lazy_cpu_quantize(lazy_stream *, void *, lazy_dtype, const lazy_part *, int, lazy_error *);
-int lazy_cpu_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
-int lazy_cpu_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
-int lazy_cpu_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
-int lazy_cpu_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* rows.c */
 int lazy_cpu_refuse_range(const lazy_stream *, lazy_error *); /* a key or value is beyond the range of its type */
-int lazy_cpu_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);
-int lazy_cpu_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *, lazy_error *);
-int lazy_cpu_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *, float, lazy_error *);
-int lazy_cpu_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
-int lazy_cpu_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
-/* attention.c */
-int lazy_cpu_attention(lazy_stream *, void *, const void *, const int32_t *, int, lazy_kv, const int32_t *, int, int, lazy_error *);
-/* scores.c */
-int lazy_cpu_scores(lazy_stream *, float *, const void *, const int32_t *, int, int, lazy_pooling, int, lazy_kv, const int32_t *, int, int,
-                    lazy_error *);
-/* selection.c */
-int lazy_cpu_share(lazy_stream *, float *, const float *, const int32_t *, int, const uint8_t *, lazy_error *);
-int lazy_cpu_largest(lazy_stream *, float *, const float *, int, int, const int32_t *, int, bool, lazy_error *);
-int lazy_cpu_remember(lazy_stream *, float *, float *, int, int, float, const int32_t *, int, lazy_error *);
-int lazy_cpu_average(lazy_stream *, float *, const float *, int, int, lazy_error *);
-int lazy_cpu_smooth(lazy_stream *, float *, const float *, int, int, lazy_error *);
-int lazy_cpu_mass(lazy_stream *, int *, const int32_t *, const float *, int, const uint8_t *, double, lazy_error *);
-int lazy_cpu_select(lazy_stream *, int32_t *, const int32_t *, const float *, int, const uint8_t *, int, lazy_error *);
-/* sets.c */
-int lazy_cpu_mark(lazy_stream *, int32_t *, const int32_t *, int, int, lazy_error *);
-int lazy_cpu_filter(lazy_stream *, int32_t *, int *, const int32_t *, int, const int32_t *, int, int, lazy_error *);
-int lazy_cpu_regroup(lazy_stream *, void *, const int32_t *, int, const void *, const int32_t *, int, void *, int, int32_t *, lazy_error *);
 
 #endif

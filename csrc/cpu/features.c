@@ -12,8 +12,6 @@
 #include "../format.h"
 #include "cpu.h"
 
-enum { MAX_VARIANTS = 4 };
-
 #if defined(__x86_64__)
 /* clang 14 does not take "f16c" in __builtin_cpu_supports. */
 static bool has_f16c(void)
@@ -23,83 +21,62 @@ static bool has_f16c(void)
 }
 #endif
 
-static bool runs(const lazy_products *products)
+enum { AVX2 = 1, AVX512 = 2, VNNI = 4, BF16 = 8 };
+
+static unsigned features(void)
 {
+    unsigned found = 0;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (products->formats[LAZY_Q4_0] || products == &lazy_products_avx512_int8) return avx512 && __builtin_cpu_supports("avx512vnni");
-    if (products == &lazy_kernels_avx512_bf16.products) return avx512 && __builtin_cpu_supports("avx512bf16");
-    if (products == &lazy_kernels_avx512.products) return avx512;
-    if (products == &lazy_kernels_avx2.products) return avx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) found |= AVX2;
+    if (found && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        found |= AVX512;
+    if (found & AVX512 && __builtin_cpu_supports("avx512vnni")) found |= VNNI;
+    if (found & AVX512 && __builtin_cpu_supports("avx512bf16")) found |= BF16;
 #endif
-    return strcmp(products->isa, "generic") == 0;
+    return found;
 }
 
 /* The best first. */
-static const lazy_kernels *const all_kernels[] = {
+static const struct {
+    unsigned needs;
+    lazy_arithmetic arithmetic;
+} all[] = {
 #if defined(__x86_64__)
-    &lazy_kernels_avx512_bf16,
-    &lazy_kernels_avx512,
-    &lazy_kernels_avx2,
+#define ENTRY(needs, isa, compute, kernels, products, fixed)                                                           \
+    {                                                                                                                  \
+        needs, { isa, LAZY_COMPUTE_##compute, &lazy_kernels_##kernels, &lazy_##products, fixed }                       \
+    }
+    ENTRY(VNNI | BF16, "avx512", INT8, avx512_bf16, products_avx512_int8, &lazy_products_avx512_fixed8),
+    ENTRY(VNNI, "avx512", INT8, avx512, products_avx512_int8, &lazy_products_avx512_fixed8),
+    ENTRY(VNNI | BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, &lazy_products_avx512_fixed16),
+    ENTRY(BF16, "avx512", BF16, avx512_bf16, kernels_avx512_bf16.products, NULL),
+    ENTRY(VNNI, "avx512", F32, avx512, kernels_avx512.products, &lazy_products_avx512_fixed24),
+    ENTRY(AVX512, "avx512", F32, avx512, kernels_avx512.products, NULL),
+    ENTRY(AVX2, "avx2", F32, avx2, kernels_avx2.products, NULL),
 #endif
-    &lazy_kernels_generic,
+    { 0, { "generic", LAZY_COMPUTE_F32, &lazy_kernels_generic, &lazy_kernels_generic.products, NULL } },
 };
 
-static lazy_compute compute_of(const lazy_kernels *kernels) { return kernels->products.group == 2 ? LAZY_COMPUTE_BF16 : LAZY_COMPUTE_F32; }
-
-static bool is_wanted(const lazy_products *products, const char *isa)
-{
-    return (!isa || strcmp(isa, products->isa) == 0) && runs(products);
-}
-
-const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute)
+const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute compute)
 {
     lazy_format_prepare();
-    if (compute == LAZY_COMPUTE_INT8) {
-        if (!lazy_products_find(isa, compute)) return NULL;
-        const lazy_kernels *bf16 = lazy_kernels_find(isa, LAZY_COMPUTE_BF16);
-        return bf16 ? bf16 : lazy_kernels_find(isa, LAZY_COMPUTE_F32);
+    const unsigned found = features();
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const lazy_arithmetic *a = &all[i].arithmetic;
+        if ((all[i].needs & ~found) == 0 && a->compute == compute && (!isa || strcmp(isa, a->isa) == 0)) return a;
     }
-    for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++)
-        if (compute_of(all_kernels[i]) == compute && is_wanted(&all_kernels[i]->products, isa)) return all_kernels[i];
-    return NULL;
-}
-
-const lazy_products *lazy_products_find(const char *isa, lazy_compute compute)
-{
-    lazy_format_prepare();
-    if (compute != LAZY_COMPUTE_INT8) {
-        const lazy_kernels *kernels = lazy_kernels_find(isa, compute);
-        return kernels ? &kernels->products : NULL;
-    }
-#if defined(__x86_64__)
-    if (is_wanted(&lazy_products_avx512_int8, isa)) return &lazy_products_avx512_int8;
-#endif
-    return NULL;
-}
-
-const lazy_products *lazy_fixed_products_find(const char *isa, lazy_compute compute)
-{
-#if defined(__x86_64__)
-    static const lazy_products *const fixed[] = {
-        [LAZY_COMPUTE_F32] = &lazy_products_avx512_fixed24,
-        [LAZY_COMPUTE_BF16] = &lazy_products_avx512_fixed16,
-        [LAZY_COMPUTE_INT8] = &lazy_products_avx512_fixed8,
-    };
-    if (strcmp(isa, fixed[compute]->isa) == 0 && runs(fixed[compute])) return fixed[compute];
-#endif
-    (void)isa, (void)compute;
     return NULL;
 }
 
 const char *const *lazy_cpu_variants(void)
 {
-    static const char *names[MAX_VARIANTS + 1];
+    static const char *const isas[] = { "avx512", "avx2", "generic" };
+    static const char *names[sizeof isas / sizeof *isas + 1];
     int n = 0;
-    for (size_t i = 0; i < sizeof all_kernels / sizeof *all_kernels; i++)
-        if (compute_of(all_kernels[i]) == LAZY_COMPUTE_F32 && runs(&all_kernels[i]->products)) names[n++] = all_kernels[i]->products.isa;
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++)
+        if (lazy_arithmetic_find(isas[i], LAZY_COMPUTE_F32)) names[n++] = isas[i];
     return names;
 }
 
@@ -110,13 +87,13 @@ static FILE *open_in(const char *folder, const char *name)
     return fopen(path, "re");
 }
 
-/* The number at the beginning of a file; 0 where there is none. */
-static long long read_number(const char *folder, const char *name)
+/* The number at the beginning of a file, or `otherwise`. */
+static long long read_number(const char *folder, const char *name, long long otherwise)
 {
-    long long number = 0;
+    long long number;
     FILE *file = open_in(folder, name);
-    if (!file) return 0;
-    if (fscanf(file, "%lld", &number) != 1) number = 0;
+    if (!file) return otherwise;
+    if (fscanf(file, "%lld", &number) != 1) number = otherwise;
     fclose(file);
     return number;
 }
@@ -129,56 +106,38 @@ int lazy_cgroup_cores(const char *folder)
         if (fscanf(file, "%lld %lld", &quota, &period) != 2) quota = 0; /* "max" means no limit */
         fclose(file);
     } else { /* version 1 */
-        quota = read_number(folder, "cpu/cpu.cfs_quota_us");
-        period = read_number(folder, "cpu/cpu.cfs_period_us");
+        quota = read_number(folder, "cpu/cpu.cfs_quota_us", 0);
+        period = read_number(folder, "cpu/cpu.cfs_period_us", 0);
     }
     return quota > 0 && period > 0 ? (int)((quota + period - 1) / period) : 0;
 }
 
-/* Sets list[0 … n-1] to the processors of a list such as "0,64" or "0-1,4" in a file; false if it has no such list. */
-static bool read_cpu_list(const char *path, bool *list, int n)
+/* The first of the processors that share a core with this one, by a list such as "0,64" or "0-1"; -1 without one. */
+static int first_sibling(const char *folder, int cpu)
 {
-    memset(list, 0, (size_t)n * sizeof *list);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    int first, last, found = 0;
-    for (int end = ','; end == ',' && fscanf(file, "%d", &first) == 1; found++) {
-        last = first;
-        end = fgetc(file);
-        if (end == '-') {
-            if (fscanf(file, "%d", &last) != 1) break;
-            end = fgetc(file);
-        }
-        for (int cpu = first < 0 ? 0 : first; cpu <= last && cpu < n; cpu++) list[cpu] = true;
+    static const char *const lists[] = { "core_cpus_list", "thread_siblings_list" }; /* the second before Linux 5.3 */
+    char name[64];
+    long long first = -1;
+    for (size_t i = 0; i < sizeof lists / sizeof *lists && first < 0; i++) {
+        snprintf(name, sizeof name, "cpu%d/topology/%s", cpu, lists[i]);
+        first = read_number(folder, name, -1);
     }
-    fclose(file);
-    return found > 0;
-}
-
-/* The processors that share a core with this one. */
-static bool read_siblings(const char *folder, int cpu, bool *siblings, int n)
-{
-    static const char *const names[] = { "core_cpus_list", "thread_siblings_list" }; /* the second before Linux 5.3 */
-    char path[512];
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, names[i]);
-        if (read_cpu_list(path, siblings, n) && siblings[cpu]) return true;
-    }
-    return false;
+    return first <= cpu ? (int)first : -1; /* else the list lacks this processor */
 }
 
 int lazy_count_cores(const char *folder, const bool *usable, int n)
 {
-    bool siblings[CPU_SETSIZE];
+    bool counted[CPU_SETSIZE] = { false }; /* by a core's first processor, usable or not */
     int cpus = 0, cores = 0;
     bool known = n <= CPU_SETSIZE;
     for (int cpu = 0; cpu < n; cpu++) {
         if (!usable[cpu]) continue;
         cpus++;
-        known = known && read_siblings(folder, cpu, siblings, n);
-        int first = 0; /* the usable processor that stands for the core */
-        while (known && !(usable[first] && siblings[first])) first++;
-        cores += first == cpu;
+        int first = known ? first_sibling(folder, cpu) : -1;
+        known = first >= 0;
+        if (!known) continue;
+        cores += !counted[first];
+        counted[first] = true;
     }
     return known ? cores : cpus;
 }

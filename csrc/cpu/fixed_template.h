@@ -1,17 +1,18 @@
 /* fixed_template.h — the source of products of quantized weights with few rows of x; kernels.h specifies each function.
  *
- * A row of x is rounded by groups of 32 values to integers of DIGITS bytes, times a scale. Weights keep their integers. Sums of products are
- * exact within a group: the products with each byte of x are added by an instruction that multiplies bytes, from the highest byte to the
- * lowest. A sum is then converted to f32, multiplied by both scales and added to those of earlier groups. A NaN or an Inf makes the scale of
- * its group NaN.
+ * A row of x is rounded by groups of 32 values to integers of DIGITS bytes, times a scale. Weights keep their integers;
+ * with one byte, those in F32, F16 and BF16 are rounded to LAZY_Q8_0. Sums of products are exact within a group: the
+ * products with each byte of x are added by an instruction that multiplies bytes, from the highest byte to the lowest.
+ * A sum is then converted to f32, multiplied by both scales and added to those of earlier groups. A NaN or an Inf makes
+ * the scale of its group NaN.
  *
- * With two bytes and more the scale is a power of two, and the largest value of a group has 15 or 23 bits and a sign: rounding x so changes
- * it by at most 2^-15 or 2^-23 of that value (1.004 times that, where the bytes need one bit more).
+ * With two bytes and more the scale is a power of two, and the largest value of a group has 15 or 23 bits and a sign:
+ * rounding x so changes it by at most 2^-15 or 2^-23 of that value (1.004 times that, where the bytes need one bit
+ * more).
  *
- * The including file defines what vectors.h, kernels_quantized.h and integers.h ask for; LANES is 16. It defines VARIANT and ISA; DIGITS;
- * DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16. */
+ * The including file defines what vectors.h, quantized.h and integers.h ask for; LANES is 16. It defines VARIANT and
+ * ISA; DIGITS; DOT_ROWS; MAX_ROWS, of x; and WIDEN_HALVES(words), the values of 16 f16. */
 #include "vectors.h"
-#include "kernels_quantized.h"
 #include "integers.h"
 
 enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP };
@@ -20,17 +21,18 @@ enum { STRETCH = LAZY_LONGEST_BLOCK / LAZY_GROUP };
 typedef struct stretch {
     int32_t bytes[STRETCH][DIGITS][WORDS]; /* of the integers: four to a word, the highest ones first */
     int32_t zero_sums[STRETCH][WORDS];     /* of the integers that share a word, times the zero point of LAZY_Q6_K */
-    float scales[STRETCH], sums[STRETCH];  /* of the groups; sums of the values */
+    int32_t zero_sum[STRETCH]; /* with one byte: of the group's integers, times the zero point of LAZY_Q8_0 */
+    float scales[STRETCH], sums[STRETCH]; /* of the groups; sums of the values; both are one vector */
 } stretch;
 
 typedef int32_t operand;
 enum { STRETCH_OPERANDS = sizeof(stretch) / sizeof(operand) };
 
-INLINE words dot_digits(words integers, const int32_t bytes[DIGITS][WORDS])
+INLINE words dot_digits(words sum, words integers, const int32_t bytes[DIGITS][WORDS])
 {
-    words sum = { 0 };
 #pragma GCC unroll 4
-    for (int d = 0; d < DIGITS; d++) sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
+    for (int d = 0; d < DIGITS; d++)
+        sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
     return sum;
 }
 
@@ -51,8 +53,10 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
     return scale;
 #else
     enum { FRACTION = 23, BIAS = 127, BITS = 8 * DIGITS - 1, SMALLEST = BITS + 1, INFINITE = 0xff << FRACTION };
-    int32_t top = largest_magnitude_bits(value), carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
-    int exponent = max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
+    int32_t top = largest_magnitude_bits(value),
+            carry = 0x10101; /* above 0x7f7f7f 2^-23, bytes from -128 to 127 need one bit more */
+    int exponent =
+        max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
     float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
     ints rounded[GROUP_VECTORS];
 #pragma GCC unroll 8
@@ -62,7 +66,8 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
         words low = LOW_BYTES(rounded);
         memcpy(bytes[d], &low, sizeof low);
 #pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
+        for (int v = 0; v < GROUP_VECTORS; v++)
+            rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
     }
     return top < INFINITE ? float_of_bits(exponent << FRACTION) : NAN;
 #endif
@@ -74,13 +79,15 @@ static void convert(void *to, const float *from, int k)
     for (int g = 0; k > 0 || g; k -= LAZY_GROUP, from += LAZY_GROUP) {
         vec value[GROUP_VECTORS];
 #pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = k > 0 ? load(from + v * LANES) : splat(0.0f);
+        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
         s->scales[g] = round_group_to_digits(s->bytes[g], value);
-        words sums = dot_digits(splat_bytes(1), s->bytes[g]);
+        words sums = dot_digits((words){ 0 }, splat_bytes(1), s->bytes[g]);
         eight wide = __builtin_convertvector(sums, eight);
-        sums = (words)((unsigned_words)sums * (unsigned)zero_point(LAZY_Q6_K));
+        sums = (words)((unsigned_words)sums * (unsigned)lazy_formats[LAZY_Q6_K].zero_point);
         memcpy(s->zero_sums[g], &sums, sizeof sums);
-        s->sums[g] = sum_eight(&wide) * s->scales[g];
+        float sum = sum_eight(&wide);
+        s->zero_sum[g] = DIGITS == 1 ? (int32_t)sum * ZERO_POINT : 0;
+        s->sums[g] = sum * s->scales[g];
         g = (g + 1) % STRETCH;
         s += !g;
     }
@@ -88,16 +95,11 @@ static void convert(void *to, const float *from, int k)
 
 /* ---- scales ----------------------------------------------------------------------------- */
 
-/* The scales of n groups of a row of weights, then what is to be added to each value; of LAZY_Q6_K the scales of 16 half groups. In long blocks they are integers,
- * which the block's own scale and offset multiply. */
+/* The scales of n groups of a row of weights, then what is to be added to each value; of LAZY_Q6_K the scales of 16
+ * half groups. In long blocks they are integers, which the block's own scale and offset multiply. */
 INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
 {
-    if (dtype == LAZY_Q6_K) return __builtin_convertvector(SIGNED_BYTES_AT(((const lazy_q6_k *)row)->scales), vec);
-    if (dtype == LAZY_Q4_K || dtype == LAZY_Q5_K) {
-        uint8_t unpacked[16];
-        unpack_k_scales(unpacked, row);
-        return __builtin_convertvector(BYTES_AT(unpacked), vec);
-    }
+    if (lazy_formats[dtype].values > LAZY_GROUP) return integer_scales(row, dtype, 0);
     words halves; /* pairs of scale and offset, or what follows the scale */
 #pragma GCC unroll 8
     for (int g = 0; g < STRETCH; g++) {
@@ -106,38 +108,34 @@ INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
         halves[g] = pair;
     }
     vec both = WIDEN_HALVES(halves);
-    if (has_offset(dtype)) return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const float zero = -(float)zero_point(dtype);
+    if (lazy_formats[dtype].has_offset)
+        return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const float zero = -(float)lazy_formats[dtype].zero_point;
     return SHUFFLE(vec, both, both, 0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14) *
            (vec){ 1, 1, 1, 1, 1, 1, 1, 1, zero, zero, zero, zero, zero, zero, zero, zero };
 }
 
-/* The factors of a long block's scales and of its offsets. */
-INLINE float block_scale(const char *block, lazy_dtype dtype)
-{
-    return lazy_f16[dtype == LAZY_Q6_K ? ((const lazy_q6_k *)block)->scale : *(const uint16_t *)block];
-}
-INLINE float block_offset(const char *block) { return -lazy_f16[((const uint16_t *)block)[1]]; }
-
 /* ---- products --------------------------------------------------------------------------- */
 
-/* Not of 8 bits and 24, whose sums would need 34; nor of 8 and 8, whose products are those of rounded weights by int8_template.h, which
- * reads them as fast as memory gives them. */
-#if DIGITS == 2
-#define OF_8_BITS(work) work(Q8_0)
+/* Not of 8 bits and 24, whose sums would need 34. */
+#if DIGITS == 3
+#define AS_STORED(work) LAZY_BELOW_8_BITS(work)
 #else
-#define OF_8_BITS(work)
+#define AS_STORED(work) work(Q8_0) LAZY_BELOW_8_BITS(work)
 #endif
-#define AS_STORED(work) OF_8_BITS(work) work(Q4_0) work(Q4_1) work(Q5_0) work(Q5_1) work(Q4_K) work(Q5_K) work(Q6_K)
 #define ONE_ROW_AS_STORED(work)
-#define TAKEN(format) [LAZY_##format] = true,
+#define FORM LAZY_Q8_0
 
-/* No others come here. */
-INLINE lazy_dtype form_of(lazy_dtype dtype) { return dtype; }
-INLINE size_t form_bytes(lazy_dtype form, int k) { return lazy_row_bytes(form, k); }
-INLINE void form_row(void *to, const char *row, lazy_dtype dtype, int k) { (void)to, (void)row, (void)dtype, (void)k; }
+static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
+{
+    if (DIGITS == 1) round_row(to, row, dtype, k);
+}
 
 #include "dots.h"
+
+/* With one byte the zero point of LAZY_Q8_0 is subtracted before sums are converted; as an offset it would cost bits,
+ * since it is large beside the values. */
+INLINE bool is_exact(lazy_dtype dtype) { return dtype == LAZY_Q6_K || (DIGITS == 1 && dtype == LAZY_Q8_0); }
 
 typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the products of their scales, group by group */
 
@@ -148,23 +146,27 @@ INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t,
 #pragma GCC unroll 4
     for (int c = 0; c < cols; c++) {
         const char *weights = t->w + c * t->spacing;
-        vec scales = n >= STRETCH ? scales_at(weights, t->dtype, STRETCH) : scales_at(weights, t->dtype, n);
+        vec scales =
+            long_block || n >= STRETCH ? scales_at(weights, t->dtype, STRETCH) : scales_at(weights, t->dtype, n);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             vec x = load(((const stretch *)(t->x + r * t->x_stride))->scales);
             if (t->dtype == LAZY_Q6_K) x = SHUFFLE(vec, x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             vec both = scales * x;
             store(factor[r][c], both);
-            if (t->dtype == LAZY_Q6_K) continue;
+            if (is_exact(t->dtype)) continue;
             eight offsets = SHUFFLE(eight, both, both, 8, 9, 10, 11, 12, 13, 14, 15);
-            sum[r][c] += long_block ? offsets * splat_eight(block_offset(weights)) : offsets;
+            sum[r][c] += long_block ? offsets * splat_eight(offset_of_block(weights)) : offsets;
         }
     }
-    __asm__("" : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
+    __asm__(
+        ""
+        : "+m"(*(float(*)[sizeof(factors) / 4]) factor)); /* broadcasts from memory cost less than from a register */
 }
 
 /* Adds the products of group g of the stretch, which is group `in_block` of the blocks at t->w. */
-INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int g, const int in_block, const int rows, const int cols)
+INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int g, const int in_block, const int rows,
+                      const int cols)
 {
     const int bytes = lazy_formats[t->dtype].bytes * LAZY_GROUP / lazy_formats[t->dtype].values, at = in_block * bytes;
     const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
@@ -174,20 +176,23 @@ INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int
     for (int c = 0; c < cols; c++) {
         const char *block = t->w + c * t->spacing;
         if (!long_block) __builtin_prefetch(block + FETCH_AHEAD);
-        else if (at == 0 || at / LINE > (at - bytes) / LINE) __builtin_prefetch(block + at + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache */
+        else if (at == 0 || at / LINE > (at - bytes) / LINE)
+            __builtin_prefetch(block + at + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache */
         integers[c] = integers_of(block, t->dtype, in_block);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         const stretch *x = (const stretch *)(t->x + r * t->x_stride);
-        words zero_sums = words_at(x->zero_sums[g]);
+        words zero_sums = words_at(x->zero_sums[g]), start = { 0 };
+        if (DIGITS == 1 && t->dtype == LAZY_Q8_0) start = (words){ -x->zero_sum[g] };
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) {
-            words product = dot_digits(integers[c], x->bytes[g]);
+            words product = dot_digits(start, integers[c], x->bytes[g]);
             eight scale = splat_eight(factor[r][c][g]);
             if (t->dtype == LAZY_Q6_K) {
                 product -= zero_sums;
-                scale = SHUFFLE(eight, splat_eight(factor[r][c][2 * g]), splat_eight(factor[r][c][2 * g + 1]), 0, 1, 2, 3, 8, 9, 10, 11);
+                scale = SHUFFLE(eight, splat_eight(factor[r][c][2 * g]), splat_eight(factor[r][c][2 * g + 1]), 0, 1, 2,
+                                3, 8, 9, 10, 11);
             }
             sum[r][c] += __builtin_convertvector(product, eight) * scale;
         }
@@ -202,7 +207,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int c = 0; c < cols; c++) sum[r][c] = (eight){ 0 };
-    for (int left = t.k / LAZY_GROUP; left > 0; left -= STRETCH, t.x += STRETCH_OPERANDS) {
+    for (int left = ceil_div(t.k, LAZY_GROUP); left > 0; left -= STRETCH, t.x += STRETCH_OPERANDS) {
         factors factor;
         begin_stretch(factor, sum, &t, left, rows, cols);
         if (lazy_formats[t.dtype].values == LAZY_GROUP) {
@@ -215,7 +220,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) sum[r][c] += in_block[r][c] * splat_eight(block_scale(t.w + c * t.spacing, t.dtype));
+            for (int c = 0; c < cols; c++)
+                sum[r][c] += in_block[r][c] * splat_eight(scale_of_block(t.w + c * t.spacing, t.dtype));
         t.w += bytes;
     }
 #pragma GCC unroll 8
@@ -229,11 +235,12 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 
 const lazy_products JOIN(lazy_products_, VARIANT) = {
     .name = STRING(VARIANT),
-    .isa = STRING(ISA),
     .group = LAZY_LONGEST_BLOCK,
     .row_operands = STRETCH_OPERANDS,
+    .max_unpacked_halves = MAX_ROWS,
     .max_unpacked_others = MAX_ROWS,
     .convert = convert,
     .dots = dots,
-    .formats = { AS_STORED(TAKEN) },
+#define TAKEN(format) [LAZY_##format] = true,
+    .formats = { AS_STORED(TAKEN)[LAZY_F32] = DIGITS == 1, [LAZY_F16] = DIGITS == 1, [LAZY_BF16] = DIGITS == 1 },
 };

@@ -1,12 +1,13 @@
 /* kernels.h — the inner loops of the CPU backend, one table per instruction set and arithmetic.
  *
- * The files *_template.h are compiled once for each, and the best set that the machine runs is chosen when a backend opens. All sums are
- * f32. The order of a sum depends on its length alone, so that results do not depend on how work is divided.
+ * The files *_template.h are compiled once for each, and the best set that the machine runs is chosen when a backend
+ * opens. All sums are f32. The order of a sum depends on its length alone, so that results do not depend on how work is
+ * divided.
  *
- * Operands of products are 4 bytes: an f32, a pair of bf16, or four integers of 8 bits. Rows are converted by `group` values that are
- * neighbours along the sum, the last group filled up with zeros; a group takes row_operands operands in a row of x and panel_operands
- * in a column of a panel. These are 1 for f32 (groups of 1) and bf16 (groups of 2). In int8 (groups of 32) the integers' scale
- * comes with them. */
+ * Operands of products are 4 bytes: an f32, a pair of bf16, or four integers of 8 bits. Rows are converted by `group`
+ * values that are neighbours along the sum, the last group filled up with zeros; a group takes row_operands operands in
+ * a row of x and panel_operands in a column of a panel. These are 1 for f32 (groups of 1) and bf16 (groups of 2). In
+ * int8 (groups of 32) the integers' scale comes with them. */
 #ifndef LAZY_KERNELS_H
 #define LAZY_KERNELS_H
 
@@ -17,51 +18,54 @@
 enum { UNPACKED_ROWS_LIMIT = 160 };
 
 typedef struct lazy_products {
-    const char *name;
-    const char *isa; /* instruction set, by its name in LAZYLLM_CPU */
+    const char *name; /* of a backend that computes with them */
     int group, row_operands, panel_operands;
     int tile_rows, tile_cols; /* size of the register tile */
-    /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read again. */
+    /* Rows of x up to which dots is faster than pack and tile: weights of 16 bits, and others, which cost more to read
+     * again. */
     int max_unpacked_halves, max_unpacked_others;
 
     /* to[:] = the k values as operands */
     void (*convert)(void *to, const float *from, int k);
-    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0. Here and below, rows of weights
-     * are whole blocks. */
+    /* panel[:, j] = the k values of row[j] as operands; j < tile_cols, columns n … tile_cols-1 are 0. Here and below,
+     * rows of weights are whole blocks. */
     void (*pack)(void *panel, const void *const *row, int n, lazy_dtype dtype, int k);
-    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j], packed from dtype; rows <= tile_rows, cols <= tile_cols. a_stride in
-     * operands. */
-    void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype, int k, int rows,
-                 int cols, bool accumulate);
-    /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x. room: 4 rows of w as operands
-     * of 4 bytes, or 256 KiB if that is more */
-    void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w, lazy_dtype dtype, int n_cols,
-                 int k, bool accumulate, void *room);
-    bool formats[LAZY_N_DTYPES]; /* that dots takes; of products of quantized weights alone, else unused */
+    /* c[r, j] (+)= sum over k values of a[r, :] * panel[:, j], packed from dtype; rows <= tile_rows, cols <= tile_cols.
+     * a_stride in operands. */
+    void (*tile)(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype,
+                 int k, int rows, int cols, bool accumulate);
+    /* y[r, j] (+)= x[r, :] . w[j, :k], x in operands and x_stride too; reads w once for every few rows of x. room: 4
+     * rows of w as operands of 4 bytes, or 256 KiB if that is more */
+    void (*dots)(float *y, int64_t y_stride, const void *x, int64_t x_stride, int n_rows, const void *w,
+                 lazy_dtype dtype, int n_cols, int k, bool accumulate, void *room);
+    bool formats[LAZY_N_DTYPES]; /* that dots takes; of products for few rows alone, else unused */
 } lazy_products;
 
 /* Kernels of single rows, in f32: one table per instruction set. */
 typedef struct lazy_row_kernels {
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
-    void (*scale_row)(float *y, int n, float factor);                        /* y *= factor */
-    void (*swiglu_row)(float *y, const float *gate, const float *up, int n); /* y = silu(gate) * up */
-    void (*geglu_row)(float *y, const float *gate, const float *up, int n);  /* y = gelu(gate) * up, GELU in its tanh form */
+    void (*scale_row)(float *y, int n, float factor); /* y *= factor */
+    /* y = silu(gate) * up, or gelu(gate) * up with GELU in its tanh form */
+    void (*swiglu_row)(float *y, const float *gate, const float *up, int n);
+    void (*geglu_row)(float *y, const float *gate, const float *up, int n);
     /* RMS norm. False if a value of x is NaN or Inf. */
     bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
     /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),
-     * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may be -INFINITY. */
+     * *sum = *sum * f + sum of s, *max = m. Returns f, by which sums of earlier blocks must be scaled. n > 0; *max may
+     * be -INFINITY. */
     float (*online_softmax)(float *s, int n, float *max, float *sum);
-    /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries become 0. */
-    void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
-                                   float *factor);
+    /* online_softmax for every column of s (n, width). Column c sees keys hidden[c] … visible[c]-1; other entries
+     * become 0. */
+    void (*online_softmax_columns)(float *s, int width, int n, const int32_t *hidden, const int32_t *visible,
+                                   float *max, float *sum, float *factor);
 
-    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache, of a type up to LAZY_BF16.
-     * s[h, j] = q[h, :d] . key[slot[j], :d] */
-    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
-                     int d);
+    /* Attention row by row: query heads that share a key head, over n keys and values at slots of the cache, of a type
+     * up to LAZY_BF16. s[h, j] = q[h, :d] . key[slot[j], :d] */
+    void (*key_dots)(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype,
+                     const int32_t *slot, int n, int d);
     /* o[h, :d] += sum over j of p[h, j] * value[slot[j], :d] */
-    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
-                       int n, int d);
+    void (*value_sums)(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype,
+                       const int32_t *slot, int n, int d);
 } lazy_row_kernels;
 
 typedef struct lazy_kernels {
@@ -69,16 +73,18 @@ typedef struct lazy_kernels {
     lazy_products products; /* in f32 or bf16, with weights and in attention */
     int lanes;              /* floats in a vector; tile_cols is a multiple */
 
-    /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n, width); width is
-     * lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / group), queries a panel of d values, and
-     * values operands of neighbouring tokens (n / group, stride).
-     * to[:] = the d values of a key in the cache as operands */
+    /* Attention in columns: up to tile_cols columns, each a query head of a row, over n contiguous keys. Scores are (n,
+     * width); width is lanes if the columns fit into one vector, else tile_cols. Keys are operands (n, d / group),
+     * queries a panel of d values, and values operands of neighbouring tokens (n / group, stride). to[:] = the d values
+     * of a key in the cache as operands */
     void (*convert_key)(void *to, const void *key, lazy_dtype dtype, int d);
-    /* to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an operand is one value */
+    /* to[:d] = operands of the values of two tokens; the second is NULL behind the last one, and unused where an
+     * operand is one value */
     void (*pair_values)(void *to, const void *first, const void *second, lazy_dtype dtype, int d);
     /* s[j, :width] = key[j, :] . q[:, :width]. Prefetches as many operands of value as there are of key. */
     void (*key_columns)(float *s, int width, const void *key, const void *q, const void *value, int n, int d);
-    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May overwrite p. */
+    /* o[c, :d] += sum over j of p[j, c] * value[j, :d] for c < cols; reads rows of value up to a multiple of lanes. May
+     * overwrite p. */
     void (*value_columns)(float *o, float *p, int width, int cols, const void *value, int64_t stride, int n, int d);
 } lazy_kernels;
 
@@ -92,16 +98,23 @@ extern const lazy_products lazy_products_avx512_int8;
 extern const lazy_products lazy_products_avx512_fixed8, lazy_products_avx512_fixed16, lazy_products_avx512_fixed24;
 #endif
 
-/* The kernels of the instruction set `isa` for this arithmetic, or the best ones if isa is NULL; NULL if there are none or this machine
- * cannot run them. With int8 for products, attention is in bf16 where there are kernels for it, else in f32. */
-const lazy_products *lazy_products_find(const char *isa, lazy_compute compute);
-const lazy_kernels *lazy_kernels_find(const char *isa, lazy_compute compute);
+/* An instruction set's kernels for one arithmetic. */
+typedef struct lazy_arithmetic {
+    const char *isa; /* by its name in LAZYLLM_CPU */
+    lazy_compute compute;
+    const lazy_kernels *kernels;   /* of rows and attention; in int8 those in bf16, or f32 where there are none */
+    const lazy_products *products; /* with weights; in int8 they have no dots */
+    const lazy_products
+        *fixed; /* with few rows of x and some formats of weights: no panels; in int8 all formats; or NULL */
+} lazy_arithmetic;
 
-/* Products of quantized weights with up to max_unpacked_others rows of x, beside those of the instruction set for this arithmetic; they
- * have no panels. NULL: none. */
-const lazy_products *lazy_fixed_products_find(const char *isa, lazy_compute compute);
+/* The arithmetic with the instruction set `isa`, or with the best one if isa is NULL; NULL if this machine has none. */
+const lazy_arithmetic *lazy_arithmetic_find(const char *isa, lazy_compute compute);
 
 /* Operands that k values take in a row of x. */
-static inline size_t lazy_row_operands(const lazy_products *p, int k) { return (size_t)((k + p->group - 1) / p->group * p->row_operands); }
+static inline size_t lazy_row_operands(const lazy_products *p, int k)
+{
+    return (size_t)((k + p->group - 1) / p->group * p->row_operands);
+}
 
 #endif

@@ -1,23 +1,16 @@
 /* kernels_avx512.c — the kernels for AVX-512 (F, BW, VL). */
 #if defined(__x86_64__)
-#include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
-#endif
+#include "avx512.h"
+TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl")
 
 #define VARIANT             avx512
 #define TILE_ROWS           14
 #define DOT_ROWS            6
 #define MAX_UNPACKED_HALVES 160
 #define MAX_UNPACKED_OTHERS 64
-#include "avx512.h"
 #include "rows_template.h"
 #include "linear_template.h"
 #include "attention_template.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+END_TARGET
 #endif

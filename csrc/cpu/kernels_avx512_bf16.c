@@ -1,11 +1,7 @@
 /* kernels_avx512_bf16.c — the kernels for AVX-512 (F, BW, VL, BF16) with products of bf16. */
 #if defined(__x86_64__)
-#include <immintrin.h>
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16"))), apply_to = function)
-#else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
-#endif
+#include "avx512.h"
+TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512bf16")
 
 #define VARIANT             avx512_bf16
 #define TILE_ROWS           14
@@ -17,11 +13,8 @@
 #define NEIGHBOURS(first, second) ((vec)_mm512_cvtne2ps_pbh((__m512)(second), (__m512)(first)))
 #define HALVES_OF(v)              _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)(v)))
 #define INTERLEAVED(low, high)    ((vec)_mm512_or_si512(HALVES_OF(low), _mm512_slli_epi32(HALVES_OF(high), 16)))
-#include "avx512.h"
 #include "linear_template.h"
 #include "attention_template.h"
 
-#if defined(__clang__)
-#pragma clang attribute pop
-#endif
+END_TARGET
 #endif

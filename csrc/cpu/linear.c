@@ -1,5 +1,6 @@
-/* linear.c — products with weights. Rows of x are converted to operands once. Then, up to some number of rows, each weight is read once,
- * from where it is stored; for more rows, weights are packed into panels of operands that stay in a core's cache. */
+/* linear.c — products with weights. Rows of x are converted to operands once. Then, up to some number of rows, each
+ * weight is read once, from where it is stored; for more rows, weights are packed into panels of operands that stay in
+ * a core's cache. */
 #include <string.h>
 
 #include "../format.h"
@@ -96,8 +97,8 @@ static void multiply_columns(const product *p, float *y, int begin, int end, flo
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols), part->dtype, here, w->cols,
-                         p->accumulate, room);
+        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols),
+                         part->dtype, here, w->cols, p->accumulate, room);
         col += here;
     }
 }
@@ -106,7 +107,8 @@ static void multiply_unpacked(void *job, int task, int worker)
 {
     const product *p = job;
     float *room = scratch_of(p->stream, worker);
-    int begin = block_start(task, p->col_blocks, p->columns, STREAMS), end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
+    int begin = block_start(task, p->col_blocks, p->columns, STREAMS),
+        end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
     if (!p->gated) {
         multiply_columns(p, p->y, begin, end, room);
         add_bias(p, 0, p->n, begin, end - begin);
@@ -123,7 +125,8 @@ static void multiply_unpacked(void *job, int task, int worker)
 
 /* ---- packed ----------------------------------------------------------------------------- */
 
-/* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by side. */
+/* Rows row … row+n_rows-1, columns col … col+n_cols-1 of the output. Where gated (halves is 2), gate and up lie side by
+ * side. */
 typedef struct block {
     float *out; /* first row and column of the block */
     int64_t out_stride;
@@ -151,7 +154,8 @@ static void pack_panel(const product *p, float *to, const panel *columns, int k,
 {
     const void *row[MAX_TILE_COLS];
     lazy_dtype dtype = columns->part->dtype;
-    for (int j = 0; j < columns->n; j++) row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
+    for (int j = 0; j < columns->n; j++)
+        row[j] = weight_row(columns->part, columns->row + j, p->w->cols) + lazy_row_bytes(dtype, k);
     p->kernels->pack(to, row, columns->n, dtype, len);
 }
 
@@ -169,8 +173,8 @@ static void multiply_k_block(const product *p, const block *b, float *panels, in
         const float *strip = p->operands + (b->row + r) * p->stride + lazy_row_operands(p->kernels, k), *from = panels;
         for (panel columns = { 0 }; columns.out < width; columns.out += columns.n, from += p->panel_size) {
             columns = panel_at(p, b, columns.out);
-            p->kernels->tile(b->out + r * b->out_stride + columns.out, b->out_stride, strip, p->stride, from, columns.part->dtype, len,
-                             rows, columns.n, p->accumulate || k);
+            p->kernels->tile(b->out + r * b->out_stride + columns.out, b->out_stride, strip, p->stride, from,
+                             columns.part->dtype, len, rows, columns.n, p->accumulate || k);
         }
     }
 }
@@ -179,7 +183,8 @@ static void multiply_packed(void *job, int task, int worker)
 {
     const product *p = job;
     float *panels = scratch_of(p->stream, worker);
-    int row = task / p->col_blocks, col = task % p->col_blocks, tile_rows = p->kernels->tile_rows, tile_cols = p->kernels->tile_cols;
+    int row = task / p->col_blocks, col = task % p->col_blocks, tile_rows = p->kernels->tile_rows,
+        tile_cols = p->kernels->tile_cols;
     block b = { .row = block_start(row, p->row_blocks, p->n, tile_rows),
                 .col = block_start(col, p->col_blocks, p->columns, tile_cols),
                 .halves = p->gated ? 2 : 1 };
@@ -187,7 +192,8 @@ static void multiply_packed(void *job, int task, int worker)
     b.n_cols = block_start(col + 1, p->col_blocks, p->columns, tile_cols) - b.col;
     b.out = p->gated ? panels + PANELS_SIZE : p->y + (int64_t)b.row * p->columns + b.col;
     b.out_stride = p->gated ? 2 * b.n_cols : p->columns;
-    for (int k = 0; k < p->w->cols; k += p->k_block) multiply_k_block(p, &b, panels, k, min_int(p->k_block, p->w->cols - k));
+    for (int k = 0; k < p->w->cols; k += p->k_block)
+        multiply_k_block(p, &b, panels, k, min_int(p->k_block, p->w->cols - k));
     if (!p->gated) {
         add_bias(p, b.row, b.n_rows, b.col, b.n_cols);
         return;
@@ -198,7 +204,8 @@ static void multiply_packed(void *job, int task, int worker)
     }
 }
 
-/* Limited by memory bandwidth: long streams matter more than an even division, but no thread should be without a task. */
+/* Limited by memory bandwidth: long streams matter more than an even division, but no thread should be without a task.
+ */
 static void divide_unpacked(product *p)
 {
     enum { BOUND_BY_READING = 4, MIN_COLS = 64, LEAST_COLS = 16 };
@@ -208,8 +215,8 @@ static void divide_unpacked(product *p)
     p->row_blocks = 1;
 }
 
-/* For so many threads that tasks of MIN_ROWS rows leave some idle: the number of blocks of rows that takes the least time, counted in rows,
- * if a task takes as long for its panels as for PACKING rows. */
+/* For so many threads that tasks of MIN_ROWS rows leave some idle: the number of blocks of rows that takes the least
+ * time, counted in rows, if a task takes as long for its panels as for PACKING rows. */
 static int best_row_blocks(const product *p, int threads)
 {
     enum { LEAST_ROWS = 28, PACKING = 24 };
@@ -229,7 +236,8 @@ static void divide_packed(product *p)
 {
     enum { TASKS_PER_THREAD = 6, MIN_ROWS = 224 };
     const lazy_products *kernels = p->kernels;
-    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads, max_row_blocks = max_int(1, p->n / MIN_ROWS);
+    int threads = p->stream->backend->threads, wanted = TASKS_PER_THREAD * threads,
+        max_row_blocks = max_int(1, p->n / MIN_ROWS);
     int unit = kernels->group, cut = 0;
     for (int i = 0, first = 0; i < p->w->n_parts; first += p->w->part[i++].rows) {
         if (lazy_is_quantized(p->w->part[i].dtype)) unit = LAZY_LONGEST_BLOCK; /* ends of panels are ends of blocks */
@@ -256,15 +264,15 @@ static void divide_packed(product *p)
 static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
-    if (p->w->cols > WORKER_SCRATCH / 4 && p->kernels->pack) return 0; /* four rows must fit into the room of dots */
+    if (p->w->cols > WORKER_SCRATCH / 4) return 0; /* four rows must fit into the room of dots */
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
 
 static const lazy_products *best_products(const product *p)
 {
-    const lazy_products *fixed = cpu_of(p->stream)->fixed, *any = product_kernels_of(p->stream);
-    if (!fixed || p->n > fixed->max_unpacked_others) return any;
+    const lazy_products *fixed = cpu_of(p->stream)->arithmetic->fixed, *any = products_of(p->stream);
+    if (!fixed || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4) return any;
     for (int i = 0; i < p->w->n_parts; i++)
         if (!fixed->formats[p->w->part[i].dtype]) return any;
     return fixed;
@@ -282,7 +290,8 @@ static int multiply_chunk(product p, lazy_error *err)
     return lazy_cpu_run(p.stream, unpacked ? multiply_unpacked : multiply_packed, &p, p.col_blocks * p.row_blocks, err);
 }
 
-/* In parts of about equal size: no remainder of few rows, whose sums would differ from those of the same rows in another division. */
+/* In parts of about equal size: no remainder of few rows, whose sums would differ from those of the same rows in
+ * another division. */
 static int multiply(product p, lazy_error *err)
 {
     p.columns = p.gated ? p.w->rows / 2 : p.w->rows;
@@ -296,7 +305,8 @@ static int multiply(product p, lazy_error *err)
 
 /* ---- the ops ---------------------------------------------------------------------------- */
 
-int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
+                    lazy_error *err)
 {
     return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate }, err);
 }

@@ -1,10 +1,10 @@
 /* linear_template.h — the source of products in f32 or bf16; lazy_products in kernels.h specifies each function.
  *
- * The including file defines what vectors.h asks for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the size of the register tile (its
- * sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers);
- * MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and it defines
- * PAIR_PRODUCTS(sum, a, b); NEIGHBOURS(first, second): (first[0], first[1]), (first[2], first[3]), …; and INTERLEAVED(low, high):
- * (low[0], high[0]), (low[1], high[1]), …; else rows_template.h comes first. */
+ * The including file defines what vectors.h asks for; VARIANT and ISA; TILE_ROWS and TILE_VECTORS, the size of the
+ * register tile (its sums, one row of b and a broadcast must fit the registers); DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums
+ * must fit the registers); MAX_UNPACKED_HALVES and MAX_UNPACKED_OTHERS. With OPERANDS_BF16, products are of bf16, and
+ * it defines PAIR_PRODUCTS(sum, a, b); NEIGHBOURS(first, second): (first[0], first[1]), (first[2], first[3]), …; and
+ * INTERLEAVED(low, high): (low[0], high[0]), (low[1], high[1]), …; else rows_template.h comes first. */
 #include "vectors.h"
 
 enum { TILE_COLS = TILE_VECTORS * LANES };
@@ -164,65 +164,53 @@ INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const 
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++, out += stride)
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) store(out + v * LANES, whole && t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+        for (int v = 0; v < vectors; v++)
+            store(out + v * LANES, whole && t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
     if (!whole) store_part_of_tile(t, part, rows, vectors * LANES);
 }
 
 /* One function for each number of rows and vectors; the rows of a lie under each other, or across. */
 typedef void tile_function(const tile_product *t);
 
-#define TILE(name, rows, vectors, a_row, a_step)                                                                                           \
-    static __attribute__((noinline)) void name##_##rows##_##vectors(const tile_product *t) { tile_of(t, a_row, a_step, rows, vectors); }
-#define DOWN(rows)                                                                                                                         \
-    TILE(down, rows, 1, t->a_row, 1)                                                                                                       \
-    TILE(down, rows, 2, t->a_row, 1)
-#define ACROSS(rows)                                                                                                                       \
-    TILE(across, rows, 1, 1, t->a_step)                                                                                                    \
-    TILE(across, rows, 2, 1, t->a_step)
-#define DOWN_1(rows)   down_##rows##_1,
-#define DOWN_2(rows)   down_##rows##_2,
-#define ACROSS_1(rows) across_##rows##_1,
-#define ACROSS_2(rows) across_##rows##_2,
-#if TILE_ROWS == 14
-#define EACH_NUMBER(work)                                                                                                                  \
-    work(1) work(2) work(3) work(4) work(5) work(6) work(7) work(8) work(9) work(10) work(11) work(12) work(13) work(14)
-#else
-#define EACH_NUMBER(work) work(1) work(2) work(3) work(4) work(5) work(6)
-#endif
+#define TILE(rows, name, vectors, a_row, a_step)                                                                       \
+    static __attribute__((noinline)) void name##_##rows##_##vectors(const tile_product *t)                             \
+    {                                                                                                                  \
+        tile_of(t, a_row, a_step, rows, vectors);                                                                      \
+    }
+#define TILE_NAME(rows, name, vectors) name##_##rows##_##vectors,
+EACH_NUMBER(TILE_ROWS, TILE, down, 1, t->a_row, 1)
+EACH_NUMBER(TILE_ROWS, TILE, down, 2, t->a_row, 1)
+EACH_NUMBER(TILE_ROWS, TILE, across, 1, 1, t->a_step)
+EACH_NUMBER(TILE_ROWS, TILE, across, 2, 1, t->a_step)
+static tile_function *const down_rows[TILE_VECTORS][TILE_ROWS] = { { EACH_NUMBER(TILE_ROWS, TILE_NAME, down, 1) },
+                                                                   { EACH_NUMBER(TILE_ROWS, TILE_NAME, down, 2) } };
+static tile_function *const across_columns[TILE_VECTORS][TILE_ROWS] = {
+    { EACH_NUMBER(TILE_ROWS, TILE_NAME, across, 1) }, { EACH_NUMBER(TILE_ROWS, TILE_NAME, across, 2) }
+};
 
-EACH_NUMBER(DOWN)
-EACH_NUMBER(ACROSS)
-static tile_function *const down_rows[TILE_VECTORS][TILE_ROWS] = { { EACH_NUMBER(DOWN_1) }, { EACH_NUMBER(DOWN_2) } };
-static tile_function *const across_columns[TILE_VECTORS][TILE_ROWS] = { { EACH_NUMBER(ACROSS_1) }, { EACH_NUMBER(ACROSS_2) } };
-
-static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, lazy_dtype dtype, int k, int rows, int cols,
-                 bool accumulate)
+static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *b, lazy_dtype dtype, int k,
+                 int rows, int cols, bool accumulate)
 {
     (void)dtype;
-    tile_product t = { c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL } };
+    tile_product t = {
+        c, c_stride, a, a_stride, 1, b, TILE_COLS, ceil_div(k, PER_OPERAND), cols, accumulate, { NULL }
+    };
     down_rows[TILE_VECTORS - 1][rows - 1](&t);
 }
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Formats that are read as they are stored; others are widened into operands first. For one row that costs more than it saves where
- * weights are few bits. */
+/* Formats that are read as they are stored; others are widened into operands first. For one row that costs more than it
+ * saves where weights are few bits. */
 #ifdef OPERANDS_BF16
-#define OPERANDS        LAZY_BF16
+#define FORM            LAZY_BF16
 #define AS_STORED(work) work(BF16)
 #define ONE_ROW_AS_STORED(work)
 #else
-#define OPERANDS                LAZY_F32
+#define FORM                    LAZY_F32
 #define AS_STORED(work)         work(F32) work(F16) work(BF16)
 #define ONE_ROW_AS_STORED(work) work(Q8_0) work(Q4_0)
 #endif
-
-INLINE lazy_dtype form_of(lazy_dtype dtype)
-{
-    (void)dtype;
-    return OPERANDS;
-}
-INLINE size_t form_bytes(lazy_dtype form, int k) { return lazy_row_bytes(form, k); }
 
 /* to[:] = the k values of a row of weights as operands */
 static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
@@ -256,7 +244,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         const int groups = lazy_formats[t.dtype].values / LAZY_GROUP;
         scales s[4];
 #pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) read_scales(&s[c], block + c * t.spacing, t.dtype);
+        for (int c = 0; c < cols; c++) read_scales(s[c], block + c * t.spacing, t.dtype);
 #pragma GCC unroll 8
         for (int g = 0; g < groups; g++) {
             uint8_t room[4][LAZY_GROUP];
@@ -265,13 +253,14 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             for (int c = 0; c < cols; c++) {
                 const char *here = block + c * t.spacing;
                 q[c] = group_at(room[c], here, t.dtype, g);
-                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups + FETCH_AHEAD / 2); /* these bytes take longer */
+                __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups +
+                                   FETCH_AHEAD / 2); /* these bytes take longer */
             }
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
                 vec wide[4];
 #pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) wide[c] = widen_group(q[c], t.dtype, &s[c], g, v);
+                for (int c = 0; c < cols; c++) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vec values = load((const float *)x + r * t.x_stride);
@@ -290,7 +279,9 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             wide[c] = operands(row, t.dtype, kk);
             const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
             if (rows == 1) __builtin_prefetch(here + FETCH_AHEAD);
-            else __builtin_prefetch(here + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache: loads are too few to keep the L1's misses going */
+            else
+                __builtin_prefetch(here + 2 * FETCH_AHEAD, 0,
+                                   2); /* into the L2 cache: loads are too few to keep the L1's misses going */
         }
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
@@ -310,7 +301,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
-        four total = cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
+        four total =
+            cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
         float *out = t.y + r * t.y_stride;
         if (t.accumulate)
             for (int c = 0; c < cols; c++) out[c * t.y_spacing] += total[c];

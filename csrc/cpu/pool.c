@@ -1,9 +1,10 @@
 /* pool.c — every caller works on its own job; the pool's workers are divided evenly among the callers.
  *
- * A client is active from its first job until it has been idle for GRACE_NS. With k active clients, k threads are the callers' own, and
- * threads - k workers help them; other workers sleep, so that no more threads run than were asked for (with more clients than threads,
- * the callers alone run). An assignment is kept between the jobs of a client: a decode step is hundreds of short jobs, and a worker that
- * took a task of someone's prefill in each gap would be away for most of them. */
+ * A client is active from its first job until it has been idle for GRACE_NS. With k active clients, k threads are the
+ * callers' own, and threads - k workers help them; other workers sleep, so that no more threads run than were asked for
+ * (with more clients than threads, the callers alone run). An assignment is kept between the jobs of a client: a decode
+ * step is hundreds of short jobs, and a worker that took a task of someone's prefill in each gap would be away for most
+ * of them. */
 #include "pool.h"
 
 #include <fenv.h>
@@ -44,14 +45,16 @@ typedef struct worker {
     pthread_t thread;
     unsigned seen;                      /* generation when it last looked for a job */
     _Atomic(lazy_pool_client *) client; /* the one it helps, or NULL; written under the lock */
-    _Atomic(lazy_pool_client *) inside; /* the one whose job it may be at: it is not freed, and its job does not change */
+    _Atomic(lazy_pool_client *)
+        inside; /* the one whose job it may be at: it is not freed, and its job does not change */
 } worker;
 
 struct lazy_pool {
     int threads;     /* the caller included */
     int started;     /* threads that run */
     worker *workers; /* (threads,) entry 0 is unused */
-    atomic_int pid;  /* of the process that the threads live in; the negative of a forked child's while its first caller starts them */
+    atomic_int pid;  /* of the process that the threads live in; the negative of a forked child's while its first caller
+                        starts them */
 
     pthread_mutex_t lock; /* held for a few instructions only, never while a task or a poll runs */
     pthread_cond_t work;  /* workers with a client sleep here */
@@ -92,14 +95,16 @@ static void assign_workers(lazy_pool *pool)
     pthread_cond_broadcast(&pool->spare);
 }
 
-/* Takes clients off the list that are idle: for a while, or because the calling thread, which ran their last job, is now at another. */
+/* Takes clients off the list that are idle: for a while, or because the calling thread, which ran their last job, is
+ * now at another. */
 static bool drop_idle(lazy_pool *pool)
 {
     bool dropped = false;
     int64_t now = now_ns();
     for (lazy_pool_client **at = &pool->active; *at;) {
         lazy_pool_client *c = *at;
-        bool idle = !atomic_load(&c->open) && (now - c->closed_at > GRACE_NS || pthread_equal(c->caller, pthread_self()));
+        bool idle =
+            !atomic_load(&c->open) && (now - c->closed_at > GRACE_NS || pthread_equal(c->caller, pthread_self()));
         if (idle) *at = c->next;
         else at = &c->next;
         dropped = dropped || idle;
@@ -143,9 +148,9 @@ static void sleep_until_called(worker *w)
     if (!spare) pool->sleeping--;
 }
 
-/* Enters the job of the worker's client if it has tasks; no lock, since all workers come at once. Who frees a client takes it from the
- * workers first, and who ends a job closes it first; both then wait until no worker is inside. So either this worker sees the change,
- * or they see it inside. */
+/* Enters the job of the worker's client if it has tasks; no lock, since all workers come at once. Who frees a client
+ * takes it from the workers first, and who ends a job closes it first; both then wait until no worker is inside. So
+ * either this worker sees the change, or they see it inside. */
 static bool enter_job(worker *w)
 {
     lazy_pool_client *client = atomic_load(&w->client);
@@ -193,7 +198,8 @@ static void *run_worker(void *argument)
     for (lazy_pool_client *c; (c = next_job(w));) {
         int task;
         fesetenv(&c->floats);
-        while (atomic_load_explicit(&w->client, memory_order_relaxed) == c && take_task(c, &task)) c->task(c->job, task, w->index);
+        while (atomic_load_explicit(&w->client, memory_order_relaxed) == c && take_task(c, &task))
+            c->task(c->job, task, w->index);
         atomic_store(&w->inside, NULL);
     }
     return NULL;
@@ -206,7 +212,8 @@ static int start_worker(worker *w)
 {
     sigset_t all, before;
     sigfillset(&all);
-    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE, SIGILL }; /* where they are blocked no handler sees them; see mapping.h */
+    const int faults[] = { SIGBUS, SIGSEGV, SIGFPE,
+                           SIGILL }; /* where they are blocked no handler sees them; see mapping.h */
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&w->thread, NULL, run_worker, w);
@@ -226,7 +233,9 @@ static int start_threads(lazy_pool *pool, lazy_error *err)
     for (pool->started = 1; pool->started < pool->threads; pool->started++) {
         worker *w = &pool->workers[pool->started];
         *w = (worker){ .pool = pool, .index = pool->started };
-        if (start_worker(w)) return lazy_fail(err, LAZY_MEMORY, "thread %d of %d could not be started", pool->started + 1, pool->threads);
+        if (start_worker(w))
+            return lazy_fail(err, LAZY_MEMORY, "thread %d of %d could not be started", pool->started + 1,
+                             pool->threads);
     }
     return LAZY_OK;
 }
@@ -354,8 +363,8 @@ static void abandon_job(void *client)
     close_job(c);
 }
 
-/* Python ends a thread that asks for the GIL while the interpreter shuts down: the poll may not return, but then the workers must leave
- * the job, which lies on this thread's stack. */
+/* Python ends a thread that asks for the GIL while the interpreter shuts down: the poll may not return, but then the
+ * workers must leave the job, which lies on this thread's stack. */
 static bool ask_to_stop(lazy_pool_client *c, lazy_poll poll)
 {
     int stop;
@@ -381,7 +390,8 @@ int lazy_pool_run(lazy_pool_client *c, lazy_task task, void *job, int n, lazy_po
         if (!poll.watch || now_ns() - polled < POLL_EVERY_NS) continue;
         pid_t here = getpid();
         bool stop = ask_to_stop(c, poll);
-        if (getpid() != here) return stop ? LAZY_CANCELLED : LAZY_UNUSABLE; /* a forked child: the workers' tasks are lost */
+        if (getpid() != here)
+            return stop ? LAZY_CANCELLED : LAZY_UNUSABLE; /* a forked child: the workers' tasks are lost */
         if (stop) atomic_store(&c->cancelled, true);
         polled = now_ns();
     }

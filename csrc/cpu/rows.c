@@ -23,20 +23,20 @@ static void norm_rows(void *job, int task, int worker)
     (void)worker;
     norming *t = job;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++)
-        if (!kernels_of(t->stream)->rows->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d, t->eps,
-                                                   t->accumulate))
+        if (!kernels_of(t->stream)->rows->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d,
+                                                   t->eps, t->accumulate))
             atomic_store_explicit(&t->bad, true, memory_order_relaxed);
 }
 
-int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
-                     lazy_error *err)
+int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
+                     bool accumulate, lazy_error *err)
 {
     norming t = { stream, y, x, weight, n, d, eps, accumulate, false };
     return lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
 }
 
-int lazy_cpu_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
-                             int32_t *first_bad, lazy_error *err)
+int lazy_cpu_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
+                             int layer, int32_t *first_bad, lazy_error *err)
 {
     norming t = { stream, y, x, weight, n, d, eps, false, false };
     int code = lazy_cpu_run(stream, norm_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
@@ -95,12 +95,15 @@ static void rotate_rows(void *job, int task, int worker)
 int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
 {
     if (stream->backend->kv == LAZY_F16)
-        return lazy_fail(err, LAZY_INVALID, "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
-    return lazy_fail(err, LAZY_INVALID, "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "a key or value is beyond 65504, the largest number of kv=\"f16\": use kv=\"bf16\" or \"f32\"");
+    return lazy_fail(err, LAZY_INVALID,
+                     "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 
-int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
-                    const float *k_norm, float eps, lazy_error *err)
+int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope,
+                    const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
     rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps, false };
     int code = lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
@@ -126,7 +129,8 @@ static void surprise_row(void *job, int r, int worker)
     t->surprisal[r] = (float)(M_LN2 * (log2(sum) + max - own));
 }
 
-int lazy_cpu_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+int lazy_cpu_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
+                       lazy_error *err)
 {
     surprising t = { stream, surprisal, logits, vocab, ids };
     return lazy_cpu_run(stream, surprise_row, &t, n, err);

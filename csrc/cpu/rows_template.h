@@ -1,29 +1,27 @@
 /* rows_template.h — the source of the kernels of single rows in f32; lazy_row_kernels in kernels.h specifies each.
  *
- * The including file defines ISA; LANES, the floats in a vector; DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must fit the registers); and where the
- * instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and WIDEN_BF16; BYTES_AT and SIGNED_BYTES_AT, as many
- * integers as a vector has; LOOK_UP(table, ints), by the low 4 bits of each. */
+ * The including file defines ISA; what vectors.h and quantized.h ask for; and DOT_ROWS, 2, 3 or 6 (4 DOT_ROWS sums must
+ * fit the registers). */
 #include <float.h>
 #include <math.h>
 
 #include "vectors.h"
-#include "kernels_quantized.h"
+#include "quantized.h"
 
 static void widen_row(float *y, const void *x, lazy_dtype dtype, int n)
 {
+#define WIDEN(format)                                                                                                  \
+    case LAZY_##format: widen_blocks(y, x, LAZY_##format, n); break;
     switch (dtype) {
     case LAZY_F32: memcpy(y, x, (size_t)n * sizeof *y); break;
     case LAZY_F16: widen_any(y, x, LAZY_F16, n); break;
-    case LAZY_BF16: widen_any(y, x, LAZY_BF16, n); break;
-    case LAZY_Q8_0: widen_blocks(y, x, LAZY_Q8_0, n); break;
-    case LAZY_Q4_0: widen_blocks(y, x, LAZY_Q4_0, n); break;
-    case LAZY_Q4_1: widen_blocks(y, x, LAZY_Q4_1, n); break;
-    case LAZY_Q5_0: widen_blocks(y, x, LAZY_Q5_0, n); break;
-    case LAZY_Q5_1: widen_blocks(y, x, LAZY_Q5_1, n); break;
-    case LAZY_Q4_K: widen_blocks(y, x, LAZY_Q4_K, n); break;
-    case LAZY_Q5_K: widen_blocks(y, x, LAZY_Q5_K, n); break;
-    case LAZY_Q6_K: widen_blocks(y, x, LAZY_Q6_K, n); break;
+    case LAZY_BF16:
+        widen_any(y, x, LAZY_BF16, n);
+        break;
+        WIDEN(Q8_0)
+        LAZY_BELOW_8_BITS(WIDEN)
     }
+#undef WIDEN
 }
 
 /* ---- exp -------------------------------------------------------------------------------- */
@@ -70,8 +68,8 @@ static float online_softmax(float *s, int n, float *max, float *sum)
 }
 
 /* One vector of columns; masked: some columns see fewer than n keys. A column may see none. */
-INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
-                                 float *factor, const bool masked)
+INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max,
+                                 float *sum, float *factor, const bool masked)
 {
     vec before = load(max), m = before, total = splat(0.0f);
     ints begin, end;
@@ -82,7 +80,8 @@ INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidd
         if (masked) store(s + j * width, x = choose((begin <= j) & (end > j), x, splat(-INFINITY)));
         m = LARGER(x, m);
     }
-    vec top = LARGER(m, splat(-FLT_MAX)); /* finite for a column that has seen no key yet, so that its powers are 0 and not NaN */
+    vec top = LARGER(
+        m, splat(-FLT_MAX)); /* finite for a column that has seen no key yet, so that its powers are 0 and not NaN */
     for (int j = 0; j < n; j++) {
         vec e = exp2_of(load(s + j * width) - top);
         store(s + j * width, e);
@@ -94,8 +93,8 @@ INLINE void online_softmax_lanes(float *s, int width, int n, const int32_t *hidd
     store(factor, shrink);
 }
 
-static void online_softmax_columns(float *s, int width, int n, const int32_t *hidden, const int32_t *visible, float *max, float *sum,
-                                   float *factor)
+static void online_softmax_columns(float *s, int width, int n, const int32_t *hidden, const int32_t *visible,
+                                   float *max, float *sum, float *factor)
 {
     for (int c = 0; c < width; c += LANES) {
         bool masked = false;
@@ -146,8 +145,8 @@ static bool norm_row(float *y, const float *x, const float *weight, int n, float
 
 /* ---- attention row by row --------------------------------------------------------------- */
 
-/* Four rows of K or V and the tokens that they belong to. The n tokens are read in four streams, like weights; the last n % 4 come
- * together in one step, padded with the last one. */
+/* Four rows of K or V and the tokens that they belong to. The n tokens are read in four streams, like weights; the last
+ * n % 4 come together in one step, padded with the last one. */
 typedef struct four_rows {
     const char *row[4];
     int token[4], n;
@@ -166,34 +165,27 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
 }
 
 /* Calls work(number of heads) for groups of up to DOT_ROWS heads, which share the loads of four rows. */
-#define BY_HEADS(work)                                                                                                                     \
-    for (int h = 0, heads; h < n_heads; h += heads) {                                                                                      \
-        heads = n_heads - h < DOT_ROWS ? n_heads - h : DOT_ROWS;                                                                           \
-        switch (heads) {                                                                                                                   \
-            HEADS(work, 1)                                                                                                                 \
-            HEADS(work, 2)                                                                                                                 \
-            MORE_HEADS(work)                                                                                                               \
-        }                                                                                                                                  \
+#define BY_HEADS(work)                                                                                                 \
+    for (int h = 0, heads; h < n_heads; h += heads) {                                                                  \
+        heads = min_int(n_heads - h, DOT_ROWS);                                                                        \
+        switch (heads) {                                                                                               \
+            EACH_NUMBER(DOT_ROWS, HEADS, work)                                                                         \
+        }                                                                                                              \
     }
-#define HEADS(work, n)                                                                                                                     \
+#define HEADS(n, work)                                                                                                 \
     case n: work(n); break;
-#if DOT_ROWS >= 6
-#define MORE_HEADS(work) HEADS(work, 3) HEADS(work, 4) HEADS(work, 5) HEADS(work, 6)
-#elif DOT_ROWS == 3
-#define MORE_HEADS(work) HEADS(work, 3)
-#else
-#define MORE_HEADS(work)
-#endif
 
-/* total[c] += the products of values i … d-1 of four rows. Apart, and of any type: few models' heads are no whole vectors. */
-static __attribute__((noinline)) void add_rest_of_keys(float total[4], const float *q, const four_rows *keys, lazy_dtype dtype, int i,
-                                                       int d)
+/* total[c] += the products of values i … d-1 of four rows. Apart, and of any type: few models' heads are no whole
+ * vectors. */
+static __attribute__((noinline)) void add_rest_of_keys(float total[4], const float *q, const four_rows *keys,
+                                                       lazy_dtype dtype, int i, int d)
 {
     for (; i < d; i++)
         for (int c = 0; c < 4; c++) total[c] += widen_one(keys->row[c], dtype, i) * q[i];
 }
 
-INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_rows *keys, lazy_dtype dtype, int d, const int heads)
+INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_rows *keys, lazy_dtype dtype, int d,
+                        const int heads)
 {
     vec sum[DOT_ROWS][4];
 #pragma GCC unroll 8
@@ -222,8 +214,8 @@ INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_r
     }
 }
 
-INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot,
-                         int n, int d)
+INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype,
+                         const int32_t *slot, int n, int d)
 {
     for (int step = 0; step < ceil_div(n, 4); step++) {
         four_rows keys = rows_at(key, lazy_row_bytes(dtype, d), slot, step, n);
@@ -233,22 +225,23 @@ INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads
     }
 }
 
-static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype, const int32_t *slot, int n,
-                     int d)
+static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype,
+                     const int32_t *slot, int n, int d)
 {
 #define WORK(type) key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d)
     BY_KV_TYPE(WORK)
 #undef WORK
 }
 
-static __attribute__((noinline)) void add_rest_of_values(float *o, const float weight[4], const four_rows *values, lazy_dtype dtype, int i,
-                                                         int d)
+static __attribute__((noinline)) void add_rest_of_values(float *o, const float weight[4], const four_rows *values,
+                                                         lazy_dtype dtype, int i, int d)
 {
     for (; i < d; i++)
         for (int c = 0; c < 4; c++) o[i] += widen_one(values->row[c], dtype, i) * weight[c];
 }
 
-INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four_rows *values, lazy_dtype dtype, int d, const int heads)
+INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four_rows *values, lazy_dtype dtype, int d,
+                          const int heads)
 {
     float weight[DOT_ROWS][4] = { 0 };
 #pragma GCC unroll 8
@@ -282,8 +275,8 @@ INLINE void value_sums_any(float *o, const float *p, int64_t p_stride, int n_hea
     }
 }
 
-static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype, const int32_t *slot,
-                       int n, int d)
+static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype,
+                       const int32_t *slot, int n, int d)
 {
 #define WORK(type) value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d)
     BY_KV_TYPE(WORK)

@@ -1,4 +1,5 @@
-/* scores.c — attention of the query rows to each token in play: the mean over heads, and the mean or the largest of the rows. */
+/* scores.c — attention of the query rows to each token in play: the mean over heads, and the mean or the largest of the
+ * rows. */
 #include <math.h>
 #include <string.h>
 
@@ -25,15 +26,17 @@ static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;
     const lazy_config *c = t->stream->config;
-    int visible = t->seen.end - t->seen.begin, tasks = ceil_div(visible, TOKENS_PER_TASK), g = task / tasks, d = c->head_dim;
+    int visible = t->seen.end - t->seen.begin, tasks = ceil_div(visible, TOKENS_PER_TASK), g = task / tasks,
+        d = c->head_dim;
     int group = c->n_heads / c->n_kv_heads, first = task % tasks * TOKENS_PER_TASK,
         n = block_end(task % tasks, TOKENS_PER_TASK, visible) - first;
     const float *q = t->q + g * group * d;
     float *scaled = scratch_of(t->stream, worker), scale = scale_of(c);
     for (int i = 0; i < group * d; i++) scaled[i] = q[i] * scale;
     first += t->seen.begin;
-    t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group, kv_row(t->stream, t->kv, t->kv.k, g, 0),
-                               t->stream->backend->kv, t->in_play + first, n, d);
+    t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group,
+                               kv_row(t->stream, t->kv, t->kv.k, g, 0), t->stream->backend->kv, t->in_play + first, n,
+                               d);
 }
 
 static void normalise_head(void *job, int head, int worker)
@@ -50,7 +53,8 @@ static void pool_heads(void *job, int task, int worker)
 {
     (void)worker;
     const scoring *t = job;
-    int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK, end = block_end(task, TOKENS_PER_TASK, t->m);
+    int n_heads = t->stream->config->n_heads, begin = task * TOKENS_PER_TASK,
+        end = block_end(task, TOKENS_PER_TASK, t->m);
     int first = max_int(begin, t->seen.begin), last = min_int(end, t->seen.end);
     bool largest = t->pooling == LAZY_POOLING_MAX;
     double sums[TOKENS_PER_TASK] = { 0 }, n = (double)n_heads * (largest ? 1 : t->n_rows);
@@ -63,8 +67,9 @@ static void pool_heads(void *job, int task, int worker)
     }
 }
 
-int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling pooling,
-                    int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
+                    lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window,
+                    lazy_error *err)
 {
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;

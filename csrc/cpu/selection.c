@@ -8,33 +8,35 @@
 
 static bool is_free(const uint8_t *flags, int32_t position) { return flags[position] == LAZY_PRUNABLE; }
 
-int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
-                   lazy_error *err)
+int lazy_cpu_share(lazy_stream *stream, float *share, const float *scores, const int32_t *in_play, int m,
+                   const uint8_t *flags, lazy_error *err)
 {
     (void)stream, (void)err;
     double sum = 0;
     for (int j = 0; j < m; j++) sum += is_free(flags, in_play[j]) ? scores[j] : 0.0f;
-    for (int j = 0; j < m; j++) share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
+    for (int j = 0; j < m; j++)
+        share[in_play[j]] = is_free(flags, in_play[j]) && sum != 0 ? (float)(scores[j] / sum) : 0.0f;
     return LAZY_OK;
 }
 
-int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also,
-                     lazy_error *err)
+int lazy_cpu_largest(lazy_stream *stream, float *scores, const float *shares, int n, int capacity,
+                     const int32_t *in_play, int m, bool also, lazy_error *err)
 {
     (void)stream, (void)err;
     for (int j = 0; j < m; j++) {
         float largest = also ? scores[j] : shares[in_play[j]];
         for (int k = !also; k < n; k++) {
             float share = shares[(int64_t)k * capacity + in_play[j]];
-            if (!(share <= largest) && !isnan(largest)) largest = share; /* a NaN is kept, and refused by the selection */
+            if (!(share <= largest) && !isnan(largest))
+                largest = share; /* a NaN is kept, and refused by the selection */
         }
         scores[j] = largest;
     }
     return LAZY_OK;
 }
 
-int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play,
-                      int m, lazy_error *err)
+int lazy_cpu_remember(lazy_stream *stream, float *scores, float *remembered, int n_old, int length, float factor,
+                      const int32_t *in_play, int m, lazy_error *err)
 {
     (void)stream, (void)err;
     for (int i = 0; i < n_old; i++) remembered[i] *= factor;
@@ -54,17 +56,20 @@ int lazy_cpu_average(lazy_stream *stream, float *mean, const float *scores, int 
     return LAZY_OK;
 }
 
-/* Scores are cut into blocks of `width`. A window reaches into two of them at most: it is the end of one and the beginning of the next,
- * so that sums from every score to its block's end, and from a block's beginning on, give each window by one addition.
+/* Scores are cut into blocks of `width`. A window reaches into two of them at most: it is the end of one and the
+ * beginning of the next, so that sums from every score to its block's end, and from a block's beginning on, give each
+ * window by one addition.
  *
- * Nothing is ever subtracted. A running sum from which scores are taken again would keep the rounding error of the largest score
- * that it has seen, which may be more than all of a later window. Here the relative error is below width 2^-53, as it is when a window is
- * summed term by term, and sums of at most 2^29 equal scores are exact, so that windows of equal scores tie as they should. */
+ * Nothing is ever subtracted. A running sum from which scores are taken again would keep the rounding error of the
+ * largest score that it has seen, which may be more than all of a later window. Here the relative error is below width
+ * 2^-53, as it is when a window is summed term by term, and sums of at most 2^29 equal scores are exact, so that
+ * windows of equal scores tie as they should. */
 int lazy_cpu_smooth(lazy_stream *stream, float *out, const float *scores, int m, int width, lazy_error *err)
 {
     (void)err;
     double *to_block_end = ((lazy_cpu_stream *)stream)->block_sums, from_block_start = 0;
-    for (int i = m - 1; i >= 0; i--) to_block_end[i] = scores[i] + (i == m - 1 || i % width == width - 1 ? 0.0 : to_block_end[i + 1]);
+    for (int i = m - 1; i >= 0; i--)
+        to_block_end[i] = scores[i] + (i == m - 1 || i % width == width - 1 ? 0.0 : to_block_end[i + 1]);
     int half = min_int(width / 2, m - 1);
     for (int j = 0, last = -1; j < m; j++) {
         int first = max_int(j - half, 0);
@@ -100,7 +105,8 @@ static int check_scores(const int32_t *in_play, const float *scores, int m, floa
 {
     for (int j = 0; j < m; j++)
         if (!(scores[j] >= lowest))
-            return lazy_fail(err, LAZY_CHECKPOINT, "the score of the token at position %d is %g; the weights before it are damaged",
+            return lazy_fail(err, LAZY_CHECKPOINT,
+                             "the score of the token at position %d is %g; the weights before it are damaged",
                              in_play[j], scores[j]);
     return LAZY_OK;
 }
@@ -111,8 +117,8 @@ static int higher(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
-                  lazy_error *err)
+int lazy_cpu_mass(lazy_stream *stream, int *n_free, const int32_t *in_play, const float *scores, int m,
+                  const uint8_t *flags, double mass, lazy_error *err)
 {
     int code = check_scores(in_play, scores, m, 0.0f, err);
     if (code) return code;
@@ -153,8 +159,8 @@ static uint32_t threshold(const uint32_t *bits, int n, int n_free, int *above)
     return prefix;
 }
 
-int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
-                    int n_free, lazy_error *err)
+int lazy_cpu_select(lazy_stream *stream, int32_t *kept, const int32_t *in_play, const float *scores, int m,
+                    const uint8_t *flags, int n_free, lazy_error *err)
 {
     int code = check_scores(in_play, scores, m, -INFINITY, err);
     if (code) return code;

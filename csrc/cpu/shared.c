@@ -1,9 +1,10 @@
 /* shared.c — memory that a session shares with its forks, page by page.
  *
- * It is a file that lies in memory. The session that opens it is its owner and writes into the file. A fork maps parts of the file
- * privately: it sees the file's page until it writes there, when the system copies that page for it alone. The rest of the fork's memory
- * is not the file's, because the system puts an empty page into a file where a private mapping of it is written first. So a fork costs
- * two mappings a part, and memory only for the pages that it writes. The file ends with its last mapping. */
+ * It is a file that lies in memory. The session that opens it is its owner and writes into the file. A fork maps parts
+ * of the file privately: it sees the file's page until it writes there, when the system copies that page for it alone.
+ * The rest of the fork's memory is not the file's, because the system puts an empty page into a file where a private
+ * mapping of it is written first. So a fork costs two mappings a part, and memory only for the pages that it writes.
+ * The file ends with its last mapping. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
@@ -61,7 +62,8 @@ static void unlist_owner(mapping *m)
 static bool map_file(mapping *m, int sharing)
 {
     int fixed = m->base.data ? MAP_FIXED : 0;
-    void *data = mmap(m->base.data, m->file->bytes, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE | fixed, m->file->fd, 0);
+    void *data =
+        mmap(m->base.data, m->file->bytes, PROT_READ | PROT_WRITE, sharing | MAP_NORESERVE | fixed, m->file->fd, 0);
     if (data == MAP_FAILED) return false;
     m->base.data = data;
     lazy_use_small_pages(data, m->file->bytes); /* with huge ones a single row would take two megabytes */
@@ -81,7 +83,8 @@ static bool map_parts(mapping *m, const lazy_stretch *parts, int n)
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     for (const lazy_stretch *part = parts; part < parts + n; part++) {
         size_t begin = part->begin / page * page;
-        if (begin < part->end && mmap(data + begin, part->end - begin, access, flags | MAP_FIXED, m->file->fd, (off_t)begin) == MAP_FAILED)
+        if (begin < part->end &&
+            mmap(data + begin, part->end - begin, access, flags | MAP_FIXED, m->file->fd, (off_t)begin) == MAP_FAILED)
             return false;
     }
     return true;
@@ -106,7 +109,8 @@ static void after_fork_in_child(void)
 
 static void install_handlers(void) { handlers_failed = pthread_atfork(before_fork, after_fork, after_fork_in_child); }
 
-/* An unnamed file in memory of that many bytes, which takes room where it is written. Returns its descriptor, or -1 and errno. */
+/* An unnamed file in memory of that many bytes, which takes room where it is written. Returns its descriptor, or -1 and
+ * errno. */
 static int create_file(size_t bytes)
 {
     struct rlimit most;
@@ -180,7 +184,8 @@ int lazy_cpu_share_join(lazy_shared **out, const lazy_shared *from, const lazy_s
     atomic_fetch_add(&m->file->n_mappings, 1);
     if (map_parts(m, parts, n)) *out = &m->base;
     else {
-        code = lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
+        code =
+            lazy_fail(err, LAZY_MEMORY, "shared memory: could not get %zu bytes: %s", m->file->bytes, strerror(errno));
         lazy_cpu_share_close(&m->base);
     }
     return code;
@@ -195,5 +200,6 @@ int lazy_cpu_share_leave(lazy_shared *shared, lazy_error *err)
     int reason = errno;
     if (mapped) unlist_owner(m);
     pthread_mutex_unlock(&owners_lock);
-    return mapped ? LAZY_OK : lazy_fail(err, LAZY_MEMORY, "shared memory: could not map it privately: %s", strerror(reason));
+    return mapped ? LAZY_OK
+                  : lazy_fail(err, LAZY_MEMORY, "shared memory: could not map it privately: %s", strerror(reason));
 }

@@ -35,21 +35,27 @@ int lazy_cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_
 enum { N_BUFFERS = 7 };
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
-static size_t operands_of(const lazy_products *p, int k, int rows) { return (size_t)rows * (size_t)operand_stride(p, k); }
+static size_t operands_of(const lazy_products *p, int k, int rows)
+{
+    return (size_t)rows * (size_t)operand_stride(p, k);
+}
 
 /* Bytes of seen, partial, gate_up, operands, shares, order and block_sums. */
 static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
 {
     const lazy_config *c = stream->config;
-    const lazy_products *products = product_kernels_of(stream), *fixed = cpu_of(stream)->fixed;
+    const lazy_products *products = products_of(stream), *fixed = cpu_of(stream)->arithmetic->fixed;
     const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn };
     size_t operands = 0;
     for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-        if (is_converted(stream, inputs[i])) operands = larger(operands, operands_of(products, inputs[i], min_int(n_rows, ROW_CHUNK)));
-        if (fixed) operands = larger(operands, operands_of(fixed, inputs[i], min_int(n_rows, fixed->max_unpacked_others)));
+        if (is_converted(stream, inputs[i]))
+            operands = larger(operands, operands_of(products, inputs[i], min_int(n_rows, ROW_CHUNK)));
+        if (fixed)
+            operands = larger(operands, operands_of(fixed, inputs[i], min_int(n_rows, fixed->max_unpacked_others)));
     }
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
-    size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS), unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
+    size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS),
+           unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
     bytes[0] = rows * sizeof(lazy_seen);
     bytes[1] = split_rows * heads * MAX_CHUNKS * (d + 2) * sizeof(float);
     bytes[2] = unpacked_rows * 2 * (size_t)c->ffn * sizeof(float);
@@ -72,9 +78,12 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
 {
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
     if (n_rows <= s->rows && n_tokens <= s->tokens) return LAZY_OK;
-    lazy_cpu_stream fresh = { .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens };
-    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,   (void **)&fresh.partial, (void **)&fresh.gate_up,   (void **)&fresh.operands,
-                                  (void **)&fresh.shares, (void **)&fresh.order,   (void **)&fresh.block_sums };
+    lazy_cpu_stream fresh = {
+        .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens
+    };
+    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,      (void **)&fresh.partial, (void **)&fresh.gate_up,
+                                  (void **)&fresh.operands,  (void **)&fresh.shares,  (void **)&fresh.order,
+                                  (void **)&fresh.block_sums };
     size_t bytes[N_BUFFERS];
     buffer_bytes(stream, n_rows, n_tokens, bytes);
     int code = LAZY_OK;
@@ -92,6 +101,7 @@ int lazy_cpu_run(lazy_stream *stream, lazy_task task, void *job, int n, lazy_err
 {
     lazy_poll poll = { stream->watch, stream->layers_done, stream->config->n_layers };
     int code = lazy_pool_run(((lazy_cpu_stream *)stream)->client, task, job, n, poll);
-    if (code == LAZY_UNUSABLE) return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
+    if (code == LAZY_UNUSABLE)
+        return lazy_fail(err, code, "the process was forked during the pass; use a new session in the child");
     return code ? lazy_fail(err, code, "stopped") : LAZY_OK;
 }

@@ -1,7 +1,8 @@
-/* vectors.h — vectors of LANES floats and what all kernels do with them, for rows_template.h, linear_template.h and int8_template.h.
+/* vectors.h — vectors of LANES floats and what all kernels do with them, for rows_template.h, linear_template.h and
+ * int8_template.h.
  *
- * The including file defines LANES and, where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with WIDEN_F16 and
- * WIDEN_BF16. */
+ * The including file defines LANES and, where the instruction set has them, LARGER(a, b), and HALVES_AT(address) with
+ * WIDEN_F16 and WIDEN_BF16. */
 #ifndef LAZY_VECTORS_H
 #define LAZY_VECTORS_H
 
@@ -16,6 +17,17 @@
 #define JOIN(a, b)  JOIN_(a, b)
 #define STRING_(x)  #x
 #define STRING(x)   STRING_(x)
+
+/* work(1, …) to work(most, …); most: 2, 3, 4, 6, 7 or 14 */
+#define EACH_NUMBER(most, work, ...) JOIN(UP_TO_, most)(work, __VA_ARGS__)
+#define UP_TO_2(work, ...)           work(1, __VA_ARGS__) work(2, __VA_ARGS__)
+#define UP_TO_3(work, ...)           UP_TO_2(work, __VA_ARGS__) work(3, __VA_ARGS__)
+#define UP_TO_4(work, ...)           UP_TO_3(work, __VA_ARGS__) work(4, __VA_ARGS__)
+#define UP_TO_6(work, ...)           UP_TO_4(work, __VA_ARGS__) work(5, __VA_ARGS__) work(6, __VA_ARGS__)
+#define UP_TO_7(work, ...)           UP_TO_6(work, __VA_ARGS__) work(7, __VA_ARGS__)
+#define UP_TO_10(work, ...)          UP_TO_7(work, __VA_ARGS__) work(8, __VA_ARGS__) work(9, __VA_ARGS__) work(10, __VA_ARGS__)
+#define UP_TO_12(work, ...)          UP_TO_10(work, __VA_ARGS__) work(11, __VA_ARGS__) work(12, __VA_ARGS__)
+#define UP_TO_14(work, ...)          UP_TO_12(work, __VA_ARGS__) work(13, __VA_ARGS__) work(14, __VA_ARGS__)
 
 enum { FETCH_AHEAD = 1024 }; /* bytes; about what a stream reads during the latency of memory */
 
@@ -40,13 +52,13 @@ typedef float eight __attribute__((vector_size(32)));
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(type, a, b, ...) ((type)__builtin_shufflevector(a, b, __VA_ARGS__))
 #else
-#define SHUFFLE(type, a, b, ...)                                                                                                           \
-    ({                                                                                                                                     \
-        typedef int32_t lanes_ __attribute__((vector_size(sizeof(a))));                                                                    \
-        __typeof__(a) all_ = __builtin_shuffle(a, b, (lanes_){ __VA_ARGS__ });                                                             \
-        type first_;                                                                                                                       \
-        memcpy(&first_, &all_, sizeof first_);                                                                                             \
-        first_;                                                                                                                            \
+#define SHUFFLE(type, a, b, ...)                                                                                       \
+    ({                                                                                                                 \
+        typedef int32_t lanes_ __attribute__((vector_size(sizeof(a))));                                                \
+        __typeof__(a) all_ = __builtin_shuffle(a, b, (lanes_){ __VA_ARGS__ });                                         \
+        type first_;                                                                                                   \
+        memcpy(&first_, &all_, sizeof first_);                                                                         \
+        first_;                                                                                                        \
     })
 #endif
 
@@ -183,11 +195,11 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
 }
 
 /* Calls work(type of K and V), a constant. */
-#define BY_KV_TYPE(work)                                                                                                                   \
-    switch (dtype) {                                                                                                                       \
-    case LAZY_F32: work(LAZY_F32); break;                                                                                                  \
-    case LAZY_F16: work(LAZY_F16); break;                                                                                                  \
-    default: work(LAZY_BF16);                                                                                                              \
+#define BY_KV_TYPE(work)                                                                                               \
+    switch (dtype) {                                                                                                   \
+    case LAZY_F32: work(LAZY_F32); break;                                                                              \
+    case LAZY_F16: work(LAZY_F16); break;                                                                              \
+    default: work(LAZY_BF16);                                                                                          \
     }
 
 #endif

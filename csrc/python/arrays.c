@@ -81,7 +81,7 @@ PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, 
     return array;
 }
 
-int array_read_ids(PyObject *object, int32_t **ids, int *n)
+int array_parse_ids(PyObject *object, int32_t **ids, int *n)
 {
     *ids = NULL;
     if (PyUnicode_Check(object) || PyBytes_Check(object)) {
@@ -132,12 +132,12 @@ static int read_vector(PyObject *object, int type, const char *what, PyObject **
     return 0;
 }
 
-int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
+int array_parse_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n)
 {
     return read_vector(object, NPY_FLOAT32, what, owner, (const void **)data, n);
 }
 
-int array_read_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n)
+int array_parse_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n)
 {
     return read_vector(object, NPY_INT32, what, owner, (const void **)data, n);
 }

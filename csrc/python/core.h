@@ -66,7 +66,7 @@ PyObject *field_object(PyObject *dict, const char *what, const char *key); /* bo
 
 /* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on failure); the array
  * must be freed with PyMem_Free. 0 or -1 with an exception. */
-int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n);
+int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
 
 /* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and calls
  * callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
@@ -113,9 +113,9 @@ PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, 
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
 /* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside int32 become -1,
  * which is never valid. */
-int array_read_ids(PyObject *object, int32_t **ids, int *n);
+int array_parse_ids(PyObject *object, int32_t **ids, int *n);
 /* A float32 copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without the GIL. */
-int array_read_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
-int array_read_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n);
+int array_parse_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
+int array_parse_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n);
 
 #endif

@@ -43,7 +43,7 @@ PyObject *core_quantize(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "Os:quantize", &values, &name) || format_of(name, &dtype)) return NULL;
     if (dtype != LAZY_Q8_0 && dtype != LAZY_Q4_1)
         return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; values can be rounded to Q8_0 and Q4_1", name);
-    if (array_read_floats(values, "values", &owner, &from, &n)) return NULL;
+    if (array_parse_floats(values, "values", &owner, &from, &n)) return NULL;
     if (n % lazy_formats[dtype].values || n > INT32_MAX)
         PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n, lazy_formats[dtype].values);
     else if ((blocks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)lazy_row_bytes(dtype, (int)n))))

@@ -23,14 +23,14 @@ static int parse_arrays(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
     Py_ssize_t n;
     PyObject *inv_freq = field_object(dict, WHAT, "inv_freq");
-    if (!inv_freq || array_read_floats(inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (!inv_freq || array_parse_floats(inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
     if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
     PyObject *windows = field_object(dict, WHAT, "windows");
-    if (!windows || array_read_ints(windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    if (!windows || array_parse_ints(windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
     if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
     PyObject *local = field_object(dict, WHAT, "local_inv_freq");
     if (!local || local == Py_None) return local ? 0 : -1;
-    if (array_read_floats(local, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
+    if (array_parse_floats(local, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
     return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
 }
 
@@ -150,8 +150,8 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     int n_shards;
     dict = PyDict_Copy(dict);
     tensors = PyList_AsTuple(tensors);
-    if (!dict || !tensors || strings_read(shards, &path_owner, &paths, &n_shards) ||
-        strings_read(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, &arrays) ||
+    if (!dict || !tensors || strings_parse(shards, &path_owner, &paths, &n_shards) ||
+        strings_parse(libraries, &place_owner, &places, &device.n_libraries) || parse_config(dict, &config, &arrays) ||
         parse_tensors(tensors, &t) || !(self = (ModelObject *)PyType_GenericAlloc(type, 0)))
         goto done;
     device.libraries = places;

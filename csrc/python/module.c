@@ -46,7 +46,7 @@ static PyObject *core_cuda(PyObject *module, PyObject *libraries)
     if (!PyList_Check(libraries)) return PyErr_Format(PyExc_TypeError, "libraries is %R; it must be a list", libraries);
     const char **places = NULL;
     PyObject *owner;
-    int n, code = strings_read(libraries, &owner, &places, &n);
+    int n, code = strings_parse(libraries, &owner, &places, &n);
     char text[1024];
     lazy_error err = { 0 };
     if (!code) code = lazy_cuda_look(text, sizeof text, places, n, &err);

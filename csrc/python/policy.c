@@ -24,7 +24,7 @@ PyObject *policy_view(SessionObject *self, PyObject *args)
     void *data;
     lazy_error err = { 0 };
     PyObject *array = array_new_part(self->view, (lazy_view_part)part, n, &data);
-    if (array && lazy_view_read(self->view, (lazy_view_part)part, first, n, data, &err)) {
+    if (array && lazy_view_copy(self->view, (lazy_view_part)part, first, n, data, &err)) {
         core_raise(core_state_of(self), &err);
         Py_CLEAR(array);
     }
@@ -54,7 +54,7 @@ static int take_answer(PyObject *answer, int m, float *scores, int *n_free)
         return -1;
     }
     if (!PyArg_ParseTuple(answer, "Oi;a policy returns (scores, n_free)", &array, n_free)) return -1;
-    if (array_read_floats(array, "scores", &owner, &data, &n)) return -1;
+    if (array_parse_floats(array, "scores", &owner, &data, &n)) return -1;
     if (n == m) memcpy(scores, data, (size_t)m * sizeof *scores);
     else PyErr_Format(PyExc_ValueError, "a policy returned %zd scores for %d tokens in play", n, m);
     Py_DECREF(owner);
@@ -66,7 +66,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     SessionObject *self = context;
     lazy_error err = { 0 };
     int32_t last;
-    int code = lazy_view_read(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err); /* a device is waited for without the GIL */
+    int code = lazy_view_copy(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err); /* a device is waited for without the GIL */
     int64_t started = now_ns();
     watcher_hold(self->watcher);
     if (code) {

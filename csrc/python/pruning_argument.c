@@ -29,9 +29,9 @@ static int parse_stage(PyObject *tuple, void *out)
 {
     lazy_stage *stage = out;
     PyObject *rule;
-    int permanent = 0;
-    if (!PyArg_ParseTuple(tuple, "iO|p;a stage is (layer, rule) or (layer, rule, permanent)", &stage->layer, &rule, &permanent)) return -1;
-    stage->permanent = permanent;
+    int for_good = 0;
+    if (!PyArg_ParseTuple(tuple, "iO|p;a stage is (layer, rule) or (layer, rule, for_good)", &stage->layer, &rule, &for_good)) return -1;
+    stage->for_good = for_good;
     stage->by_mass = PyTuple_Check(rule);
     if (!stage->by_mass) stage->keep = PyFloat_AsDouble(rule);
     else if (!PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max))
@@ -41,7 +41,7 @@ static int parse_stage(PyObject *tuple, void *out)
 
 static int parse_stages(PyObject *object, const lazy_stage **out, int *n)
 {
-    *out = parse_tuples(object, "stage", "(layer, rule) or (layer, rule, permanent)", sizeof **out, parse_stage, n);
+    *out = parse_tuples(object, "stage", "(layer, rule) or (layer, rule, for_good)", sizeof **out, parse_stage, n);
     return *out ? 0 : -1;
 }
 

@@ -30,7 +30,7 @@ static PyObject *sampler_sample(SamplerObject *self, PyObject *object)
     PyObject *owner;
     const float *logits;
     Py_ssize_t n;
-    if (array_read_floats(object, "logits", &owner, &logits, &n)) return NULL;
+    if (array_parse_floats(object, "logits", &owner, &logits, &n)) return NULL;
     int32_t token;
     lazy_error err = { 0 };
     int code;

@@ -69,7 +69,7 @@ static int read_arguments(const SessionObject *self, PyObject *ids, arguments *a
         PyErr_Format(PyExc_TypeError, "watch is %R; it must be callable or None", a->watch);
         return -1;
     }
-    if (array_read_ids(ids, &a->ids, &a->n)) return -1;
+    if (array_parse_ids(ids, &a->ids, &a->n)) return -1;
     if (session_at_rest(self)) return 0;
     PyMem_Free(a->ids);
     return -1;
@@ -177,7 +177,7 @@ static PyObject *session_leave_out(SessionObject *self, PyObject *argument)
     int32_t *positions;
     int n;
     lazy_error err = { 0 };
-    if (array_read_ids(argument, &positions, &n)) return NULL;
+    if (array_parse_ids(argument, &positions, &n)) return NULL;
     int code = session_at_rest(self) ? lazy_session_leave_out(self->session, positions, n, &err) : -1;
     PyMem_Free(positions);
     if (err.code) core_raise(core_state_of(self), &err);

@@ -43,7 +43,7 @@ PyObject *state_get(SessionObject *self, PyObject *args)
     if (!array) return NULL;
     self->in_use = true;
     Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_read_state(self->session, (lazy_state_part)part, layer, data, &err);
+    code = lazy_session_get_state(self->session, (lazy_state_part)part, layer, data, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
     if (!code) return array;
@@ -72,7 +72,7 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     }
     self->in_use = true;
     Py_BEGIN_ALLOW_THREADS
-    code = lazy_session_write_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row), rows.buf, &err);
+    code = lazy_session_set_state(self->session, (lazy_state_part)part, layer, (int)(rows.len / row), rows.buf, &err);
     Py_END_ALLOW_THREADS
     self->in_use = false;
     result = code ? core_raise(core_state_of(self), &err) : Py_NewRef(Py_None);
@@ -91,7 +91,7 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
     if (ids.len != n * (Py_ssize_t)sizeof(int32_t) || depths.len != ids.len || gone.len != n || n > INT32_MAX)
         PyErr_SetString(PyExc_ValueError, "ids and depths must be int32, kinds and gone uint8, and all of the same length");
     else if (session_at_rest(self))
-        result = lazy_session_write_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
+        result = lazy_session_set_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
                      ? core_raise(core_state_of(self), &err)
                      : Py_NewRef(Py_None);
     PyBuffer_Release(&ids);

@@ -1,7 +1,7 @@
 /* strings.c — lists of strings from Python. */
 #include "core.h"
 
-int strings_read(PyObject *list, PyObject **owner, const char ***out, int *n)
+int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n)
 {
     *owner = list ? PyList_AsTuple(list) : PyTuple_New(0);
     if (!*owner) return -1;

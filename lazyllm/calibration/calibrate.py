@@ -1,47 +1,35 @@
-"""`calibrate`: a Preset for one checkpoint and a wished speedup."""
+"""`calibrate`: a Preset for one checkpoint and a wished speedup, the best of a few schedules."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-import lazyllm
-from lazyllm.calibration.curves import KEEPS, lost_shares
-from lazyllm.calibration.prompts import (
-    CURVE_SEED,
-    FOR_CURVES,
-    FOR_TRIALS,
-    TRIAL_SEED,
-    CalibrationTasks,
-    encoded,
-    split,
-)
-from lazyllm.calibration.schedule import Losses, schedules
-from lazyllm.calibration.trials import TrialMeasure, best, results
-from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.calibration.prompts import CalibrationTasks, encoded
+from lazyllm.calibration.schedules import candidates
 from lazyllm.evaluation.divergence import TOKENS
+from lazyllm.evaluation.intervals import interval
+from lazyllm.evaluation.manifest import read_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, read_rows
-from lazyllm.evaluation.runner import checked_settings, run_items
-from lazyllm.evaluation.summary import Row
-from lazyllm.evaluation.trial import Measure, planned
+from lazyllm.evaluation.runner import checked_settings, label_of, run_items
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
-from lazyllm.machine.info import version
 from lazyllm.methods import Preset
 from lazyllm.prompt import Prompt
-from lazyllm.pruning import SPEEDUP_SHAPES, Pruning
+from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
+from lazyllm.sweeps.points import plain
+from lazyllm.sweeps.sweep import measure_of, results_folder
 
-DIGITS = 4
+PER_KIND, SEED = 3, 102  # generated prompts of each kind and length
 FOLDER_SUFFIX = ".calibration"
-PACKAGES = ("numpy", "tokenizers")
 
 
 def calibrate(
@@ -52,35 +40,50 @@ def calibrate(
     progress: bool = True,
     lengths: Sequence[int] | None = None,
 ) -> Preset:
-    """Finds the stages that lose least on this checkpoint at a wished counted speedup, and tries them.
+    """Tries a few schedules with a wished counted speedup on this checkpoint and returns the best.
 
-    Traced dense passes over generated needles and your `prompts` show how much of what dense later attends to
-    each stage would keep. The schedules that lose least on the worst prompts are tried on prompts kept back,
-    every third of yours among them, beside `Pruning.for_speedup`. The one that finds most needles is taken;
-    of equal ones, that with the least KL divergence from dense.
+    They are the stages of `Pruning.for_speedup` and others whose first stage is lower or higher, all under
+    the `recommended` scores, on generated prompts with needles and on your `prompts`. The one that finds most
+    needles is taken; of equal ones, that with the least KL divergence from dense.
 
     `prompts`: texts, lists of messages or lists of token ids. Text goes through the chat template, where the
     model has one. `lengths`: those of the generated prompts, answer included; the default is 1024 and 2048
-    tokens, or as many as the model's context has. `out`: a file such as preset.json for the preset, with a
-    picture beside it; measurements go to the folder preset.calibration, from which a calibration that was
-    interrupted continues.
+    tokens, or as many as the model's context has. `out`: a file such as preset.json for the preset;
+    measurements go to the folder preset.calibration, from which an interrupted calibration continues.
     """
-    speedup = checked.number(speedup, "speedup")
-    if speedup < 1:
+    if (speedup := checked.number(speedup, "speedup")) < 1:
         raise ValueError(f"speedup must be at least 1, not {speedup:g}")
     file = None if out is None else checked_file(user_path(out))
-    if isinstance(prompts, str):
-        raise TypeError("prompts must be a list of prompts, not one text")
     model = llm if isinstance(llm, LLM) else load(llm)
-    own = encoded(model, prompts or (), TOKENS)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
-    target = None if file is None else str(file.with_suffix(FOLDER_SUFFIX))
-    with nullcontext(target) if target else TemporaryDirectory(prefix="lazyllm-calibrate-") as folder:
-        preset = preset_of(model, own, speedup, Path(folder), options, lengths)
+    tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, options, lengths)
+    n_prompt = tasks.median_tokens(model)
+    prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
+    settings = checked_settings([Pruning(), *prunings])
+    conditions = {"measure": "calibration", "forced tokens": TOKENS}
+    with results_folder(file and file.with_suffix(FOLDER_SUFFIX)) as name:
+        folder = Path(name)
+        run_items(model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions)
+        keys = {trial.key for trial in planned(settings, tasks)}
+        rows = [row for row in read_rows(folder) if Key.of(row) in keys]
+        manifest = read_manifest(folder)
+    summary = Summary(rows, category=str)
+    for row in summary.failed:
+        raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
+    measured = {label: measurements(summary, label) for label in settings}
+    found = max(prunings, key=lambda pruning: rank(measured[str(pruning)]))
+    preset = Preset.found(
+        found,
+        found.speedup(model.config, n_prompt),
+        manifest,
+        {"trials": len(rows) // len(settings), "tokens": n_prompt},
+        [
+            (pruning, pruning.speedup(model.config, n_prompt), measured[label_of(pruning)])
+            for pruning in (Pruning(), *prunings)
+        ],
+    )
     if file is not None:
         preset.save(file)
-        with suppress(ImportError):  # without matplotlib there is no picture
-            preset.plot(file.with_suffix(".png"))
     return preset
 
 
@@ -93,83 +96,26 @@ def checked_file(file: Path) -> Path:
     return file
 
 
-def preset_of(
-    llm: LLM,
-    own: Mapping[str, list[int]],
-    speedup: float,
-    folder: Path,
-    options: RunOptions,
-    lengths: Sequence[int] | None = None,
-) -> Preset:
-    """The preset, by what was measured in `folder` and is measured now."""
-    for_curves, kept_back = split(own)
-    tasks = CalibrationTasks(llm, for_curves, FOR_CURVES, CURVE_SEED, options, lengths)
-    n_prompt = tasks.median_tokens(llm)
-    # refuses a speedup out of reach
-    baseline = Pruning.of_shapes(
-        SPEEDUP_SHAPES, speedup, llm.config, n_prompt, lambda schedule: schedule.recommended(n_prompt)
-    )
-    conditions: dict[str, Any] = {
-        "measure": "attention lost",
-        "scores": str(Pruning().recommended()),
-        "keeps": KEEPS,
-        "answer tokens": TOKENS,
+def measurements(summary: Summary, label: str) -> dict[str, Any]:
+    """The value, low and high of 95 % intervals; differences are of the same prompts.
+
+    Prompts are one sample: with a few of each kind, all found or none, the kinds by themselves would vary too
+    little.
+    """
+
+    def paired(field: str) -> np.ndarray:
+        """The values of dense and of the setting, on the prompts that have any."""
+        return np.array(summary.paired(label, lambda row: row.get(field)))
+
+    dense, needles = 100 * paired("score")
+    measured: dict[str, tuple[np.ndarray, float, float]] = {"needles": (needles, 0, 100)}
+    if label != DENSE_LABEL:
+        measured |= {"needles_to_dense": (needles - dense, -100, 100), "kl": (paired("kl")[1], 0, inf)}
+    return {
+        name: plain(interval(float(values.mean()), [[values]], low, high))
+        for name, (values, low, high) in measured.items()
     }
-    curve_rows = measured(llm, [Pruning()], tasks, folder / "curves", options, lost_shares, conditions)
-    losses = Losses.of_prompts([row["lost"] for row in curve_rows], llm.config)
-    prunings = list(dict.fromkeys([baseline, *schedules(losses, llm.config, n_prompt, speedup)]))
-
-    tasks = CalibrationTasks(llm, kept_back, FOR_TRIALS, TRIAL_SEED, options, lengths)
-    conditions, settings = {"measure": "trial", "forced tokens": TOKENS}, [Pruning(), *prunings]
-    rows = measured(llm, settings, tasks, folder / "trials", options, TrialMeasure(TOKENS), conditions)
-    trials = results(rows, prunings)
-    pruning = best(trials)
-    versions = {"lazyllm": lazyllm.__version__, **{name: version(name) for name in PACKAGES}}
-    kept = [
-        1 - losses.lost[place, :, layer + 1 : -1].mean(axis=1) for place, layer in enumerate(losses.layers)
-    ]
-    return Preset(
-        pruning=pruning,
-        speedup=round(pruning.speedup(llm.config, n_prompt), DIGITS),
-        model=llm.config.name or llm.checkpoint.path.name,
-        sha256=weights_digest(llm.checkpoint, options.progress),
-        versions={name: text for name, text in versions.items() if text},
-        evidence={
-            "prompts": {"curves": len(curve_rows), "trials": len(rows) // len(trials), "tokens": n_prompt},
-            # by stages' layers and keeps: the share kept on the worst prompts, mean over the layers above
-            "curves": {
-                "layers": losses.layers,
-                "keeps": losses.keeps,
-                "kept": np.array(kept).round(DIGITS).tolist(),
-            },
-            "candidates": [
-                {
-                    "pruning": json.loads(candidate.to_json()),
-                    "speedup": round(candidate.speedup(llm.config, n_prompt), DIGITS),
-                    "loss": round(losses.of(candidate.stages), DIGITS),
-                    **trial,
-                }
-                for candidate, trial in trials.items()
-            ],
-        },
-    )
 
 
-def measured(
-    llm: LLM,
-    settings: Sequence[Pruning],
-    tasks: CalibrationTasks,
-    folder: Path,
-    options: RunOptions,
-    measure: Measure,
-    conditions: Mapping[str, Any],
-) -> Sequence[Row]:
-    """The rows of these settings and tasks; a failed item is an error here, and runs again next time."""
-    methods = checked_settings(settings)
-    run_items(llm, methods, tasks, folder, options, measure, conditions)
-    keys = {trial.key for trial in planned(methods, tasks)}
-    rows = [row for row in read_rows(folder) if Key.of(row) in keys]
-    for row in rows:
-        if "error" in row:
-            raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
-    return rows
+def rank(measured: Mapping[str, Any]) -> tuple[float, float]:
+    return measured["needles"][0], -measured["kl"][0]

@@ -12,35 +12,11 @@ from typing import Any, NoReturn
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from lazyllm.checkpoints.fields import Fields, check_size
 from lazyllm.errors import CheckpointError
 
-TEMPLATE_FILE = "chat_template.jinja"
 LONGEST = 1 << 20  # bytes of a template; the longest known have 30,000
 CHARACTERS = 1 << 26  # that a template may write
-
-
-def find_template(folder: Path, tokenizer_config: dict[str, Any]) -> tuple[str | None, Path]:
-    """The default template of a checkpoint, and the file that has it: chat_template.jinja or
-    tokenizer_config.json."""
-    source = folder / TEMPLATE_FILE
-    if source.is_file():
-        if source.stat().st_size > LONGEST:
-            raise CheckpointError(f"{source} has {source.stat().st_size} bytes; expected at most {LONGEST}")
-        try:
-            return source.read_text(encoding="utf-8"), source
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{source} is not UTF-8: {error}") from error
-    source = folder / "tokenizer_config.json"
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        defaults = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = defaults[0].get("template") if defaults else None
-    if template is not None and not isinstance(template, str):
-        raise CheckpointError(
-            f"{source}: chat_template is a {type(template).__name__}; "
-            "expected a string or a list of named templates"
-        )
-    return template, source
 
 
 class Refusal(Exception):
@@ -140,9 +116,34 @@ EXAMPLES = {
 
 def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
     """Copies of messages or tools in JSON's types, so that a template cannot reach the caller's objects."""
-    if isinstance(values, str | bytes | Mapping) or not all(isinstance(value, Mapping) for value in values):
+    if not all(isinstance(value, Mapping) for value in values):
         raise TypeError(f"{name} must be a list of dicts such as {EXAMPLES[name]}")
     try:
         return [dict(json.loads(json.dumps(dict(value)))) for value in values]
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must hold strings, numbers, lists and dicts only: {error}") from None
+
+
+def find_template(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The default template of a checkpoint, from chat_template.jinja or else tokenizer_config.json."""
+    source = folder / "chat_template.jinja"
+    if not source.is_file():
+        return read_template(settings, tokens)
+    check_size(source, LONGEST)
+    try:
+        return ChatTemplate(source.read_text(encoding="utf-8"), source, tokens)
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{source} is not UTF-8: {error}") from error
+
+
+def read_template(settings: Fields, tokens: Mapping[str, str]) -> ChatTemplate | None:
+    """The template in tokenizer_config.json: a string, or the one of that name in a list of named ones."""
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    if template is None:
+        return None
+    if not isinstance(template, str):
+        settings.refuse("chat_template", "a string or a list of named templates")
+    return ChatTemplate(template, Path(settings.source), tokens)

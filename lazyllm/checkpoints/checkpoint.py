@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from lazyllm.checkpoints.config import MULTIMODAL, ModelConfig
+from lazyllm.checkpoints.config import FAMILIES, ModelConfig
 from lazyllm.checkpoints.fields import Fields, json_object, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
@@ -42,7 +43,18 @@ TEXT_MODEL = {
 }
 """Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
 
-Tensor = tuple[str, str, tuple[int, ...], int, int, int]
+CHUNK_VALUES = 1 << 22
+
+
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint: its `n_bytes` bytes begin at byte `offset` of the file `shard`, an index."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    n_bytes: int
 
 
 def resolve(path_or_id: str | Path) -> Path:
@@ -55,10 +67,8 @@ def resolve(path_or_id: str | Path) -> Path:
             f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
             "or a .gguf file"
         )
-    if path.suffix == ".gguf":
-        raise FileNotFoundError(f"{path} does not exist")
-    if not HUB_ID.fullmatch(str(path_or_id)):
-        raise FileNotFoundError(f"{path} is no folder here, nor the form of a hub id (owner/name)")
+    if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
+        raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     try:
         return hub.fetch(
             f"{path_or_id}, which is no folder here,",
@@ -77,7 +87,6 @@ class Checkpoint:
     The model's outputs depend on `config_files` and `shard_files`, the ids of a text on `tokenizer_files`.
     All stay open, so that their digests are of what was loaded.
 
-    Each tensor is (name, dtype, shape, index of its shard, byte offset from the start of that file, bytes).
     The table of a multimodal checkpoint holds its text model only; the vision tower is never read.
     """
 
@@ -91,26 +100,19 @@ class Checkpoint:
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
         self.shard_files = [OpenedFile(shard) for shard in self.shards]
-        self.tensors: list[Tensor] = []
-        home: dict[str, str] = {}
-        for index, name in enumerate(names):
-            for tensor in read_shard(self.path / name, index):
-                if tensor[0] in home:
-                    raise CheckpointError(
-                        f"{self.path}: tensor {tensor[0]!r} is in {home[tensor[0]]} and in {name}; "
-                        "expected one place"
-                    )
-                home[tensor[0]] = name
-                self.tensors.append(tensor)
-        if self.config.architecture == MULTIMODAL:
+        self.tensors = [
+            tensor
+            for index, name in enumerate(names)
+            for tensor in read_shard(self.path / name, index)
+            if placed.get(tensor.name, name) == name
+        ]
+        for tensor_name in placed.keys() - {tensor.name for tensor in self.tensors}:
+            raise CheckpointError(
+                f"{self.path / INDEX_FILE}: tensor {tensor_name!r} is said to be in {placed[tensor_name]}; "
+                "it is not there"
+            )
+        if FAMILIES[self.config.architecture].multimodal:
             self.tensors = text_model(self.tensors, self.path)
-        for tensor_name, name in placed.items():
-            if home.get(tensor_name) != name:
-                actual = home.get(tensor_name, "no shard")
-                raise CheckpointError(
-                    f"{self.path / INDEX_FILE}: tensor {tensor_name!r} is said to be in {name}; "
-                    f"it is in {actual}"
-                )
 
     @property
     def state(self) -> str:
@@ -121,6 +123,15 @@ class Checkpoint:
         """A file that has been written to or replaced since it was opened; None if there is none."""
         files = (*self.shard_files, *self.config_files, *self.tokenizer_files)
         return next((file.path for file in files if not file.is_current()), None)
+
+    def chunks(self, tensor: Tensor, together: int = 1) -> Iterator[bytes]:
+        """The bytes of a tensor, a bounded number of rows at a time, which is a multiple of `together`."""
+        n_values, n_rows = max(math.prod(tensor.shape), 1), max(math.prod(tensor.shape[:-1]), 1)
+        together *= max(CHUNK_VALUES * n_rows // n_values // together, 1)
+        step = max(tensor.n_bytes // n_rows * together, 1)
+        for begin in range(0, tensor.n_bytes, step):
+            n_bytes = min(step, tensor.n_bytes - begin)
+            yield self.shard_files[tensor.shard].read(tensor.offset + begin, n_bytes)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -145,7 +156,7 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
         return [SINGLE_FILE], {}
     if (folder / INDEX_FILE).exists():
         index = Fields(folder / INDEX_FILE, read_json(folder / INDEX_FILE, strict=True))
-        placed = index.object("weight_map")
+        placed = index.section("weight_map").values
         if not placed:
             index.refuse("weight_map", "an object naming the file of each tensor")
         for tensor, name in placed.items():
@@ -189,7 +200,7 @@ def read_shard(path: Path, index: int) -> list[Tensor]:
                 f"{path}: tensor {name!r:.80} has {len(shape)} dimensions; expected at most "
                 f"{MOST_DIMENSIONS}, and a name without NUL"
             )
-        tensors.append((name, entry["dtype"], shape, index, 8 + length + begin, end - begin))
+        tensors.append(Tensor(name, entry["dtype"], shape, index, 8 + length + begin, end - begin))
     return tensors
 
 
@@ -197,12 +208,11 @@ def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
     """The tensors of a multimodal checkpoint's text model, under the names of a text checkpoint."""
     text: dict[str, Tensor] = {}
     for tensor in tensors:
-        name = tensor[0]
-        for prefix in filter(name.startswith, TEXT_MODEL):
-            text_name = TEXT_MODEL[prefix] + name.removeprefix(prefix)
-            if text_name in text:
-                raise CheckpointError(f"{folder}: tensor {name!r} is a second {text_name!r}; expected one")
-            text[text_name] = (text_name, *tensor[1:])
+        for prefix in filter(tensor.name.startswith, TEXT_MODEL):
+            name = TEXT_MODEL[prefix] + tensor.name.removeprefix(prefix)
+            if name in text:
+                raise CheckpointError(f"{folder}: tensor {tensor.name!r} is a second {name!r}; expected one")
+            text[name] = tensor._replace(name=name)
     return list(text.values())
 
 

@@ -1,53 +1,99 @@
-"""ModelConfig: the shape of a model, read from config.json and checked."""
+"""ModelConfig: the shape of a model, read from config.json and checked; the families and their features."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from lazyllm.checkpoints.fields import Fields, read_json
-from lazyllm.checkpoints.rope import MAX_CONTEXT, read_rope, read_rope_by_layer_type
+from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
+from lazyllm.checkpoints.rope import FULL, LAYER_TYPES, MAX_CONTEXT, SLIDING, read_ropes
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "Gemma3ForConditionalGeneration": "gemma3",
-}
-MULTIMODAL = "Gemma3ForConditionalGeneration"
-GEMMA3 = ("Gemma3ForCausalLM", MULTIMODAL)
-# defaults of transformers' Gemma3TextConfig: files on the hub leave out fields that have them
-GEMMA3_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
-    "query_pre_attn_scalar": 256,
-    "sliding_window_pattern": 6,
-    "bos_token_id": 2,
-    "eos_token_id": 1,
-}
-LLAMA_CONTEXT = 2048
-DEFAULT_WINDOW = 4096
-QWEN3_HEAD_DIM = 128
 MAX_QUERY_SCALAR = 1e6
-LAYER_TYPES = ("full_attention", "sliding_attention")
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
+
+
+@dataclass(frozen=True)
+class Family:
+    """The features of a model family, as a row of FAMILIES.
+
+    `defaults` are the values of fields that files may leave out. With `multimodal`, the text model's fields
+    are in the object `text_config`. `activation` is the field that names it, and the name. `biases`: q, k, v
+    and o have them if the field attention_bias says so; or only q, k and v have them, always. `windows` are
+    in all layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if
+    `use_sliding_window` is set, in those that `layer_types` or else `max_window_layers` says. `query_scalar`
+    names the field whose root divides scores in place of the head dimension's. `ropes`: see `read_ropes`.
+    """
+
+    model_type: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    multimodal: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    biases: Literal["none", "attention_bias", "qkv"] = "none"
+    qk_norm: bool = False
+    post_norms: bool = False
+    norm_plus_one: bool = False
+    scaled_embedding: bool = False
+    query_scalar: str | None = None
+    windows: Literal["none", "all", "pattern", "optional"] = "none"
+    ropes: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
+
+
+GEMMA3 = Family(
+    "gemma3_text",
+    defaults={  # of transformers' Gemma3TextConfig: files on the hub leave out fields that have them
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "query_pre_attn_scalar": 256,
+        "sliding_window_pattern": 6,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+    },
+    activation=("hidden_activation", "gelu_pytorch_tanh"),
+    biases="attention_bias",
+    qk_norm=True,
+    post_norms=True,
+    norm_plus_one=True,
+    scaled_embedding=True,
+    query_scalar="query_pre_attn_scalar",
+    windows="pattern",
+    ropes={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
+)
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, biases="attention_bias"),
+    "MistralForCausalLM": Family("mistral", windows="all"),
+    "Qwen2ForCausalLM": Family("qwen2", biases="qkv", windows="optional"),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", {"head_dim": 128}, biases="attention_bias", qk_norm=True, windows="optional"
+    ),
+    "Gemma3ForCausalLM": GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
+}
+DEFAULT_WINDOW = 4096
+UNSUPPORTED: dict[str, tuple[Any, str]] = {
+    "mlp_bias": (False, "biases in the MLP"),
+    "use_bidirectional_attention": (False, "passes that are not causal"),
+    "attn_logit_softcapping": (None, "soft caps"),
+    "final_logit_softcapping": (None, "soft caps"),
+    "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+    "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
+}
+"""Fields with the only value that runs, and what others mean."""
 
 
 @dataclass(frozen=True)
@@ -91,58 +137,42 @@ class ModelConfig:
     def from_folder(cls, path: str | Path) -> ModelConfig:
         """Reads config.json and, where it exists, generation_config.json in the folder `path`."""
         folder = Path(path)
-        generation = folder / "generation_config.json"
-        return cls.from_dict(
-            read_json(folder / "config.json"),
-            read_json(generation) if generation.exists() else {},
-            folder=folder,
-        )
+        fields = Fields(folder / "config.json", read_json(folder / "config.json"))
+        return cls.read(fields, optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
-    def from_dict(
-        cls,
-        config: dict[str, Any],
-        generation: dict[str, Any] | None = None,
-        folder: str | Path = "",
-        source: str | Path | None = None,
-    ) -> ModelConfig:
-        """Reads the contents of config.json and generation_config.json; errors name `folder`, or `source`
-        where both come from one file."""
-        fields = Fields(source or Path(folder) / "config.json", config)
+    def from_dict(cls, config: dict[str, Any]) -> ModelConfig:
+        """Reads the contents of config.json."""
+        return cls.read(Fields("config.json", config))
+
+    @classmethod
+    def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:
+        """Reads the fields of config.json and generation_config.json; `path` gives the model its name."""
         architecture = read_architecture(fields)
-        gemma = architecture in GEMMA3
-        if gemma:
-            fields = gemma3_fields(fields, architecture)
-        refuse_unsupported(fields, architecture)
+        family = FAMILIES[architecture]
+        fields = with_defaults(fields, family)
+        refuse_unsupported(fields, family)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
         if heads % kv_heads:
             fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
-        head_dim = read_head_dim(fields, architecture, hidden, heads)
-        longest = LLAMA_CONTEXT if architecture == "LlamaForCausalLM" else None
-        context = fields.whole("max_position_embeddings", MAX_CONTEXT, default=longest)
-        windows = read_windows(
-            fields, architecture, n_layers := fields.whole("num_hidden_layers", MAX_LAYERS)
+        head_dim = read_head_dim(fields, hidden, heads)
+        ropes = read_ropes(
+            fields, family.ropes, head_dim, fields.whole("max_position_embeddings", MAX_CONTEXT)
         )
-        local_inv_freq = None
-        if gemma:
-            rope, local = read_rope_by_layer_type(fields, head_dim, context)
-            local_inv_freq = local.inv_freq if any(windows) else None
-        else:
-            rope = read_rope(fields, head_dim, context)
+        rope, local = ropes[FULL], ropes.get(SLIDING)
+        windows = read_windows(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
+        if local is None:  # else a window also says which rope a layer has
             windows = tuple(window if window < rope.context else 0 for window in windows)
-        attention_bias = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM", *GEMMA3) and fields.flag(
-            "attention_bias", False
-        )
+        attention_bias = family.biases == "attention_bias" and fields.flag("attention_bias", False)
         vocab = fields.whole("vocab_size", MAX_VOCAB)
-        eos_source = Fields(source or Path(folder) / "generation_config.json", generation or {})
-        if eos_source.get("eos_token_id") is None:
-            eos_source = fields
+        if generation is None or generation.get("eos_token_id") is None:
+            generation = fields
         return cls(
-            name=model_name(Path(folder)) if folder else "",
+            name=model_name(path) if path else "",
             architecture=architecture,
-            n_layers=n_layers,
+            n_layers=len(windows),
             hidden=hidden,
             n_heads=heads,
             n_kv_heads=kv_heads,
@@ -154,19 +184,21 @@ class ModelConfig:
             inv_freq=rope.inv_freq,
             rope_scale=rope.scale,
             tied=fields.flag("tie_word_embeddings", False),
-            qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+            qkv_bias=family.biases == "qkv" or attention_bias,
             o_bias=attention_bias,
-            qk_norm=architecture == "Qwen3ForCausalLM" or gemma,
+            qk_norm=family.qk_norm,
             paired_rope=False,
             windows=windows,
-            local_inv_freq=local_inv_freq,
-            query_scalar=fields.number("query_pre_attn_scalar", 0.0, MAX_QUERY_SCALAR) if gemma else head_dim,
-            embedding_scale=float(np.float32(hidden**0.5)) if gemma else 1.0,
-            norm_plus_one=gemma,
-            post_norms=gemma,
-            gelu=gemma,
+            local_inv_freq=local.inv_freq if local and any(windows) else None,
+            query_scalar=(
+                fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR) if family.query_scalar else head_dim
+            ),
+            embedding_scale=float(np.float32(hidden**0.5)) if family.scaled_embedding else 1.0,
+            norm_plus_one=family.norm_plus_one,
+            post_norms=family.post_norms,
+            gelu=family.activation[1] != "silu",
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
-            eos_token_ids=read_ids(eos_source, "eos_token_id", vocab),
+            eos_token_ids=read_ids(generation, "eos_token_id", vocab),
         )
 
     def core(self) -> dict[str, Any]:
@@ -182,71 +214,59 @@ class ModelConfig:
         }
 
 
-def model_name(folder: Path) -> str:
+def model_name(path: Path) -> str:
     """The folder's name; in the hub's cache (models--owner--name/snapshots/commit) the model's id."""
-    place = folder.resolve()
+    place = path.resolve()
     if place.parent.name == "snapshots":
         return place.parent.parent.name.removeprefix("models--").replace("--", "/")
     return place.name
 
 
 def read_architecture(fields: Fields) -> str:
-    listed = fields.get("architectures")
-    by_type = {model_type: name for name, model_type in MODEL_TYPES.items()}
+    listed, model_type = fields.get("architectures"), fields.get("model_type")
     if listed is None:
-        if fields.get("model_type") not in list(by_type):
+        by_type = {family.model_type: architecture for architecture, family in FAMILIES.items()}
+        if model_type not in list(by_type):
             fields.refuse("model_type", f"one of {', '.join(by_type)}, or architectures naming one")
-        return by_type[fields.text("model_type")]
-    if not isinstance(listed, list) or listed not in [[name] for name in MODEL_TYPES]:
-        fields.refuse("architectures", f"one of {', '.join(MODEL_TYPES)}")
+        return by_type[model_type]
+    if listed not in [[architecture] for architecture in FAMILIES]:
+        fields.refuse("architectures", f"one of {', '.join(FAMILIES)}")
     architecture: str = listed[0]
-    if fields.get("model_type", MODEL_TYPES[architecture]) != MODEL_TYPES[architecture]:
-        fields.refuse("model_type", f"{MODEL_TYPES[architecture]!r}, the type of {architecture}")
+    expected = FAMILIES[architecture].model_type
+    if model_type not in (None, expected):
+        fields.refuse("model_type", f"{expected!r}, the type of {architecture}")
     return architecture
 
 
-def gemma3_fields(fields: Fields, architecture: str) -> Fields:
-    """The fields of Gemma 3's text model, with defaults; a multimodal config has them in `text_config`."""
-    values = dict(fields.values)
-    if architecture == MULTIMODAL:
+def with_defaults(fields: Fields, family: Family) -> Fields:
+    """The fields of the text model, with the family's defaults for those that are missing or null."""
+    if family.multimodal:
         outer = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "quantization_config")
-        text = fields.object("text_config")
-        if text is None:
+        text = fields.section("text_config")
+        if fields.get("text_config") is None:
             fields.refuse("text_config", "an object: the configuration of the text model")
-        values = text | {name: fields.values[name] for name in outer if fields.get(name) is not None}
-    missing = {name: value for name, value in GEMMA3_DEFAULTS.items() if values.get(name) is None}
-    source = f"{fields.source}: text_config" if architecture == MULTIMODAL else fields.source
-    return Fields(source, values | missing)
+        text.values = text.values | {
+            name: fields.values[name] for name in outer if fields.get(name) is not None
+        }
+        fields = text
+    missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
+    return Fields(fields.source, {"sliding_window": DEFAULT_WINDOW} | fields.values | missing, fields.names)
 
 
-def refuse_unsupported(fields: Fields, architecture: str) -> None:
-    name, activation = ("hidden_act", "silu")
-    if architecture in GEMMA3:
-        name, activation = ("hidden_activation", "gelu_pytorch_tanh")
-        for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
-            if fields.get(cap) is not None:
-                fields.refuse(cap, "null: soft caps are not supported")
-        if fields.flag("use_bidirectional_attention", False):
-            fields.refuse("use_bidirectional_attention", "false: attention is causal")
-    if fields.text(name, activation) != activation:
-        fields.refuse(name, f"{activation!r}: other activations are not supported")
-    if fields.flag("mlp_bias", False):
-        fields.refuse("mlp_bias", "false: biases in the MLP are not supported")
-    for name in ("quantization_config", "compression_config"):
-        if fields.get(name) is not None:
-            fields.refuse(
-                name, "no such field: quantized checkpoints are not supported, use one in bf16, f16 or f32"
-            )
+def refuse_unsupported(fields: Fields, family: Family) -> None:
+    field, activation = family.activation
+    for name, (value, meaning) in {field: (activation, "other activations"), **UNSUPPORTED}.items():
+        if fields.get(name, value) != value:
+            expected = repr(value) if isinstance(value, str) else json.dumps(value)
+            fields.refuse(name, f"{expected}: {meaning} are not supported")
 
 
-def read_head_dim(fields: Fields, architecture: str, hidden: int, heads: int) -> int:
-    if fields.get("head_dim") is None and architecture != "Qwen3ForCausalLM" and hidden % heads:
-        fields.refuse("hidden_size", f"a multiple of num_attention_heads ({heads}), or head_dim to be given")
-    derived = QWEN3_HEAD_DIM if architecture == "Qwen3ForCausalLM" else hidden // heads
-    name = "head_dim" if fields.get("head_dim") is not None else "hidden_size"
-    head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=derived)
-    if head_dim % 2:
-        fields.refuse(name, f"an even head dimension (it is {head_dim}): rotary embeddings turn pairs")
+def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
+    named = fields.get("head_dim") is not None
+    head_dim = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
+    if head_dim % 2 or (not named and hidden % heads):
+        expected = f"an even {'number' if named else f'multiple of num_attention_heads ({heads})'}"
+        fields.refuse("head_dim" if named else "hidden_size", f"{expected}: rotary embeddings turn pairs")
     if heads * head_dim > MAX_WIDTH:
         fields.refuse(
             "num_attention_heads", f"at most {MAX_WIDTH} values in all heads of dimension {head_dim}"
@@ -254,34 +274,29 @@ def read_head_dim(fields: Fields, architecture: str, hidden: int, heads: int) ->
     return head_dim
 
 
-def read_windows(fields: Fields, architecture: str, n_layers: int) -> tuple[int, ...]:
+def read_windows(fields: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
     """The sliding window of each layer; 0 where the layer sees the whole context."""
-    slides = read_sliding_layers(fields, architecture, n_layers)
-    removed = "sliding_window" in fields.values and fields.get("sliding_window") is None
-    if not any(slides) or (removed and architecture not in GEMMA3):
-        return (0,) * n_layers
-    window = fields.whole("sliding_window", MAX_CONTEXT, default=None if removed else DEFAULT_WINDOW)
-    return tuple(window if sliding else 0 for sliding in slides)
-
-
-def read_sliding_layers(fields: Fields, architecture: str, n_layers: int) -> list[bool]:
-    """True for each layer whose attention has a sliding window."""
-    if architecture in ("LlamaForCausalLM", "MistralForCausalLM"):
-        return [architecture == "MistralForCausalLM"] * n_layers
-    if architecture not in GEMMA3 and not fields.flag("use_sliding_window", False):
-        return [False] * n_layers
-    layer_types = fields.get("layer_types")
-    if layer_types is not None:
+    optional, layer_types = family.windows == "optional", fields.get("layer_types")
+    if family.windows == "none" or (optional and not fields.flag("use_sliding_window", False)):
+        sliding = [False] * n_layers
+    elif family.windows == "all":
+        sliding = [True] * n_layers
+    elif layer_types is not None:
         if not isinstance(layer_types, list) or len(layer_types) != n_layers:
             fields.refuse("layer_types", f"a list of {n_layers} layer types")
         if unknown := [kind for kind in layer_types if kind not in LAYER_TYPES]:
-            fields.refuse("layer_types", f"full_attention and sliding_attention only, not {unknown[0]!r}")
-        return [kind == "sliding_attention" for kind in layer_types]
-    if architecture in GEMMA3:
+            fields.refuse("layer_types", f"{' and '.join(LAYER_TYPES)} only, not {unknown[0]!r}")
+        sliding = [kind == SLIDING for kind in layer_types]
+    elif optional:
+        first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
+        sliding = [layer >= first for layer in range(n_layers)]
+    else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
-        return [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
-    return [layer >= first for layer in range(n_layers)]
+        sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
+    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.ropes):
+        return (0,) * n_layers
+    window = fields.whole("sliding_window", MAX_CONTEXT)
+    return tuple(window if slides else 0 for slides in sliding)
 
 
 def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:

@@ -17,15 +17,13 @@ def demo_model(cache_folder: str | Path | None = None, progress: bool = True) ->
     """
     cache = user_path(cache_folder) if cache_folder is not None else default_cache()
     target = cache / SMOLLM2.name
-    if (target / "model.safetensors").exists():
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".demo-", dir=cache) as scratch:
-        gguf_path = download_gguf(SMOLLM2, Path(scratch), progress)
-        converted = convert(gguf_path, Path(scratch) / "converted", progress=progress)
-        try:
-            converted.rename(target)
-        except OSError:  # another process finished first
-            if not (target / "model.safetensors").exists():
-                raise
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".demo-", dir=cache) as scratch:
+            gguf_path = download_gguf(SMOLLM2, Path(scratch), progress)
+            try:
+                convert(gguf_path, target, progress=progress)
+            except OSError:  # another process finished first
+                if not target.exists():
+                    raise
     return target

@@ -35,18 +35,13 @@ def digest(files: Sequence[OpenedFile], progress: bool) -> str:
     """SHA-256 of the concatenated files; read once in a process for each state of the files."""
     key = tuple((file.path, file.state) for file in files)
     if key not in _known:
-        _known[key] = read_digest(files, progress)
+        hasher, n_hashed = hashlib.sha256(), 0
+        total = sum(file.state.size for file in files)
+        with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
+            for file in files:
+                for block in file.blocks():
+                    hasher.update(block)
+                    n_hashed += len(block)
+                    line.update((n_hashed >> MIB) - line.n)  # whole MiB only
+        _known[key] = hasher.hexdigest()
     return _known[key]
-
-
-def read_digest(files: Sequence[OpenedFile], progress: bool) -> str:
-    hasher = hashlib.sha256()
-    n_hashed = 0
-    total = sum(file.state.size for file in files)
-    with bar(total >> MIB, "hashing the model", "MiB", progress) as line:
-        for file in files:
-            for block in file.blocks():
-                hasher.update(block)
-                n_hashed += len(block)
-                line.update((n_hashed >> MIB) - line.n)  # whole MiB only
-    return hasher.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,9 +16,14 @@ def read_json(path: Path, strict: bool = False) -> dict[str, Any]:
     """The object in the file `path`; `strict` refuses repeated keys."""
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; a Hugging Face model folder has it")
-    if path.stat().st_size > JSON_LIMIT:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; expected at most {JSON_LIMIT}")
+    check_size(path, JSON_LIMIT)
     return json_object(path, path.read_bytes(), strict)
+
+
+def check_size(path: Path, limit: int) -> None:
+    """Refuses a file that is much larger than any good one; 0 bytes of one that is missing."""
+    if path.is_file() and (size := path.stat().st_size) > limit:
+        raise CheckpointError(f"{path} has {size} bytes; expected at most {limit}")
 
 
 def json_object(path: Path, text: bytes, strict: bool) -> dict[str, Any]:
@@ -30,26 +36,34 @@ def json_object(path: Path, text: bytes, strict: bool) -> dict[str, Any]:
 
 def shortened(value: Any) -> str:
     try:
-        return f"{value!r:.80}"
+        return f"{value[:80] if isinstance(value, str | list) else value!r:.80}"
     except ValueError:  # repr() refuses integers of more than a few thousand digits
         return "a number of thousands of digits"
 
 
-class Fields:
-    """Typed look-ups in an object from a file; a missing or null field takes the default, or is an error."""
+def optional_fields(path: Path) -> Fields:
+    """The fields of a JSON file; none where the file is missing."""
+    return Fields(path, read_json(path) if path.exists() else {})
 
-    def __init__(self, source: str | Path, values: dict[str, Any], prefix: str = ""):
+
+class Fields:
+    """Typed look-ups in an object from a file; a missing or null field takes the default, or is an error.
+
+    `names` has what the file calls a field where that differs, as in GGUF files; errors say that name.
+    """
+
+    def __init__(self, source: str | Path, values: dict[str, Any], names: Mapping[str, str] | None = None):
         self.source = source
         self.values = values
-        self.prefix = prefix
+        self.names = names or {}
 
     def refuse(self, name: str, expected: str) -> NoReturn:
-        value = self.values.get(self.prefix + name)
+        value = self.values.get(name)
         shown = "missing" if value is None else shortened(value)
-        raise CheckpointError(f"{self.source}: {self.prefix}{name} is {shown}; expected {expected}")
+        raise CheckpointError(f"{self.source}: {self.names.get(name, name)} is {shown}; expected {expected}")
 
     def get(self, name: str, default: Any = None) -> Any:
-        value = self.values.get(self.prefix + name)
+        value = self.values.get(name)
         return default if value is None else value
 
     def whole(self, name: str, high: int, default: int | None = None, low: int = 1) -> int:
@@ -71,14 +85,9 @@ class Fields:
             self.refuse(name, "true or false")
         return value
 
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            self.refuse(name, "a string")
-        return value
-
-    def object(self, name: str) -> dict[str, Any] | None:
-        value = self.get(name)
-        if value is not None and not isinstance(value, dict):
+    def section(self, name: str) -> Fields:
+        """The fields of the object in a field; none where it is missing."""
+        values = self.get(name, {})
+        if not isinstance(values, dict):
             self.refuse(name, "an object")
-        return value
+        return Fields(f"{self.source}: {name}", values, self.names)

@@ -1,47 +1,249 @@
-"""A model in one GGUF file, whose weights are used as they are stored."""
+"""A model in one GGUF file: what it says, in the terms of a folder in Hugging Face layout."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NoReturn
 
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
-from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.gguf import GgufModel
+import numpy as np
+
+from lazyllm import _core
+from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.fields import Fields
+from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
+from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
 from lazyllm.checkpoints.tokenizer import Tokenizer
+from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+FIELDS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+"""Fields of config.json, which all architectures have, in the metadata of a GGUF file."""
+GEMMA3_FIELDS = {
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+}
+ROPE_FIELDS = {
+    "rope_type": "rope.scaling.type",
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+}
+UNSUPPORTED = {
+    "expert_count": (0, "mixtures of experts"),
+    "attn_logit_softcapping": (0, "soft caps"),
+    "final_logit_softcapping": (0, "soft caps"),
+}
+"""Fields with the only value that runs, and what others mean."""
+TOP_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+GEMMA3_TENSORS = LAYER_TENSORS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
+EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+GEMMA3_27B_LAYERS = 62
+LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class GgufCheckpoint(Checkpoint):
-    """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names."""
+    """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names.
+
+    `config_json` and `generation_config` are the contents of the files that a folder would have. Unlike what
+    these say, Gemma 3's norms have 1 added, and the rows of q and k of a Llama lie by RoPE's pairs.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.metadata, tensors = read_gguf(self.path)
         self.shards = [str(self.path)]
         self.shard_files = self.tokenizer_files = [OpenedFile(self.path)]
         self.config_files = []
-        self.model = GgufModel(self.path)
-        config = ModelConfig.from_dict(
-            self.model.config("float32"), self.model.generation_config(), source=self.path
+        self.arch = str(self.metadata.get("general.architecture"))
+        if self.arch not in ARCHITECTURES:
+            raise CheckpointError(
+                f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
+            )
+        self.stored = {tensor.name: tensor for tensor in tensors}
+        self.tensors = [
+            tensor._replace(name=self.hugging_face_name(tensor.name))
+            for tensor in tensors
+            if tensor.name != ROPE_DIVISORS
+        ]
+        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS
+        self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
+        self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
+        config = ModelConfig.read(
+            Fields(self.path, self.config_json, self.names), Fields(self.path, self.generation_config)
         )
         self.config = replace(
-            config, name=self.path.stem, norm_plus_one=False, paired_rope=self.model.arch == "llama"
+            config, name=self.path.stem, norm_plus_one=False, paired_rope=self.arch == "llama"
         )
-        self.tensors = [self.entry(name) for name in self.model.names]
 
-    def entry(self, name: str) -> Tensor:
-        stored = self.model.tensors[name]
-        shape = tuple(reversed(stored.shape))
-        return (self.model.names[name], stored.kind, shape, 0, stored.offset, stored.n_bytes)
+    @cached_property
+    def vocabulary(self) -> GgufVocabulary | None:
+        described = "tokenizer.ggml.model" in self.metadata
+        return GgufVocabulary(self.path, self.metadata) if described else None
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        if "tokenizer.ggml.model" not in self.model.metadata:
+        return Tokenizer.from_gguf(self.vocabulary, self.config) if self.vocabulary else None
+
+    def widened(self, data: bytes, dtype: str) -> np.ndarray:
+        """The values in float32, those of formats that the core lacks by the gguf package."""
+        if dtype in FORMATS:
+            return _core.widen(data, dtype)
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        try:
+            return dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType[dtype]).astype(np.float32)
+        except NotImplementedError:
+            raise CheckpointError(f"{self.path} has weights in {dtype}, which gguf cannot read") from None
+
+    def hugging_face_name(self, name: str) -> str:
+        layer_tensors = GEMMA3_TENSORS if self.arch == "gemma3" else LAYER_TENSORS
+        part = LAYER_TENSOR.fullmatch(name)
+        if name in TOP_TENSORS:
+            return TOP_TENSORS[name]
+        if part and part["kind"] in layer_tensors:
+            return f"model.layers.{int(part['layer'])}.{layer_tensors[part['kind']]}.{part['suffix']}"
+        self.refuse_tensor(name, f"has no place in a {ARCHITECTURES[self.arch]} model")
+
+    def refuse_tensor(self, name: str, problem: str) -> NoReturn:
+        raise CheckpointError(f"{self.path}: tensor {name!r} {problem}")
+
+    def field(self, key: str, default: Any = None) -> Any:
+        value = self.metadata.get(f"{self.arch}.{key}")
+        return default if value is None else shortest(value)
+
+    def read_config(self) -> dict[str, Any]:
+        """The contents of config.json; where a field is missing, it has the value that llama.cpp assumes."""
+        embedding = self.stored.get(EMBEDDING)
+        if embedding is None or len(embedding.shape) != 2:
+            self.refuse_tensor(EMBEDDING, "is missing or no matrix")
+        values = {name: self.field(key) for name, key in FIELDS.items()}
+        values["vocab_size"] = embedding.shape[0]
+        fields = Fields(self.path, values, self.names)
+        heads, hidden = fields.whole("num_attention_heads", MAX_WIDTH), fields.whole("hidden_size", MAX_WIDTH)
+        values["num_key_value_heads"] = fields.get("num_key_value_heads", heads)
+        values["head_dim"] = fields.whole("head_dim", MAX_HEAD_DIM, default=hidden // heads)
+        values["rope_theta"] = fields.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
+        for name in [name for name, value in values.items() if value is None]:
+            fields.refuse(name, "a value: every GGUF file has it")
+        unsupported = UNSUPPORTED | {
+            "rope.dimension_count": (values["head_dim"], "partial rotary embeddings")
+        }
+        for key, (value, meaning) in unsupported.items():
+            if self.field(key) not in (None, value):
+                metadata = Fields(self.path, self.metadata)
+                metadata.refuse(f"{self.arch}.{key}", f"{value}: {meaning} are not supported")
+        config = {
+            "architectures": [ARCHITECTURES[self.arch]],
+            "model_type": FAMILIES[ARCHITECTURES[self.arch]].model_type,
+            **values,
+            "tie_word_embeddings": "output.weight" not in self.stored,
+            "torch_dtype": "float32",
+            **self.special_ids(),
+            **(self.gemma3_config(values) if self.arch == "gemma3" else {"hidden_act": "silu"}),
+        }
+        if scaling := self.rope_scaling(values):
+            config["rope_scaling"] = scaling
+        if self.arch == "llama" and "blk.0.attn_q.bias" in self.stored:
+            config["attention_bias"] = True
+        return config
+
+    def gemma3_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that only Gemma 3 has."""
+        is_27b = values["num_hidden_layers"] == GEMMA3_27B_LAYERS
+        sliding = {"sliding_window": self.field("attention.sliding_window")}
+        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", 6)
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": (
+                values["hidden_size"] // values["num_attention_heads"] if is_27b else values["head_dim"]
+            ),
+            "rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0),
+            **(sliding if sliding["sliding_window"] else {"sliding_window_pattern": 1}),
+        }
+
+    def special_ids(self) -> dict[str, Any]:
+        return {
+            f"{name}_token_id": self.metadata.get(f"tokenizer.ggml.{name}_token_id")
+            for name in ("bos", "eos")
+        }
+
+    def read_generation_config(self) -> dict[str, Any]:
+        """The contents of generation_config.json: an answer ends at the end of a turn, too."""
+        ids = self.special_ids()
+        end, turn_end = ids["eos_token_id"], self.metadata.get("tokenizer.ggml.eot_token_id")
+        if turn_end not in (None, end):
+            ids["eos_token_id"] = turn_end if end is None else [end, turn_end]
+        return ids
+
+    def rope_scaling(self, values: dict[str, Any]) -> dict[str, Any] | None:
+        if ROPE_DIVISORS in self.stored:
+            return self.llama3_scaling(values["rope_theta"], values["head_dim"])
+        if self.field("rope.scaling.type", "none") == "none":
             return None
-        vocabulary = GgufVocabulary(self.path, self.model.metadata, self.model.vocab)
-        return Tokenizer.from_gguf(vocabulary, self.config)
+        scaling = {name: self.field(key) for name, key in ROPE_FIELDS.items()}
+        return {name: value for name, value in scaling.items() if value is not None}
+
+    def llama3_scaling(self, theta: float, head_dim: int) -> dict[str, Any]:
+        """Recovers Llama 3.1's scaling rule, which a GGUF file stores as one divisor per frequency."""
+        tensor = self.stored[ROPE_DIVISORS]
+        divisors = self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
+        scaling = {"rope_type": "llama3", "factor": shortest(float(divisors.max())), **LLAMA31_ROPE}
+        plain = 1 / frequency_divisors(theta, head_dim)
+        original = LLAMA31_ROPE["original_max_position_embeddings"]
+        expected = plain / llama3(plain, Fields(self.path, scaling), int(original))
+        if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+            self.refuse_tensor(ROPE_DIVISORS, f"does not follow Llama 3.1's rule ({LLAMA31_ROPE})")
+        return scaling
+
+
+def shortest(value: Any) -> Any:
+    """The shortest decimal that rounds to a float of the file: 1e-05 for 9.999999747378752e-06."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

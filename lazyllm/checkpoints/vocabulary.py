@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
+from lazyllm.checkpoints.fields import Fields
 from lazyllm.errors import CheckpointError
+from lazyllm.support.optional import package
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 WORD_MARK = "▁"
@@ -50,18 +51,19 @@ def byte_letters() -> dict[str, int]:
 
 
 class JsonVocabulary:
-    """The vocabulary of a tokenizer.json, or of the `tokenizer` that a GGUF file describes."""
+    """The vocabulary of a tokenizer.json, or of what a GGUF file describes; `settings` are those of
+    tokenizer_config.json, `tokens` the special tokens by name."""
 
-    def __init__(self, path: Path, bos: str | None, add_bos: bool, tokenizer: Tokenizer | None = None):
-        with refusing(f"{path} is not a tokenizer.json"):
-            self.tokenizer = Tokenizer.from_file(str(path)) if tokenizer is None else tokenizer
+    def __init__(self, path: Path, tokenizer: Tokenizer, settings: Fields, tokens: Mapping[str, str]):
+        self.tokenizer = tokenizer
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = frozenset(token for token, entry in added.items() if entry.special)
-        self.bos_id = self.token_id(bos) if bos is not None and add_bos else None
-        self.style, self.strips_space = read_decoder(path, self.tokenizer.decoder)
+        adds_bos = settings.flag("add_bos_token", False) and "bos_token" in tokens
+        self.bos_id = self.token_id(tokens["bos_token"]) if adds_bos else None
+        self.style, self.strips_space = decoding(path, self.tokenizer.decoder)
         self.letters = byte_letters()
 
     def encode(self, text: str, add_special: bool) -> list[int]:
@@ -86,28 +88,21 @@ class JsonVocabulary:
         return token
 
 
-def read_decoder(path: Path, decoder: Any) -> tuple[str, bool]:
-    """The form of the tokens, "bytes", "pieces" or whole "words"; and whether a leading space is stripped."""
+def decoding(path: Path, decoder: Any) -> tuple[str, bool]:
+    """The form of the tokens, "bytes", "pieces" or, without a decoder, whole "words", as a decoder shows with
+    a few of them; and whether a leading space is stripped."""
     if decoder is None:
         return "words", True
-    spec = json.loads(decoder.__getstate__())
-    steps = spec.get("decoders", [spec])
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
-        return "bytes", False
-    strips = False
-    for step in steps:
-        if step["type"] == "Metaspace" and step["replacement"] == WORD_MARK:
-            strips = step.get("prepend_scheme", "always") != "never"
-        elif step["type"] == "Strip" and (step["content"], step["start"], step["stop"]) == (" ", 1, 0):
-            strips = True
-        elif step["type"] == "Replace" and (step["pattern"], step["content"]) == ({"String": WORD_MARK}, " "):
-            continue
-        elif step["type"] not in ("ByteFallback", "Fuse"):
-            raise CheckpointError(
-                f"{path}: decoder {step['type']} is not supported; expected ByteLevel or SentencePiece's"
-            )
-    return "pieces", strips
+    with refusing(f"{path} is not a tokenizer.json"):
+        if decoder.decode(["Ġa", "_", "Ċ", "##b</w>"]) == " a_\n##b</w>":
+            return "bytes", False
+        text, whole = decoder.decode(["▁a", "▁▁b_", "##c</w>▁"]), " a  b_##c</w> "
+    if text not in (whole, whole[1:]):
+        name = type(decoder).__name__
+        raise CheckpointError(
+            f"{path}: decoder {name} is not supported; expected ByteLevel or SentencePiece's"
+        )
+    return "pieces", text != whole
 
 
 def piece_bytes(piece: str) -> bytes:
@@ -126,10 +121,9 @@ class SentencePieceVocabulary:
     strips_space = True
 
     def __init__(self, path: Path, added: dict[str, int], special: list[str], options: dict[str, Any]):
-        try:
-            from sentencepiece import SentencePieceProcessor
-        except ImportError:
-            raise ImportError(f"{path} needs the package sentencepiece: pip install sentencepiece") from None
+        package("sentencepiece", path)
+        from sentencepiece import SentencePieceProcessor
+
         try:
             self.pieces = SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError) as error:
@@ -198,10 +192,9 @@ class XgenVocabulary:
     masks = 881
 
     def __init__(self, path: Path):
-        try:
-            import tiktoken
-        except ImportError:
-            raise ImportError(f"{path} asks for XGen's tokenizer: pip install tiktoken") from None
+        package("tiktoken", f"{path}, which asks for XGen's tokenizer,")
+        import tiktoken
+
         try:
             base = tiktoken.get_encoding("gpt2")
         except (OSError, ValueError) as error:  # requests' errors are OSError

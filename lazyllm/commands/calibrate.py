@@ -6,14 +6,14 @@ import argparse
 
 from lazyllm.commands import options
 
-SUMMARY = "find the stages that lose least on a checkpoint at a wished speedup, as a preset; it resumes"
+SUMMARY = "try a few schedules of a wished speedup on a checkpoint; the best is a preset; it resumes"
 EXAMPLE = "--model DIR --speedup 2.5 --out preset.json"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add(parser, "--speedup", "counted speedup of prefill, default 2.5", "X")
-    own = "a prompt of yours beside the generated ones (repeatable); every third is kept for the trials"
+    own = "a prompt of yours beside the generated ones (repeatable)"
     options.add(parser, "--prompt-file", own, "FILE", action="append")
     lengths = "tokens of the generated prompts with their answers, default 1024,2048"
     options.add(parser, "--lengths", lengths, "N,…")

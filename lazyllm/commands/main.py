@@ -6,43 +6,28 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from lazyllm.commands import (
-    calibrate,
-    convert,
-    demo,
-    generate,
-    info,
-    lm_eval,
-    longbench,
-    model,
-    niah,
-    report,
-    reproduce,
-    ruler,
-    search,
-    sweep,
-)
+from lazyllm.commands import calibrate, demo, generate, report, reproduce, runs, search, small, sweep
 
-COMMANDS = {
-    "info": info,
+COMMANDS: dict[str, Any] = {
+    "info": small.INFO,
     "generate": generate,
-    "convert": convert,
-    "model": model,
+    "convert": small.CONVERT,
+    "model": small.MODEL,
     "demo": demo,
-    "longbench": longbench,
-    "ruler": ruler,
-    "niah": niah,
+    "longbench": runs.LONGBENCH,
+    "ruler": runs.RULER,
+    "niah": runs.NIAH,
     "reproduce": reproduce,
     "sweep": sweep,
     "report": report,
     "calibrate": calibrate,
     "search": search,
-    "lm-eval": lm_eval,
+    "lm-eval": small.LM_EVAL,
 }
-"""In the order that --help lists them. A module has SUMMARY, EXAMPLE, `add`, which adds its arguments to a
-parser, and `run`, which takes their values and returns an exit code."""
+"""In the order that --help lists them: a `Command`, or a module with its fields."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -53,9 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     means that the reader of stdout is gone.
     """
     args = parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
     try:
-        return run(args)
+        return int(args.run(args))
     except KeyboardInterrupt:
         print("lazyllm: interrupted", file=sys.stderr)
         return INTERRUPTED

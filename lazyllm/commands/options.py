@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyllm.evaluation.options import IN_PYTHON, RunOptions, options_of
 from lazyllm.support.files import user_path
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from lazyllm.llm import LLM
     from lazyllm.longbench import Run
     from lazyllm.sweeps.sweep import Sweep
+
+
+class Command(NamedTuple):
+    """A command: one line on it, an example of its arguments, a function that adds these to a parser, and one
+    that takes their values and returns an exit code."""
+
+    SUMMARY: str
+    EXAMPLE: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------
@@ -135,8 +145,8 @@ def add_pruning(parser: argparse.ArgumentParser, action: str = "append") -> None
     add(
         parser,
         "--pruning",
-        'dense (default), stages such as {"10": 0.7}, random:keep=0.5, static:layers=8,keep=0.5, '
-        "compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1 "
+        'a speedup such as 2x, dense (default), stages such as {"10": 0.7}, random:keep=0.5, '
+        "static:layers=8,keep=0.5, compress:ratio=0.5, fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1 "
         "or the file of a preset" + (" (repeatable)" if action == "append" else ""),
         "SETTING",
         action=action,

@@ -14,7 +14,7 @@ EXAMPLE = """--space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' -
 def add(parser: argparse.ArgumentParser) -> None:
     options.add_pruning(parser)
     space = (
-        'in place of --pruning: lists of values as JSON, whose product is taken, such as {"layers": '
+        'in place of --pruning: lists of values as JSON, whose product is taken, such as {"layer": '
         '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
     )
     options.add(parser, "--space", space, "AXES")

@@ -46,7 +46,7 @@ def chat_wrapper(tokenizer: Tokenizer, chat: Chat = "auto") -> Wrapper:
 def wrapped_ids(tokenizer: Tokenizer, text: str, wrapper: Wrapper, answer_prefix: str = "") -> list[int]:
     """Token ids of the text inside its wrapper, and of the beginning of the model's answer after it."""
     if wrapper == "template":
-        rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
+        rendered = tokenizer.chat_text([{"role": "user", "content": text}])
         return tokenizer.encode(rendered + answer_prefix, add_special=False)
     if wrapper == "xgen":
         text = f"{XGEN_HEADER} ### Human: {text}\n###"

@@ -17,7 +17,7 @@ from lazyllm.support.json_text import json_digest
 
 CPU = "cpu"
 DIGITS = 16  # of a SHA-256 in a row
-PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz", "spacy")
+PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from lazyllm.evaluation.teacher_forcing import log_softmax
+import lazyllm
+from lazyllm.evaluation.divergence import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import as_method
@@ -28,7 +29,7 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, simple_parse_args_string
+    from lm_eval.utils import get_rolling_token_windows
 except ImportError as error:
     raise ImportError(
         "lazyllm.evaluation.harness needs the lm-evaluation-harness: pip install 'lazyllm-engine[lm-eval]' "
@@ -46,69 +47,39 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     """One model under one setting, as the harness calls it.
 
     `pretrained` is a folder, a hub id or an open LLM; `pruning` is a method, its text for `parse_method`, or
-    its parsed JSON; `device`, `dtype`, `threads`, `compute`, `weights` and `kv` are those of `load`. Texts of
-    more than `max_length` tokens, by default the model's context, lose their beginning. `seed` is that of
-    sampled answers. Requests run one by one at any batch size; what their prompts begin with is read once.
+    its parsed JSON; `options` are those of `load`. Texts of more than `max_length` tokens, by default the
+    model's context, lose their beginning. `seed` is that of sampled answers. Requests run one by one at any
+    batch size; what their prompts begin with is read once.
     """
 
     def __init__(
         self,
         pretrained: str | LLM,
         pruning: Method | str | Mapping[str, Any] | Sequence[Any] | None = None,
-        device: str = "auto",
-        dtype: str = "auto",
-        threads: int | None = None,
-        compute: str = "f32",
-        weights: str = "auto",
-        kv: str = "f32",
         max_length: int | None = None,
         seed: int = 0,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        self.pruning = as_method(pruning)
+        self.pruning, self.seed = as_method(pruning), seed
         if self.pruning.compresses:
             raise ValueError(
                 "prompt compression needs to know which part of a prompt is the document, and the harness "
                 "passes whole prompts; lazyllm longbench runs it"
             )
-        self.seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
-        self.llm = (
-            pretrained
-            if isinstance(pretrained, LLM)
-            else load(pretrained, device, dtype, threads, compute, weights, kv)
-        )
+        self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, **options)
         self.pruning.check(self.llm.config)
         self.prefixes = PrefixCache() if self.pruning.reads_in_parts else None
         context = self.llm.config.context
-        self.max_length = (
-            context if max_length is None else checked.whole(max_length, "max_length", 2, context + 1)
-        )
-        if str(batch_size) != "1":
-            logger.warning("batch_size %s changes nothing: requests are run one by one", batch_size)
-
-    @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
-    ) -> HarnessModel:
-        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
-
-    @classmethod
-    def create_from_arg_obj(
-        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> HarnessModel:
-        """Called by the harness. A model argument such as device overrides the command's option."""
-        merged = {**(additional_config or {}), **arg_dict}
-        return cls(**{name: value for name, value in merged.items() if value is not None})
+        self.max_length = checked.whole(max_length or context, "max_length", 2, context + 1)
 
     def get_model_info(self) -> dict[str, Any]:
         """Facts that the harness stores with its results."""
-        from lazyllm import __version__
-
         return {
             "pruning": self.pruning.to_json(),
-            "lazyllm_version": __version__,
+            "lazyllm_version": lazyllm.__version__,
             "model_device": self.llm.device,
             "model_max_length": self.max_length,
         }
@@ -161,7 +132,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
         self, chat_history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> str:
         """A chat as text. Without `add_generation_prompt` its end is open: the last message is continued."""
-        text = self.llm.tokenizer.apply_chat_template(chat_history, add_generation_prompt, tokenize=False)
+        text = self.llm.tokenizer.chat_text(chat_history, add_generation_prompt)
         if add_generation_prompt:
             return text
         last = str(chat_history[-1]["content"])
@@ -174,18 +145,23 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
 
     # ---- requests --------------------------------------------------------------------------------
 
+    def _each(
+        self, kind: str, requests: Sequence[Any], disable_tqdm: bool, result: Callable[..., Any]
+    ) -> list[Any]:
+        """result(number, *arguments) of each request."""
+        results = []
+        with bar(len(requests), kind, "request", not disable_tqdm) as line:
+            for number, request in enumerate(requests):
+                results.append(result(number, *request.args))
+                self.cache_hook.add_partial(kind, request.args, results[-1])
+                line.update()
+        return results
+
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Answers, each cut before its first stop string."""
-        answers = []
-        with bar(len(requests), "generate_until", "request", not disable_tqdm) as line:
-            for index, request in enumerate(requests):
-                context, options = request.args
-                answers.append(self._answer(context, options, self.seed + index))
-                self.cache_hook.add_partial("generate_until", (context, options), answers[-1])
-                line.update()
-        return answers
+        return self._each("generate_until", requests, disable_tqdm, self._answer)
 
-    def _answer(self, context: str, options: dict[str, Any], seed: int) -> str:
+    def _answer(self, number: int, context: str, options: dict[str, Any]) -> str:
         wanted = dict(normalize_gen_kwargs(options, MAX_NEW_TOKENS))
         stop, n_new = wanted.pop("until"), wanted.pop("max_gen_toks")
         wanted.pop("do_sample")  # implied by temperature
@@ -195,14 +171,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 f"generation options {wanted} are not supported; use until, max_gen_toks, do_sample, "
                 f"{', '.join(SAMPLING)}"
             )
-        room = self.max_length - n_new
-        if room < 1:
+        if n_new >= self.max_length:
             raise ValueError(f"max_gen_toks must be below max_length ({self.max_length}), not {n_new}")
         answer = self.llm.generate(
-            self.cut(self.tok_encode(context), room),
+            self.cut(self.tok_encode(context), self.max_length - n_new),
             pruning=self.pruning,
             max_new_tokens=n_new,
-            sampling=SamplingParams(seed=seed, **sampling),
+            sampling=SamplingParams(seed=self.seed + number, **sampling),
             stop=[text for text in stop if text],
             prefix=self.prefixes,
             progress=False,
@@ -238,10 +213,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 for said, members in continuations.items():
                     branch = session.fork() if said else session
                     logits = [first, *(branch.forward([token], generated=True) for token in said)]
-                    before = [scored(row, token) for row, token in zip(logits[:-1], said, strict=True)]
                     for index in members:
                         texts, _, continuation = requests[index]
-                        parts = [*before, scored(logits[-1], continuation[-1])]
+                        parts = [scored(row, token) for row, token in zip(logits, continuation, strict=True)]
                         answers[index] = sum(part[0] for part in parts), all(part[1] for part in parts)
                         self.cache_hook.add_partial("loglikelihood", texts, answers[index])
                         line.update()
@@ -255,19 +229,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
                 f"pruning must be dense, not {self.pruning}"
             )
         window = min(self.max_length, self.llm.config.context - 1)  # surprisal runs one token more
-        answers = []
-        with bar(len(requests), "loglikelihood_rolling", "request", not disable_tqdm) as line:
-            for request in requests:
-                (text,) = request.args
-                ids = self.tok_encode(text)
-                total = 0.0
-                for before, wanted in get_rolling_token_windows(ids, self.prefix_token_id, window, 1):
-                    surprisal = self.llm.session().surprisal([*before, wanted[-1]], progress=False)
-                    total -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
-                answers.append(total)
-                self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-                line.update()
-        return answers
+
+        def total(_: int, text: str) -> float:
+            ln_p = 0.0
+            for before, wanted in get_rolling_token_windows(
+                self.tok_encode(text), self.prefix_token_id, window, 1
+            ):
+                surprisal = self.llm.session().surprisal([*before, wanted[-1]], progress=False)
+                ln_p -= float(surprisal[-len(wanted) :].sum(dtype=np.float64))
+            return ln_p
+
+        return self._each("loglikelihood_rolling", requests, disable_tqdm, total)
 
 
 def scored(logits: np.ndarray, token: int) -> Scored:

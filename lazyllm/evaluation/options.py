@@ -10,13 +10,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
 
-from lazyllm.evaluation.chats import CHATS, Chat
+from lazyllm.evaluation.chats import Chat
 from lazyllm.support import checked
 
 DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
 EDIT_SIM = "difflib"
 LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
+LEAST |= {"limit": 1, "sample": 1, "min_item_length": 0, "max_item_length": 0}
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -58,8 +59,6 @@ class RunOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        from lazyllm.machine.device import check_device  # imports the core, which --help does not need
-
         for name, least in LEAST.items():
             if (value := getattr(self, name, None)) is not None:
                 checked.whole(value, name, least)
@@ -69,11 +68,6 @@ class RunOptions:
             )
         if not self.on_workers and (self.worker_device, self.worker_threads) != (None, None):
             raise ValueError("worker_device and worker_threads are for workers or a scheduler")
-        if self.worker_device is not None:
-            check_device(self.worker_device)
-        if not (self.on_row is None or callable(self.on_row)):
-            raise TypeError(f"on_row must be a function, not {self.on_row!r}")
-        checked.choice(self.chat, "chat", CHATS)
 
     @property
     def on_workers(self) -> bool:
@@ -89,8 +83,8 @@ class RunOptions:
                 close = get_close_matches(name, names, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
                 raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
-        given = {name: value for name, value in keywords.items() if value is not None}
-        return cls(**{**defaults, **given})
+        chosen = {name: value for name, value in keywords.items() if value is not None}
+        return cls(**{**defaults, **chosen})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +119,8 @@ class DataOptions(RunOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         checked.a_list(self.datasets, "datasets", '["trec"]')
+        if self.limit is not None and self.sample is not None:
+            raise ValueError(f"limit is {self.limit} and sample is {self.sample}; expected one of them")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import numpy as np
 from lazyllm.evaluation.generated.tasks import AT, task_and_length
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
-from lazyllm.evaluation.summary import DENSE, Row, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import BOLD, Table
 
@@ -59,12 +59,13 @@ def scores_table(summary: Summary) -> Table:
         rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
     means = (with_interval(summary.mean(label)) for label in settings)
     rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
-    differences = (None if label == DENSE else summary.difference(label) for label in settings)
+    differences = (None if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(with_interval(each, True) for each in differences)])
     if summary.uneven:
         rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
-        paired = ("" if label == DENSE else str(summary.n_paired(label)) for label in settings)
-        rows.append(["items paired", *paired])
+        dense = summary.of(DENSE_LABEL).keys()
+        paired = (len(dense & summary.of(label).keys()) for label in settings)
+        rows.append(["items paired", *map(str, paired)])
     return Table("Scores", ["data set", *settings], rows)
 
 
@@ -82,15 +83,8 @@ def speed_table(summary: Summary, environments: Environments) -> Table:
         ]
         for setting in summary.settings
     ]
-    heads = [
-        "setting",
-        "score",
-        *TIMINGS.values(),
-        "computed",
-        "reached the top",
-        "changed nothing",
-        "failed",
-    ]
+    heads = ["setting", "score", *TIMINGS.values()]
+    heads += ["computed", "reached the top", "changed nothing", "failed"]
     state = warmth(summary, environments)
     return Table(f"Speed against dense, {state}, items pooled: ratio of sums (median of ratios)", heads, rows)
 
@@ -126,14 +120,10 @@ def lengths_table(summary: Summary) -> Table:
     """LongBench-E's table: scores of each of its data sets by the length of the items."""
     rows = []
     for name in filter(is_by_length, summary.datasets):
+        of_settings = [summary.of(label, [name]).values() for label in summary.settings]
         for part in LENGTH_BINS:
             scores = [
-                [
-                    row["score"]
-                    for row in summary.of(label, [name]).values()
-                    if length_bin(row["length"]) == part
-                ]
-                for label in summary.settings
+                [row["score"] for row in items if length_bin(row["length"]) == part] for items in of_settings
             ]
             if any(scores):
                 means = (100 * float(np.mean(values)) if values else nan for values in scores)
@@ -154,17 +144,6 @@ def generated_lengths_table(summary: Summary) -> Table:
     return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 
-def seeds_table(summary: Summary) -> Table:
-    rows = []
-    for label, settings in summary.seeded.items():
-        speeds = [speed.of_sums for setting in settings if (speed := summary.speed(setting, "ttft"))]
-        scores = with_deviation([summary.mean_score(setting) for setting in settings])
-        rows.append([label, str(len(settings)), scores, with_deviation(speeds) if len(speeds) > 1 else ""])
-    return Table(
-        "Over seeds: mean ± standard deviation", ["setting", "seeds", "score", TIMINGS["ttft"]], rows
-    )
-
-
 def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table]:
     """The tables of a run that have rows, by the name of their files."""
     tables = {
@@ -173,7 +152,6 @@ def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table
         "times": times_table(summary),
         "lengths": lengths_table(summary),
         "generated_lengths": generated_lengths_table(summary),
-        "seeds": seeds_table(summary),
     }
     return {name: table for name, table in tables.items() if table.rows}
 

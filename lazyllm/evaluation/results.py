@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from lazyllm.evaluation.conditions import short_digest
 from lazyllm.evaluation.manifest import MANIFEST, Manifest, joined, read_manifest, text_of
@@ -44,20 +44,19 @@ class RunFolder:
         digests: Mapping[tuple[str, str], str] | None = None,
         again: Collection[Key] = (),
     ) -> None:
-        self.path = path
         path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock = locked(path / LOCK, wait=False)  # held until the run ends
         except BlockingIOError:
             raise RuntimeError(f"{path}: another process is writing to this run") from None
         try:
-            drop_incomplete_line(path / ITEMS)
+            self.path, self.items = path, path / ITEMS
+            drop_incomplete_line(self.items)
             self.rows = read_rows(path)
             if self.rows:
                 manifest = joined(read_manifest(path), manifest, str(path), "this one")
             check_contents(self.rows, str(path), dict(digests or {}), "that is given now")
             self._write(manifest)
-            self._items = (path / ITEMS).open("ab", buffering=0)
             kept = [row for row in self.rows if "error" not in row or Key.of(row) not in again]
             if len(kept) < len(self.rows):
                 self.replace(kept)
@@ -69,12 +68,11 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._items.close()
         self._lock.close()
 
     @property
     def done(self) -> set[Key]:
-        return {Key.of(row) for row in self.rows}
+        return set(map(Key.of, self.rows))
 
     def append(self, row: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
         """Appends a row that was timed in an environment, and waits until it is on disk."""
@@ -83,18 +81,19 @@ class RunFolder:
             self._write({**self.manifest, "environments": {**earlier, name: dict(environment)}})
         complete = {**row, "environment": name}
         try:
-            write_all(self._items, line_of(complete).encode())
+            with self.items.open("ab") as file:
+                file.write(line_of(complete).encode())
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             reason = f"{error.strerror}; the rows before are kept, and the same call goes on after them"
-            raise OSError(error.errno, reason, str(self.path / ITEMS)) from None
+            raise OSError(error.errno, reason, str(self.items)) from None
         self.rows.append(complete)
         return complete
 
     def replace(self, rows: list[dict[str, Any]]) -> None:
         """Writes all rows anew."""
-        self._items.close()
-        write_whole(self.path / ITEMS, "".join(map(line_of, rows)))
-        self._items = (self.path / ITEMS).open("ab", buffering=0)
+        write_whole(self.items, "".join(map(line_of, rows)))
         self.rows = rows
 
     def sort(self, keys: Sequence[Key]) -> None:
@@ -107,13 +106,6 @@ class RunFolder:
         write_whole(self.path / MANIFEST, text_of(manifest))
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
-    """Writes to an unbuffered file, and waits until it is on disk."""
-    while data:
-        data = data[file.write(data) :]
-    os.fsync(file.fileno())
-
-
 def line_of(row: Mapping[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
@@ -124,8 +116,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     lines = items.read_bytes().split(b"\n")[:-1] if items.exists() else []
     rows = [parse_object(line, f"{items}, line {number}") for number, line in enumerate(lines, 1)]
     for number, row in enumerate(rows, 1):
-        if missing := [name for name in (*Key._fields, "content", "environment") if name not in row]:
-            raise ValueError(f"{items}, line {number} is not a result row: it has no {missing[0]}")
+        if missing := {*Key._fields, "content", "environment"} - row.keys():
+            raise ValueError(f"{items}, line {number} is not a result row: it has no {min(missing)}")
     return rows
 
 

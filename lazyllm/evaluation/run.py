@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import nan
 from pathlib import Path
@@ -27,11 +27,10 @@ from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, R
 from lazyllm.evaluation.report import report_text, run_tables, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
 from lazyllm.llm import LLM, checked_llm
-from lazyllm.method import Method
 from lazyllm.methods import PruningInput
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
@@ -86,18 +85,13 @@ class Run:
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
-        families = {
-            setting: f"{label}, {len(settings)} seeds"
-            for label, settings in summary.seeded.items()
-            for setting in settings
-        }
         dots = []
         for setting in summary.settings:
             speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
             speedup = speed.of_sums if speed else nan
-            dots.append(Dot(families.get(setting, setting), speedup, mean.value, mean.low, mean.high))
+            dots.append(Dot(setting, speedup, mean.value, mean.low, mean.high))
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
-        return plot_scores(dots, DENSE, user_path(file) if file else self.folder / PICTURE, title)
+        return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
 
     @property
     def _heading(self) -> str:
@@ -133,8 +127,38 @@ def run(
     items in the same folder. `pruning`: settings or their texts; None is dense. Without `data`, tasks of
     RULER's kinds are generated. docs/runs.md has more on workers, and on folders that grow.
     """
-    settings, chosen = checked_settings(pruning), DataOptions.of(options, run)
-    return completed_run(llm, settings, tasks_of(checked_llm(llm), chosen), out, chosen)
+    return completed_run(llm, pruning, tasks_of, out, DataOptions.of(options, run))
+
+
+@documented(RulerOptions)
+def run_ruler(
+    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
+) -> Run:
+    """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
+    return completed_run(llm, pruning, ruler_tasks, out, RulerOptions.of(options, run_ruler))
+
+
+@documented(NiahOptions)
+def run_niah(
+    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
+) -> Run:
+    """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
+    are those of `run`."""
+    return completed_run(llm, pruning, niah_tasks, out, NiahOptions.of(options, run_niah))
+
+
+def completed_run(
+    llm: LLM,
+    pruning: PruningInput | Sequence[PruningInput],
+    tasks: Callable[[LLM, Any], Tasks],
+    out: str | Path,
+    options: RunOptions,
+) -> Run:
+    settings = checked_settings(pruning)
+    run_items(llm, settings, tasks(checked_llm(llm), options), user_path(out), options)
+    result = Run(out)
+    result.report()
+    return result
 
 
 def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
@@ -152,9 +176,11 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
             f"{', '.join(of_longbench)} is of LongBench and needs data; without data, tasks are generated: "
             f"{', '.join(TASKS)}; {GET}"
         )
-    count = RulerOptions.count if options.limit is None else options.limit
     generated = RulerOptions(
-        chat=options.chat, tasks=options.datasets, lengths=[options.max_length], count=count
+        chat=options.chat,
+        tasks=options.datasets,
+        lengths=[options.max_length],
+        count=RulerOptions.count if options.limit is None else options.limit,
     )
     return ruler_tasks(llm, generated, options.max_new_tokens)
 
@@ -167,32 +193,7 @@ def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = No
     return GeneratedTasks(items, RULER, options.selection, options, max_new_tokens)
 
 
-@documented(RulerOptions)
-def run_ruler(
-    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
-) -> Run:
-    """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
-    settings, chosen = checked_settings(pruning), RulerOptions.of(options, run_ruler)
-    return completed_run(llm, settings, ruler_tasks(checked_llm(llm), chosen), out, chosen)
-
-
-@documented(NiahOptions)
-def run_niah(
-    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
-) -> Run:
-    """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
-    are those of `run`."""
-    settings, chosen = checked_settings(pruning), NiahOptions.of(options, run_niah)
-    encode = prompt_encoder(checked_llm(llm).tokenizer, chosen.chat)
-    items = niah_items(encode, chosen.lengths, chosen.depths, chosen.count, chosen.seed, chosen.prose)
-    tasks = GeneratedTasks(items, NIAH, chosen.selection, chosen)
-    return completed_run(llm, settings, tasks, out, chosen)
-
-
-def completed_run(
-    llm: LLM, settings: dict[str, Method], tasks: Tasks, out: str | Path, options: RunOptions
-) -> Run:
-    run_items(llm, settings, tasks, user_path(out), options)
-    result = Run(out)
-    result.report()
-    return result
+def niah_tasks(llm: LLM, options: NiahOptions) -> GeneratedTasks:
+    encode = prompt_encoder(llm.tokenizer, options.chat)
+    items = niah_items(encode, options.lengths, options.depths, options.count, options.seed, options.prose)
+    return GeneratedTasks(items, NIAH, options.selection, options)

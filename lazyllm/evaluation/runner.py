@@ -8,18 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, contents, environment
 from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.recipe import Recipe, conditions_there, parts, run_part
 from lazyllm.evaluation.results import RunFolder
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
-from lazyllm.evaluation.workers import Workers
+from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput, as_method
@@ -27,10 +24,6 @@ from lazyllm.pruning import Pruning
 from lazyllm.support.progress import bar
 
 MEASURED: Mapping[str, Any] = {"measure": SCORE}
-SETTING_WIDTH = 40  # characters, in the progress bar
-
-Result = tuple[dict[str, Any], dict[str, Any]]
-"""A row and the environment that it was timed in."""
 
 
 def checked_settings(pruning: PruningInput | Sequence[PruningInput]) -> dict[str, Method]:
@@ -47,7 +40,7 @@ def checked_settings(pruning: PruningInput | Sequence[PruningInput]) -> dict[str
 
 
 def label_of(method: Method) -> str:
-    return DENSE if method == Pruning() else str(method)
+    return DENSE_LABEL if method == Pruning() else str(method)
 
 
 def run_items(
@@ -68,9 +61,9 @@ def run_items(
     tasks.check(llm)
     recipe = Recipe.of(llm, tasks, measure, options)
     with ExitStack() as stack:
-        workers = stack.enter_context(workers_for(settings, options)) if options.on_workers else None
-        if workers and options.scheduler is not None:
-            common = workers.call(conditions_there, recipe)
+        client = stack.enter_context(connected(options, settings)) if options.on_workers else None
+        if client and options.scheduler:
+            common = client.submit(conditions_there, recipe, pure=False).result()
         else:
             common = conditions_of_model(llm, options.chat, options.progress)
         expected = {**common, **conditions_behind(llm, settings, options.progress)}
@@ -84,53 +77,23 @@ def run_items(
         done = folder.done
         trials = [trial for trial in plan if trial.key not in done]
         recipe = replace(recipe, expected=expected, digests=digest.known())
-        results = results_there(workers, recipe, trials) if workers else results_here(llm, recipe, trials)
+        results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
         for row, where in results:
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
             if options.on_row is not None:
                 options.on_row(dict(added))
-            line.set_postfix_str(means_so_far(folder.rows, row["setting"]))
             line.update()
-        if workers:
+        if client:
             folder.sort([trial.key for trial in plan])
 
 
-def results_here(llm: LLM, recipe: Recipe, trials: Sequence[Trial]) -> Iterator[Result]:
+def results_here(
+    llm: LLM, recipe: Recipe, trials: Sequence[Trial]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows, and the environment that they are timed in."""
+    warm_up(llm, recipe.tasks, trials, recipe.warm_ups)
     where = environment(llm, recipe.warm_ups)
-    if trials:
-        warm_up(llm, recipe.tasks, trials, recipe.warm_ups)
     for trial in trials:
         yield result_row(llm, recipe.tasks, trial, recipe.measure), where
-
-
-def workers_for(settings: Mapping[str, Method], options: RunOptions) -> Workers:
-    workers = Workers(options.workers, options.scheduler)
-    for label, method in settings.items():
-        workers.check(method, f"the setting {label}")
-    return workers
-
-
-def results_there(workers: Workers, recipe: Recipe, trials: Sequence[Trial]) -> Iterator[Result]:
-    """In the order in which they are ready. Processes on one machine share its memory, so how many there are
-    is part of the environment."""
-    if not trials:
-        return
-    for n_beside, (rows, where) in workers.each(run_part, recipe, parts(trials, len(workers))):
-        beside = {"workers there": n_beside} if n_beside > 1 else {}
-        for row in rows:
-            yield row, {**where, **beside}
-
-
-def means_so_far(rows: Sequence[Mapping[str, Any]], setting: str) -> str:
-    """One setting and the means of its rows, for the progress bar."""
-    good = [row for row in rows if row["setting"] == setting and "error" not in row]
-    texts = [setting if len(setting) <= SETTING_WIDTH else f"{setting[: SETTING_WIDTH - 1]}…"]
-    if times := [row["timing"]["ttft"] for row in good if "timing" in row]:
-        texts.append(f"TTFT {np.mean(times):.2f} s")
-    if kl := [row["kl"] for row in good if "kl" in row]:
-        texts.append(f"KL {np.mean(kl):.4f}")
-    if scores := [row["score"] for row in good if "score" in row]:
-        texts.append(f"score {100 * np.mean(scores):.1f}")
-    return ", ".join(texts)

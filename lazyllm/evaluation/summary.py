@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import inf, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +13,10 @@ from lazyllm.evaluation.intervals import Interval, interval
 Row = Mapping[str, Any]
 Item = tuple[str, str]
 """Names an item by its data set and its id."""
-DENSE = "dense"
-SEED_OF = re.compile(r", seed=\d+")
+DENSE_LABEL = "dense"
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """Speedup against dense over common items: ratio of summed times, and median of the ratios."""
 
     of_sums: float
@@ -37,44 +32,53 @@ class Summary:
 
     def __init__(self, rows: Sequence[Row], category: Callable[[str], str]) -> None:
         self.failed = [row for row in rows if "error" in row]
-        self._index: dict[str | None, dict[tuple[str, str], dict[Item, Row]]] = {None: {}}
-        for row in rows:
-            if "error" not in row:
-                for environment in (None, row["environment"]):
-                    index = self._index.setdefault(environment, {})
-                    index.setdefault((row["setting"], row["dataset"]), {}).setdefault(item_of(row), row)
-        self.rows = [row for items in self._index[None].values() for row in items.values()]
-        self.environments = sorted(filter(None, self._index), key=self.n_timed, reverse=True)
-        """Environments, those with the most rows first."""
         self.settings = list(dict.fromkeys(row["setting"] for row in rows))
         self.datasets = list(dict.fromkeys(row["dataset"] for row in rows))
         self.categories: dict[str, list[str]] = {}
         for name in self.datasets:
             self.categories.setdefault(category(name), []).append(name)
+        self._index: dict[tuple[str | None, str, str], dict[Item, Row]] = {}
+        timed: dict[str, None] = {}
+        for row in rows:
+            if "error" not in row:
+                timed[row["environment"]] = None
+                for environment in (None, row["environment"]):
+                    place = environment, row["setting"], row["dataset"]
+                    self._index.setdefault(place, {}).setdefault(item_of(row), row)
+        self.rows = [
+            row for (place, *_), items in self._index.items() if place is None for row in items.values()
+        ]
+        self.environments = sorted(timed, key=self.n_timed, reverse=True)
+        """Environments, those with the most rows first."""
 
     def of(
         self, setting: str, datasets: Sequence[str] | None = None, environment: str | None = None
     ) -> dict[Item, Row]:
         """The rows of a setting; with an `environment`, those that were timed there."""
-        index = self._index[environment]
         names = self.datasets if datasets is None else datasets
-        return {key: row for name in names for key, row in index.get((setting, name), {}).items()}
+        found = (self._index.get((environment, setting, name), {}) for name in names)
+        return {item: row for items in found for item, row in items.items()}
 
-    @cached_property
-    def seeded(self) -> dict[str, list[str]]:
-        """Groups of settings that differ only in the seed, by their label without it."""
-        groups: dict[str, list[str]] = {}
-        for setting in self.settings:
-            groups.setdefault(SEED_OF.sub("", setting), []).append(setting)
-        return {label: settings for label, settings in groups.items() if len(settings) > 1}
+    @property
+    def uneven(self) -> bool:
+        """True if a setting lacks an item that another has."""
+        return len(self.rows) < len(self.settings) * len(set(map(item_of, self.rows)))
+
+    @property
+    def items(self) -> dict[str, int]:
+        """Number of items of each data set that has results."""
+        items = set(map(item_of, [*self.rows, *self.failed]))
+        return {name: sum(dataset == name for dataset, _ in items) for name in self.datasets}
+
+    # ---- scores, 0 to 100, not rounded -----------------------------------------------------------
+
+    def score(self, setting: str, name: str) -> float:
+        """Mean score of a data set; nan without a row."""
+        values = self._values(setting, name)
+        return float(values.mean()) if len(values) else nan
 
     def _values(self, setting: str, name: str) -> np.ndarray:
         return np.array([100 * row["score"] for row in self.of(setting, [name]).values()])
-
-    def score(self, setting: str, name: str) -> float:
-        """Mean score of a data set, 0 to 100, not rounded; nan without a row."""
-        values = self._values(setting, name)
-        return float(values.mean()) if len(values) else nan
 
     def category_score(self, setting: str, category: str) -> float:
         return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
@@ -103,40 +107,43 @@ class Summary:
     def _chosen(self, category: str | None) -> list[list[str]]:
         return list(self.categories.values()) if category is None else [self.categories[category]]
 
-    @cached_property
-    def uneven(self) -> bool:
-        """True if a setting lacks an item that another has."""
-        return len(self.rows) < len(self.settings) * len({item_of(row) for row in self.rows})
-
-    @property
-    def items(self) -> dict[str, int]:
-        """Number of items of each data set that has results."""
-        items = {item_of(row) for row in [*self.rows, *self.failed]}
-        return {name: sum(of == name for of, _ in items) for name in self.datasets}
-
-    def n_paired(self, setting: str) -> int:
-        """Number of items that have a row for both the setting and dense."""
-        return len(self.of(setting).keys() & self.of(DENSE).keys())
+    # ---- times -----------------------------------------------------------------------------------
 
     def n_timed(self, environment: str, setting: str | None = None) -> int:
         """Number of rows, of all settings or of one, that were timed in an environment."""
-        index = self._index[environment]
-        return sum(len(items) for (name, _), items in index.items() if setting in (None, name))
+        settings = self.settings if setting is None else [setting]
+        return sum(len(self.of(label, environment=environment)) for label in settings)
 
-    def environments_of(self, setting: str) -> list[str]:
-        """Environments that timed the setting, first those that timed dense on an item in common."""
-
-        def has_pair(environment: str) -> bool:
-            ours, dense = (self.of(label, environment=environment) for label in (setting, DENSE))
-            return bool(ours.keys() & dense.keys())
-
-        timed = [name for name in self.environments if self.of(setting, environment=name)]
-        return sorted(timed, key=has_pair, reverse=True)
+    def environment_of(self, setting: str) -> str | None:
+        """The environment with the most rows that timed the setting and dense on an item in common, or else
+        the setting."""
+        ours = {name: self.of(setting, environment=name) for name in self.environments}
+        timed = [name for name in self.environments if ours[name]]
+        paired = (name for name in timed if ours[name].keys() & self.of(DENSE_LABEL, environment=name).keys())
+        return next(paired, timed[0] if timed else None)
 
     def timed(self, setting: str) -> list[Row]:
-        """The rows of a setting in the first of its environments."""
-        names = self.environments_of(setting)[:1]
-        return [row for name in names for row in self.of(setting, environment=name).values()]
+        """The rows of a setting in its environment."""
+        name = self.environment_of(setting)
+        return [] if name is None else [*self.of(setting, environment=name).values()]
+
+    def speed(
+        self,
+        setting: str,
+        timing: str,
+        datasets: Sequence[str] | None = None,
+        environment: str | None = None,
+    ) -> Speed | None:
+        """Speedup of "ttft" or "seconds" in an environment, by default the setting's; None without an item in
+        common with dense there."""
+        name = environment or self.environment_of(setting)
+        times = name and self.paired(setting, lambda row: row["timing"][timing], datasets, name)
+        if not times:
+            return None
+        dense, ours = times
+        return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+
+    # ---- any value -------------------------------------------------------------------------------
 
     def paired(
         self,
@@ -146,29 +153,12 @@ class Summary:
         environment: str | None = None,
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Values of dense and of the setting on common items where both are known; None if there are none."""
-        dense, ours = (
-            {key: value(row) for key, row in self.of(label, datasets, environment).items()}
-            for label in (DENSE, setting)
-        )
-        keys = [key for key in sorted(dense.keys() & ours.keys()) if None not in (dense[key], ours[key])]
-        return (
-            (np.array([dense[key] for key in keys]), np.array([ours[key] for key in keys])) if keys else None
-        )
-
-    def speed(
-        self,
-        setting: str,
-        timing: str,
-        datasets: Sequence[str] | None = None,
-        environment: str | None = None,
-    ) -> Speed | None:
-        """Speedup of "ttft" or "seconds" in an environment, by default the first of the setting's; None
-        without an item in common with dense there."""
-        for name in self.environments_of(setting)[:1] if environment is None else [environment]:
-            if times := self.paired(setting, lambda row: row["timing"][timing], datasets, name):
-                dense, ours = times
-                return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
-        return None
+        dense, ours = (self.of(label, datasets, environment) for label in (DENSE_LABEL, setting))
+        pairs = [(value(dense[item]), value(ours[item])) for item in sorted(dense.keys() & ours.keys())]
+        known = [pair for pair in pairs if None not in pair]
+        if not known:
+            return None
+        return np.array([pair[0] for pair in known]), np.array([pair[1] for pair in known])
 
     def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
         values = [row[field] for row in self.of(setting, datasets).values()]

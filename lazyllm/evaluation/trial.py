@@ -94,24 +94,28 @@ def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
     for method in dict.fromkeys(trial.method for trial in trials):
         if method.compresses:
             method.compress(llm, WARM_UP_TEXT)
+    if not runs:
+        return
+
+    def answer(ids: list[int], method: Method) -> dict[str, Any]:
+        llm.generate(ids, method, max_new_tokens=WARM_UP_NEW, progress=False)
+        return {}
 
     def short(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
-        ids = tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens]
-        llm.generate(ids, max_new_tokens=WARM_UP_NEW, progress=False)
-        return {}
+        return answer(tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens], Pruning())
 
     def whole(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         ready = prepared(llm, tasks, trial)
-        llm.generate(ready.prompt.ids, ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
-        return {}
+        return answer(ready.prompt.ids, ready.method)
 
     first: dict[str, Trial] = {}
+    for trial in trials:
+        first.setdefault(trial.key.setting, trial)
     for trial in islice(cycle(trials), runs):
         result_row(llm, tasks, trial, short)
-    for trial in trials if runs else ():
-        if first.setdefault(trial.key.setting, trial) is trial:
-            result_row(llm, tasks, trial, whole)
+    for trial in first.values():
+        result_row(llm, tasks, trial, whole)
 
 
 def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
@@ -128,17 +132,16 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
     whole, method = tasks.prompt(llm, trial.task, trial.item), trial.method
     if not method.compresses:
         return Prepared(whole, whole, method)
-    compressing = 0.0
+    times = []
 
     def shorten(text: str) -> str:
-        nonlocal compressing
-        start = time.perf_counter()
+        times.append(time.perf_counter())
         short = method.compress(llm, text)
-        compressing = time.perf_counter() - start
+        times.append(time.perf_counter())
         return short
 
     prompt = tasks.prompt(llm, trial.task, trial.item, shorten)
-    return Prepared(prompt, whole, method.without_compression(), compressing)
+    return Prepared(prompt, whole, method.without_compression(), times[1] - times[0])
 
 
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:

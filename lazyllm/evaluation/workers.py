@@ -1,124 +1,171 @@
-"""Workers: processes on this machine, or of a Dask cluster, that run parts of a run."""
+"""Workers: processes of this machine, or of a Dask cluster, that run parts of a run."""
 
 from __future__ import annotations
 
 import logging
+import platform
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from functools import cached_property
-from itertools import islice
-from typing import Any, TypeVar
-from urllib.parse import urlparse
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
+from lazyllm.checkpoints import digest
+from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
+from lazyllm.evaluation.manifest import differences
+from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.trial import Measure, Trial, result_row, warm_up
+from lazyllm.llm import LLM, load
+from lazyllm.method import Method
 from lazyllm.support.optional import package
 
-GPU = "GPU"  # the resource of workers that have a GPU each: dask worker --resources GPU=1
-AHEAD = 2  # parts that are sent for each worker; the others wait here
 log = logging.getLogger("lazyllm")
 
-Shared = TypeVar("Shared")
-Part = TypeVar("Part")
-Result = TypeVar("Result")
+
+@dataclass(frozen=True)
+class Recipe:
+    """What the trials of a call of `run_items` share. `model` has the arguments of `load`; `expected` are the
+    conditions that a worker must have, and `digests` those of files that need not be read again."""
+
+    model: Mapping[str, Any]
+    tasks: Tasks
+    measure: Measure
+    chat: Chat
+    warm_ups: int
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    digests: digest.Known = field(default_factory=dict)
+    call: str = field(default_factory=lambda: uuid4().hex)
+
+    @classmethod
+    def of(cls, llm: LLM, tasks: Tasks, measure: Measure, options: RunOptions) -> Recipe:
+        """The workers of a scheduler choose device and threads where they are; others share this process's
+        threads and have its device."""
+        tasks = copy(tasks)
+        tasks.items = {}  # a trial has its own
+        device, threads = ("auto", None) if options.scheduler else (llm.device, llm.threads)
+        if threads and options.workers:
+            threads = max(1, threads // options.workers)
+        model = {
+            "path": str(llm.checkpoint.path.absolute()),
+            "device": options.worker_device or device,
+            "threads": options.worker_threads or threads,
+            "compute": llm.compute,
+            "weights": llm.weights,
+            "kv": llm.kv,
+            "cache_weights": llm.cache_weights,
+        }
+        return cls(model, tasks, measure, options.chat, options.warm_ups)
 
 
-class Workers:
-    """A context manager; processes start, or the scheduler is connected to, when they are first needed.
-
-    `number` of processes on this machine, or the address of a `scheduler`.
-    """
-
-    def __init__(self, number: int | None, scheduler: str | None) -> None:
-        self._distributed = package("distributed", "a run on workers", "cluster")
-        self._number, self._scheduler = number, scheduler
-        self._open = ExitStack()
-        self._most: Counter[str] = Counter()
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
-
-    def check(self, value: object, what: str) -> None:
-        """Raises an error if a value cannot be sent to workers."""
+@contextmanager
+def connected(options: RunOptions, settings: Mapping[str, Method]) -> Iterator[Any]:
+    """Dask's client, with a worker at least; an error for a setting that cannot be sent to workers."""
+    distributed = package("distributed", "a run on workers", "cluster")
+    for label, method in settings.items():
         try:
-            self._distributed.protocol.pickle.dumps(value)
-        except Exception as error:  # whatever the value's own code raises
-            raise ValueError(f"{what} cannot be sent to workers: {error}") from error
-
-    @cached_property
-    def _client(self) -> Any:
-        cluster = self._scheduler or self._open.enter_context(
-            self._distributed.LocalCluster(
-                n_workers=self._number,
+            distributed.protocol.pickle.dumps(method)
+        except Exception as error:  # whatever the method's own code raises
+            raise ValueError(f"the setting {label} cannot be sent to workers: {error}") from error
+    with ExitStack() as stack:
+        cluster = options.scheduler or stack.enter_context(
+            distributed.LocalCluster(
+                n_workers=options.workers,
                 threads_per_worker=1,
                 memory_limit=0,  # a model may take all memory; lazyllm refuses what does not fit
                 dashboard_address=":0",  # any free port
                 silence_logs=logging.ERROR,
             )
         )
-        client = self._open.enter_context(self._distributed.Client(cluster))
-        log.info("waiting for %s workers", self._number or f"{self._scheduler}'s")
-        client.wait_for_workers(self._number or 1)
-        return client
-
-    def _connected(self) -> dict[str, Any]:
-        """The workers that are connected now, by address."""
-        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return workers
-
-    def __len__(self) -> int:
-        return max(1, len(self._connected()))
-
-    def call(self, function: Callable[[Shared], Result], shared: Shared) -> Result:
-        """The result of one call on any worker."""
-        result: Result = self._submit(function, shared).result()
-        return result
-
-    def each(
-        self, function: Callable[[Shared, Part], Result], shared: Shared, parts: Sequence[Part]
-    ) -> Iterator[tuple[int, Result]]:
-        """The results of function(shared, part) as they come, each with the number of workers on its machine.
-
-        A part whose worker is killed runs again on another; one that kills several is an error.
-        """
-        waiting = iter(parts)
-        running = self._distributed.as_completed()
-
-        def send() -> None:
-            for part in islice(waiting, max(0, AHEAD * len(self) - running.count())):
-                running.add(self._submit(called, function, shared, part))
-
-        self._look_around()
-        send()
-        for future in running:
-            try:
-                address, result = future.result()
-            except self._distributed.KilledWorker as error:
-                raise RuntimeError(
-                    f"a part of the run killed its workers ({error}); what is finished is kept"
-                ) from None
-            send()
-            self._look_around()
-            yield max(1, self._most[host_of(address)]), result
-
-    def _submit(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """GPUs are given to one call at a time, where workers say that they have them."""
-        has_gpus = any(worker["resources"].get(GPU) for worker in self._connected().values())
-        return self._client.submit(function, *arguments, pure=False, resources={GPU: 1} if has_gpus else None)
-
-    def _look_around(self) -> None:
-        """Notes how many workers each machine has; one that was killed will be back."""
-        self._most |= Counter(map(host_of, self._connected()))  # the maximum of both
+        client = stack.enter_context(distributed.Client(cluster))
+        log.info("waiting for %s workers", options.workers or f"{options.scheduler}'s")
+        client.wait_for_workers(options.workers or 1)
+        yield client
 
 
-def host_of(address: str) -> str:
-    return urlparse(address).hostname or address
+def results_there(
+    client: Any, recipe: Recipe, trials: Sequence[Trial]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Rows and environments, in the order in which parts are ready. Processes on one machine share its
+    memory, so how many there are is part of the environment."""
+    from distributed import as_completed
+
+    by_machine = workers_by_machine(client)
+    futures = client.map(run_there, parts(trials, by_machine.total()), recipe=recipe, pure=False)
+    for _, (address, rows, where) in as_completed(futures, with_results=True):
+        by_machine |= workers_by_machine(client)  # the larger number: a worker that was killed will be back
+        n_beside = by_machine[machine(address)]
+        beside = {"workers there": n_beside} if n_beside > 1 else {}
+        for row in rows:
+            yield row, {**where, **beside}
 
 
-def called(function: Callable[[Shared, Part], Result], shared: Shared, part: Part) -> tuple[str, Result]:
-    """On a worker: its address and the result."""
+def parts(trials: Sequence[Trial], n_workers: int) -> list[list[Trial]]:
+    """The trials of each item in turn, as load on a machine then affects all settings alike; single trials
+    where there are fewer items than workers."""
+    by_item: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        by_item.setdefault(trial.key[1:], []).append(trial)
+    return [*by_item.values()] if len(by_item) >= n_workers else [[trial] for trial in trials]
+
+
+def workers_by_machine(client: Any) -> Counter[str]:
+    return Counter(map(machine, client.scheduler_info(n_workers=-1)["workers"]))
+
+
+def machine(address: str) -> str:
+    """The address of a worker without its port."""
+    return address.rpartition(":")[0]
+
+
+# ---- on a worker ---------------------------------------------------------------------------------
+
+_models: dict[tuple[Any, ...], LLM] = {}
+"""By the arguments of `load`: the models of this process."""
+_warm: MutableMapping[LLM, dict[str, set[str]]] = WeakKeyDictionary()
+"""By model and call: the settings that this process has warmed up."""
+_lock = Lock()
+
+
+def model_there(recipe: Recipe) -> LLM:
+    """Loaded once in a worker's process, and again when a file of it has changed."""
+    key = tuple(recipe.model.values())
+    if key not in _models or _models[key].changed():
+        _models.pop(key, None)  # its memory is free before the next is loaded
+        _models[key] = load(**recipe.model)
+    return _models[key]
+
+
+def conditions_there(recipe: Recipe) -> dict[str, Any]:
+    return conditions_of_model(model_there(recipe), recipe.chat, progress=False)
+
+
+def run_there(part: Sequence[Trial], recipe: Recipe) -> tuple[str, list[Any], dict[str, Any]]:
+    """On a worker: its address, and what `run_part` gives."""
     from distributed import get_worker
 
-    return get_worker().address, function(shared, part)
+    return get_worker().address, *run_part(recipe, part)
+
+
+def run_part(recipe: Recipe, part: Sequence[Trial]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of some trials, and the environment that they were timed in."""
+    with _lock:  # a worker with several threads would time one trial beside another
+        llm = model_there(recipe)
+        digest.learn(recipe.digests)
+        warm = _warm.setdefault(llm, {}).setdefault(recipe.call, set())
+        if cold := [trial for trial in part if trial.key.setting not in warm]:
+            methods = {trial.key.setting: trial.method for trial in cold}
+            conditions = {**conditions_there(recipe), **conditions_behind(llm, methods, progress=False)}
+            if differing := differences(recipe.expected, conditions):
+                raise ValueError(
+                    f"the worker on {platform.node()} has other conditions than the run: {differing}"
+                )
+            warm_up(llm, recipe.tasks, cold, recipe.warm_ups)
+            warm.update(methods)
+        rows = [result_row(llm, recipe.tasks, trial, recipe.measure) for trial in part]
+        return rows, environment(llm, recipe.warm_ups)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lazyllm
+from lazyllm.support.files import system_text, system_values
 
 PACKAGES = (
     "numpy",
@@ -91,24 +92,11 @@ def processor() -> str:
     cores' designs, and the name of the board."""
     if name := field(CPUINFO, "model name"):
         return name
-    designs = zip(*(values(CPUINFO, part) for part in DESIGN), strict=False)
-    boards = [board for path in BOARDS if (board := text_of(path).strip("\0\n"))]
+    designs = zip(*(system_values(CPUINFO, part) for part in DESIGN), strict=False)
+    boards = [board for path in BOARDS if (board := system_text(path).strip("\0\n"))]
     return ", ".join([platform.machine(), *sorted({"/".join(design) for design in designs}), *boards[:1]])
 
 
 def field(file: Path, name: str) -> str | None:
-    """The first value with that name in a file of `name : value` lines, or None."""
-    return next(iter(values(file, name)), None)
-
-
-def values(file: Path, name: str) -> list[str]:
-    pairs = (line.partition(":") for line in text_of(file).splitlines())
-    return [value.strip() for key, _, value in pairs if key.strip() == name]
-
-
-def text_of(file: Path) -> str:
-    """Nothing where the system does not have the file or show it."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
+    """The first value with that name in a file of the system, or None."""
+    return next(iter(system_values(file, name)), None)

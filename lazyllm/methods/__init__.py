@@ -1,10 +1,9 @@
 """Methods that Pruning is compared with, on the same engine; and the parser that reads any method."""
 
-from lazyllm.methods.baselines import RandomDrop, StaticPruning
-from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
+from lazyllm.methods.compression import PromptCompression
 from lazyllm.methods.parsing import PruningInput, as_method, parse_method
 from lazyllm.methods.preset import Preset
-from lazyllm.methods.prompt_compression import PromptCompression
+from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
 from lazyllm.methods.speedup import Speedup
 
 __all__ = [

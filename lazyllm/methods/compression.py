@@ -1,61 +1,86 @@
-"""Prompt compression by self-information (Selective Context, Li et al. 2023)."""
+"""PromptCompression: removes the parts of a text that a language model predicts easily."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-UNITS = ("sentence", "token", "phrase")
-SPACY_MODEL = "en_core_web_sm"
+from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.method import Method
+from lazyllm.support import checked
+
 # stop marks, closing quotation marks or brackets, white space; Chinese and Japanese stops need no white space
 SENTENCE_END = re.compile(
     r"[.!?\u2026]+[\"'\u201d\u2019)\]]*\s+|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*\s*"
 )
-REFERENCE_STOP = re.compile(r"[.?] ")
-ABBREVIATION = re.compile(r"(?:\w\.\w.|[A-Z][a-z]\.)$")
 
 
-def compressed(text: str, llm: Any, ratio: float, unit: str, by_sentence: bool = False) -> str:
-    """The text, its white space collapsed, without the units that score below the 100 * ratio percentile.
+@dataclass(frozen=True)
+class PromptCompression(Method):
+    """Selective Context (Li et al. 2023): removes from a text what a language model predicts easily.
 
-    `by_sentence`: sentences are found and scored as in the authors' code, each by itself behind BOS.
+    The `unit` is a sentence or a token. A unit's score is the mean self-information of its tokens, found in
+    one pass over the text; units below the `100 * ratio` percentile are removed. `model` is the language
+    model: an LLM, a folder or hub id, or None for the model that answers.
     """
-    plain = " ".join(text.split())
-    if not plain:
-        return ""
-    parts = reference_sentences(plain) if by_sentence else [plain]
-    scored = [scored_units(part, llm, unit, by_sentence) for part in parts]
-    stays = iter(kept(np.concatenate([scores for _, scores in scored]), ratio))
-    return "".join(unit for units, _ in scored for unit in units if next(stays)).strip()
+
+    name: ClassVar[str] = "compress"
+    compresses = True
+    ratio: float
+    unit: str = "sentence"
+    model: Any = None
+
+    def __post_init__(self) -> None:
+        self._set(ratio=checked.share(self.ratio, "ratio"))
+        checked.choice(self.unit, "unit", ("sentence", "token"))
+        if not (self.model is None or isinstance(self.model, str) or hasattr(self.model, "session")):
+            raise TypeError(f"model must be an LLM, a folder or hub id, or None, not {self.model!r}")
+
+    def _plain(self) -> dict[str, Any]:
+        model = self.model if isinstance(self.model, str | None) else str(self.model.checkpoint.path)
+        return {**super()._plain(), "model": model}
+
+    def conditions(self, llm: Any, progress: bool) -> dict[str, Any]:
+        if self.model is None:
+            return {}
+        return {"sha256 of the model that compresses": weights_digest(self.reader(llm).checkpoint, progress)}
+
+    def reader(self, llm: Any) -> Any:
+        """The language model that scores the units: `model`, or else `llm`, the model that answers."""
+        if isinstance(self.model, str):
+            return llm.sibling(self.model)
+        return llm if self.model is None else self.model
+
+    def compress(self, llm: Any, text: str) -> str:
+        """The text, its white space collapsed, without the units that are removed."""
+        plain = " ".join(text.split())
+        return compressed(plain, self.reader(llm), self.ratio, self.unit) if plain else ""
 
 
-def scored_units(text: str, llm: Any, unit: str, sentence: bool) -> tuple[list[str], np.ndarray]:
-    """The units of a text and their scores. `sentence`: the text is one, behind BOS and before a blank."""
+def compressed(text: str, llm: Any, ratio: float, unit: str) -> str:
+    """The text without the units that score below the 100 * ratio percentile."""
     ids = llm.tokenizer.encode(text, add_special=False)
     pieces = llm.tokenizer.offsets(ids)
     text = "".join(pieces)
-    ends, unit_of_token = assigned(unit_ends(text, pieces, unit, sentence), pieces)
-    scores = unit_scores(self_information(llm, ids, sentence), unit_of_token, len(ends))
-    units = [text[first:end] for first, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return [*units[:-1], f"{units[-1]} "] if sentence else units, scores
+    ends, unit_of_token = assigned(unit_ends(text, pieces, unit), pieces)
+    scores = unit_scores(self_information(llm, ids), unit_of_token, len(ends))
+    units = [text[first:end] for first, end in itertools.pairwise([0, *ends])]
+    return "".join(itertools.compress(units, kept(scores, ratio))).strip()
 
 
-def self_information(llm: Any, ids: list[int], needs_bos: bool = False) -> np.ndarray:
+def self_information(llm: Any, ids: list[int]) -> np.ndarray:
     """-ln p of each token given those before it; NaN for the first, unless the tokenizer puts BOS before it.
 
-    `needs_bos` puts BOS there in any case, or an end token if there is no BOS. A text longer than the model's
-    context is read in windows, each of which begins half a window before its first new token.
+    A text longer than the model's context is read in windows, each of which begins half a window before its
+    first new token.
     """
-    tokenizer = llm.tokenizer
+    tokenizer, window = llm.tokenizer, llm.config.context
     begins = [token for token in tokenizer.encode("") if token == tokenizer.bos_token_id]
-    if needs_bos and not begins:
-        bos = tokenizer.bos_token_id
-        begins = [*tokenizer.eos_token_ids[:1]] if bos is None else [bos]
     ids = [*begins, *ids]
-    window = llm.config.context
     half = max(1, window // 2)
     values = llm.session().surprisal(ids[:window], progress=False)
     while values.size < len(ids):
@@ -65,53 +90,13 @@ def self_information(llm: Any, ids: list[int], needs_bos: bool = False) -> np.nd
     return np.asarray(values[len(begins) :])
 
 
-# ---- units ----
-
-
-def unit_ends(text: str, pieces: list[str], unit: str, sentence: bool = False) -> list[int]:
-    """The index after each unit in the text, which may be one `sentence`; `pieces` are its tokens' texts."""
+def unit_ends(text: str, pieces: list[str], unit: str) -> list[int]:
+    """The index after each unit in the text; `pieces` are its tokens' texts."""
     if unit == "token":
-        return sorted(set(np.cumsum([len(piece) for piece in pieces]).tolist()) - {0})
-    sentences = [*(match.end() for match in SENTENCE_END.finditer(text) if not sentence), len(text)]
-    if unit == "phrase":
-        return [end for first, last in spans(sentences) for end in phrase_ends(text[first:last], first)]
-    return [last for _, last in spans(sentences)]
-
-
-def reference_sentences(text: str) -> list[str]:
-    """Sentences as the authors' code finds them: they end with a full stop or a question mark before a blank,
-    but not after abbreviations such as e.g. and Mr."""
-    stops = (match.start() + 1 for match in REFERENCE_STOP.finditer(text))
-    ends = [end for end in stops if not ABBREVIATION.search(text, max(0, end - 4), end)]
-    return [text[first:last].strip() for first, last in spans([*ends, len(text)])]
-
-
-def spans(ends: list[int]) -> list[tuple[int, int]]:
-    return [(first, last) for first, last in zip([0, *ends], ends, strict=False) if last > first]
-
-
-def phrase_ends(sentence: str, first: int) -> list[int]:
-    """Ends of a sentence's noun phrases and of its other words, each with the white space after it."""
-    parsed = spacy_model()(sentence)
-    inside = {token.i for chunk in parsed.noun_chunks for token in chunk[:-1]}
-    return [first + word.idx + len(word.text_with_ws) for word in parsed if word.i not in inside]
-
-
-@functools.cache
-def spacy_model() -> Any:
-    try:
-        import spacy
-    except ImportError:
-        raise ImportError(
-            'unit="phrase" needs spaCy: pip install "lazyllm-engine[phrases]"; unit="sentence" and '
-            'unit="token" do without'
-        ) from None
-    try:
-        return spacy.load(SPACY_MODEL, exclude=["ner", "lemmatizer"])
-    except OSError:
-        raise ImportError(
-            f'unit="phrase" needs spaCy\'s {SPACY_MODEL}: python -m spacy download {SPACY_MODEL}'
-        ) from None
+        ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    else:
+        ends = [match.end() for match in SENTENCE_END.finditer(text)]
+    return sorted({*ends, len(text)} - {0})
 
 
 def assigned(ends: list[int], pieces: list[str]) -> tuple[list[int], np.ndarray]:
@@ -131,15 +116,10 @@ def unit_scores(information: np.ndarray, unit_of_token: np.ndarray, n_units: int
     known = ~np.isnan(information)
     counts = np.bincount(unit_of_token[known], minlength=n_units)
     sums = np.bincount(unit_of_token[known], information[known].astype(np.float64), minlength=n_units)
-    means = np.full(n_units, np.nan)
-    np.divide(sums, counts, out=means, where=counts > 0)
-    return means
+    return np.asarray(sums / np.where(counts, counts, np.nan))
 
 
 def kept(scores: np.ndarray, ratio: float) -> np.ndarray:
     """True for each unit that is kept; a unit with an unknown score is kept."""
     known = scores[~np.isnan(scores)]
-    if known.size == 0:
-        return np.ones(scores.size, bool)
-    below: np.ndarray = scores < np.percentile(known, 100 * ratio)
-    return ~below
+    return ~(scores < np.percentile(known, 100 * ratio)) if known.size else np.ones(scores.size, bool)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm.method import Method
-from lazyllm.methods.baselines import RandomDrop, StaticPruning
-from lazyllm.methods.one_stage import CLAA, FastKV, GemFilter
+from lazyllm.methods.compression import PromptCompression
 from lazyllm.methods.preset import Preset
-from lazyllm.methods.prompt_compression import PromptCompression
+from lazyllm.methods.rivals import CLAA, FastKV, GemFilter, RandomDrop, StaticPruning
 from lazyllm.methods.speedup import Speedup
 from lazyllm.pruning import DENSE, Pruning
 from lazyllm.support.json_text import parse_json
@@ -34,7 +33,6 @@ FORMS = (
     'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '
     "method that an installed package offers"
 )
-PRESET_SUFFIX = ".json"
 
 
 def as_method(pruning: object) -> Method:
@@ -50,10 +48,10 @@ def as_method(pruning: object) -> Method:
     if isinstance(pruning, str):
         return parse_method(pruning)
     if isinstance(pruning, Mapping) and "method" in pruning:
-        if (named := method_class(str(pruning["method"]))) is None:
-            names = ", ".join(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENTRY_POINTS).names)]))
-            raise ValueError(f"method is {pruning['method']!r}; it must be one of {names}")
-        return named.from_fields(pruning)
+        if cls := method_class(str(pruning["method"])):
+            return cls.from_fields(pruning)
+        names = ", ".join(dict.fromkeys([*BUILT_IN, *sorted(entry_points(group=ENTRY_POINTS).names)]))
+        raise ValueError(f"method is {pruning['method']!r}; it must be one of {names}")
     if isinstance(pruning, Mapping) and "policy" in pruning:
         raise ValueError(
             f"the policy {pruning['policy']} is code and cannot be made from text; give an instance of its "
@@ -70,8 +68,6 @@ def as_method(pruning: object) -> Method:
 def parse_method(text: str) -> Method:
     """A method from one argument: `2x`, `dense`, `random:keep=0.5`, stages as JSON, what `to_json` writes, or
     the file of a preset, whose name ends with .json. Installed packages may offer more (`ENTRY_POINTS`)."""
-    if not isinstance(text, str):
-        raise TypeError(f"a method must be text, not {text!r}")
     name, _, options = text.strip().partition(":")
     if text.strip() == "dense":
         return DENSE
@@ -79,9 +75,9 @@ def parse_method(text: str) -> Method:
         return as_method(parse_json(text, "pruning", strict=True))
     if speedup := SPEEDUP.fullmatch(text.strip()):
         return Speedup(float(speedup[1]))
-    if named := method_class(name):
-        return named.from_fields(_options(options, text))
-    if text.endswith(PRESET_SUFFIX):
+    if cls := method_class(name):
+        return cls.from_fields(fields_of(options, text))
+    if text.endswith(".json"):
         return Preset.load(text)
     raise ValueError(f"pruning is {text!r}; it must be {FORMS}")
 
@@ -92,40 +88,35 @@ def method_class(name: str) -> type[Method] | None:
     Only the entry point of that name is loaded, so that a broken one disturbs nobody else.
     """
     entries = [*entry_points(group=ENTRY_POINTS, name=name)]
+    if not entries:
+        return BUILT_IN.get(name)
     sources = [f"{entry.value} of {entry.dist.name if entry.dist else 'a package'}" for entry in entries]
-    if name in BUILT_IN:
-        sources.insert(0, "lazyllm itself")
+    sources += ["lazyllm itself"] if name in BUILT_IN else []
     if len(sources) > 1:
         raise ValueError(
             f"several methods have the name {name!r}: {', '.join(sources)}; uninstall all packages but one"
         )
-    if not entries:
-        return BUILT_IN.get(name)
-    (source,), (entry,) = sources, entries
     try:
-        cls = entry.load()
+        cls = entries[0].load()
     except Exception as error:
         raise ValueError(
-            f"the method {name!r} cannot be loaded: {source}: {type(error).__name__}: {error}"
+            f"the method {name!r} cannot be loaded: {sources[0]}: {type(error).__name__}: {error}"
         ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Method)):
-        raise TypeError(f"the method {name!r} must be a subclass of lazyllm.Method: {source} is {cls!r}")
-    if cls.name != name:
-        raise ValueError(
-            f"the method {name!r} must have the class attribute name = {name!r}: {source} has {cls.name!r}"
+    if not (isinstance(cls, type) and issubclass(cls, Method) and cls.name == name):
+        raise TypeError(
+            f"the method {name!r} must be a subclass of lazyllm.Method with the class attribute name = "
+            f"{name!r}: {sources[0]} is {cls!r}, whose name is {getattr(cls, 'name', None)!r}"
         )
     return cls
 
 
-def _options(text: str, whole: str) -> dict[str, Any]:
-    """The fields of a text such as `keep=0.5,seed=0`; `whole` is the text with the method's name."""
+def fields_of(options: str, text: str) -> dict[str, Any]:
+    """The fields of options such as `keep=0.5,seed=0`; `text` is the whole text, for errors."""
     values: dict[str, Any] = {}
-    for part in text.split(",") if text else []:
+    for part in options.split(",") if options else []:
         name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not name or not equals:
-            raise ValueError(f"{whole!r} has {part!r}, where name=value is wanted; a method is {FORMS}")
-        if name in values:
-            raise ValueError(f"{whole!r} gives {name} twice")
+        if not name or not equals or name in values:
+            raise ValueError(f"{text!r} has {part!r}, where a new name=value is wanted; a method is {FORMS}")
         values[name] = value
         if name not in TEXT_FIELDS:
             with suppress(ValueError):  # else it is text

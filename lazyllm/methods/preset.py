@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
-from lazyllm.pictures.survival import plot_survival
 from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
 from lazyllm.support.json_text import parse_object
-from lazyllm.support.tables import Table
+from lazyllm.support.tables import Table, with_bounds
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.checkpoint import Checkpoint
     from lazyllm.checkpoints.config import ModelConfig
 
 FORMAT = 1
-PICTURE = "survival.png"
+DIGITS = 4
+MEASURED = (
+    ("needles found, percent", "needles", ".1f"),
+    ("difference to dense", "needles_to_dense", "+.1f"),
+    ("KL from dense", "kl", ".4f"),
+)
+"""Columns: head, what it shows of a candidate, and how."""
 TITLE = "Settings tried [95 %]; * is the preset's"
 
 
@@ -35,9 +40,10 @@ class Preset(Method):
 
     `model` and `sha256` (of config and weights) name the checkpoint. `speedup` is the counted one, of the
     prompts it was found with. `versions` are those of the software. `evidence` is plain JSON data: the
-    `candidates` with their trials, the numbers of `prompts`, and from a calibration the `curves`.
-    Comparisons leave both out.
+    `candidates` with what was measured of each, and the numbers of `prompts`. Comparisons leave both out.
     """
+
+    name: ClassVar[str] = "preset"
 
     pruning: Pruning
     speedup: float
@@ -46,8 +52,42 @@ class Preset(Method):
     versions: Mapping[str, str] = field(compare=False)
     evidence: Mapping[str, Any] = field(compare=False)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.pruning, Pruning):  # as a file has it
+            self._set(pruning=Pruning.from_fields(self.pruning))
+        checked.number(self.speedup, "speedup")
+        kinds = {"model": str, "sha256": str, "versions": Mapping, "evidence": Mapping}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise TypeError(f"{name} must be {'text' if kind is str else 'an object'}, not {value!r}")
+
     def __str__(self) -> str:
         return str(self.pruning)
+
+    @classmethod
+    def found(
+        cls,
+        pruning: Pruning,
+        speedup: float,
+        manifest: Mapping[str, Any],
+        prompts: Mapping[str, int],
+        tried: Iterable[tuple[Method, float, Mapping[str, Any]]],
+    ) -> Preset:
+        """A preset of this setting. `tried`: settings with their speedups and measurements; `manifest` has
+        the model's name and the conditions of all of them."""
+        conditions = manifest["conditions"]
+        candidates = [
+            {"pruning": json.loads(method.to_json()), "speedup": round(of_method, DIGITS), **measured}
+            for method, of_method, measured in tried
+        ]
+        return cls(
+            pruning=pruning,
+            speedup=round(speedup, DIGITS),
+            model=manifest["model"],
+            sha256=conditions["model sha256"],
+            versions={"lazyllm": conditions["lazyllm"], **conditions["packages"]},
+            evidence={"prompts": dict(prompts), "candidates": candidates},
+        )
 
     @property
     def _heading(self) -> str:
@@ -62,21 +102,17 @@ class Preset(Method):
     @property
     def table(self) -> Table:
         """The settings that were tried, the chosen one marked; what was not measured has no column."""
-        rows = [self._cells(candidate) for candidate in self.evidence["candidates"]]
+        rows = [
+            {
+                "setting": ("* " if tried == self.pruning else "  ") + str(tried)[len("Pruning(") : -1],
+                "counted speedup": f"{candidate['speedup']:.2f}",
+                **{head: with_bounds(candidate.get(key, ()), form) for head, key, form in MEASURED},
+            }
+            for candidate in self.evidence["candidates"]
+            for tried in [Pruning.from_fields(candidate["pruning"])]
+        ]
         heads = [head for head in rows[0] if any(cells[head] for cells in rows)]
         return Table(TITLE, heads, [[cells[head] for head in heads] for cells in rows])
-
-    def _cells(self, candidate: Mapping[str, Any]) -> dict[str, str]:
-        tried = Pruning.from_fields(candidate["pruning"])
-        fields_of = str(tried).removeprefix("Pruning(").removesuffix(")")
-        return {
-            "setting": f"{'*' if tried == self.pruning else ' '} {fields_of}",
-            "counted speedup": f"{candidate['speedup']:.2f}",
-            "attention lost": f"{candidate['loss']:.1%}" if "loss" in candidate else "",
-            "needles found, percent": _interval(candidate.get("needles"), ".1f"),
-            "difference to dense": _interval(candidate.get("needles_to_dense"), "+.1f"),
-            "KL from dense": _interval(candidate.get("kl"), ".4f"),
-        }
 
     # ---- as a method -----------------------------------------------------------------------------
 
@@ -108,9 +144,9 @@ class Preset(Method):
 
     def save(self, path: str | Path) -> Path:
         """Writes the preset as JSON."""
-        table = {**self._plain(), "pruning": json.loads(self.pruning.to_json())}
+        table = {"format": FORMAT, **self._plain(), "pruning": json.loads(self.pruning.to_json())}
         file = user_path(path)
-        write_whole(file, json.dumps({"format": FORMAT, **table}, indent=1) + "\n")
+        write_whole(file, json.dumps(table, indent=1) + "\n")
         return file
 
     @classmethod
@@ -121,52 +157,12 @@ class Preset(Method):
             raise ValueError(
                 f"{path} is no preset of format {FORMAT}, as lazyllm calibrate and lazyllm search write it"
             )
-        names = [field.name for field in fields(cls)]
-        if missing := [name for name in names if name not in table]:
-            raise ValueError(f"{path}: the preset has no {missing[0]}")
-        if unknown := sorted(set(table) - set(names)):
-            raise ValueError(f"{path}: a preset has no field {unknown[0]!r}; it has {', '.join(names)}")
         try:
-            preset = cls(**{**table, "pruning": Pruning.from_fields(table["pruning"])})
-            preset._check_fields()
+            preset = cls.from_fields(table)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
-        return preset
-
-    def _check_fields(self) -> None:
-        checked.number(self.speedup, "speedup")
-        for name, kind, what in (
-            ("model", str, "text"),
-            ("sha256", str, "text"),
-            ("versions", dict, "an object"),
-            ("evidence", dict, "an object"),
-        ):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be {what}, not {getattr(self, name)!r}")
         try:
-            _ = self.table, "curves" in self.evidence and self._curves()
+            _ = preset.table
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"evidence is not as calibrate or search writes it: {error!r}") from None
-
-    def _curves(self) -> tuple[list[int], list[float], np.ndarray]:
-        curves = self.evidence["curves"]
-        layers, keeps, kept = curves["layers"], curves["keeps"], np.array(curves["kept"], float)
-        if kept.shape != (len(layers), len(keeps)):
-            raise ValueError("kept needs a number for each layer and keep")
-        return layers, keeps, kept
-
-    def plot(self, file: str | Path = PICTURE) -> Path:
-        """Draws how much each keep keeps of what the answer attends to, by layer; needs matplotlib."""
-        if "curves" not in self.evidence:
-            raise ValueError("a preset of a search has no curves; Search.plot draws its settings")
-        stages = [(layer, keep) for layer, keep in self.pruning.stages if isinstance(keep, float)]
-        title = f"{self.model}: counted speedup {self.speedup:.2f}"
-        return plot_survival(*self._curves(), stages, title, user_path(file))
-
-
-def _interval(value: Sequence[float | None] | None, form: str) -> str:
-    """The value with its bounds, where it has them."""
-    texts = [f"{number:{form}}" for number in value or () if number is not None]
-    if len(texts) == 3:
-        return f"{texts[0]} [{texts[1]}, {texts[2]}]"
-    return texts[0] if texts else ""
+            raise ValueError(f"{path}: evidence is not as calibrate or search writes it: {error!r}") from None
+        return preset

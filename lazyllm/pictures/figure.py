@@ -7,6 +7,8 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyllm.support.optional import package
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -34,10 +36,9 @@ class Dot(NamedTuple):
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure in inches, with automatic layout and no window. Raises ImportError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'lazyllm-engine[plots]'") from None
+    package("matplotlib", "a picture", "plots")
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor, isnan, log10, nan
+from math import floor, isnan, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
-TICK_GAP = 16  # smallest distance of tick labels, in typographic points
-MEASURED = "speedup of the first token against dense (measured, ratio of sums)"
 FRONT, OTHERS = COLOURS[0], "0.65"
 
 
@@ -24,10 +22,10 @@ def plot_pareto(
     front: Sequence[Dot],
     baseline: str,
     quality: str,
-    is_divergence: bool,
+    speedup: str,
     title: str,
     file: Path,
-    speedup: str = MEASURED,
+    is_divergence: bool,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
@@ -49,13 +47,12 @@ def plot_pareto(
     axes.set(xlabel=speedup, ylabel=quality, title=title)
     if is_divergence and measured:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
-        axes.set_yscale("symlog", linthresh=smallest, linscale=0.3)
+        # linear below a power of ten, where the first tick beside 0 is
+        axes.set_yscale("symlog", linthresh=10 ** floor(log10(smallest)), linscale=0.5)
         axes.invert_yaxis()
     axes.grid(alpha=0.3)
     legend_of_dots(figure, bool(front), loc="outside lower left", title="on the front", alignment="left")
     figure.draw_without_rendering()  # sets the size of the axes, in which distances are measured
-    if is_divergence and measured:
-        space_ticks(axes, smallest)
     number_dots(axes, front)
     return save(figure, file)
 
@@ -65,19 +62,6 @@ def placed(axes: Axes, x: float, y: float) -> tuple[float, float]:
     scale = 72 / axes.figure.dpi
     across, up = axes.transData.transform((x, y))
     return float(across * scale), float(up * scale)
-
-
-def space_ticks(axes: Axes, smallest: float) -> None:
-    """Ticks at 0 and at 1, 2 and 5 times powers of ten from `smallest` on, without those that would touch."""
-    end = max(axes.get_ylim())
-    powers = range(floor(log10(smallest)), ceil(log10(max(end, smallest))) + 1)
-    ticks, last = [0.0], placed(axes, 0, 0)[1]
-    for value in (factor * 10.0**power for power in powers for factor in (1, 2, 5)):
-        height = placed(axes, 0, value)[1]
-        if smallest <= value <= end and last - height >= TICK_GAP:
-            ticks, last = [*ticks, value], height
-    axes.set_yticks(ticks, [f"{value:g}" for value in ticks])
-    axes.set_yticks([], minor=True)
 
 
 def number_dots(axes: Axes, front: Sequence[Dot]) -> None:

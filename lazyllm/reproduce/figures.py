@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.evaluation.summary import DENSE
-from lazyllm.evaluation.tasks import Tasks
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.token_use import token_use_by_setting
-from lazyllm.evaluation.trial import Trial
 from lazyllm.llm import LLM
-from lazyllm.pictures.figure import new_figure, panel_grid, save, series
+from lazyllm.pictures.figure import panel_grid, save, series
 from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.pruning import Pruning
-from lazyllm.reproduce.rivals import BASELINE, LAZY, RECOMMENDED
+from lazyllm.reproduce.paper import BASELINE, LAZY, RECOMMENDED
 from lazyllm.reproduce.tables import Results
 
-COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 4.2, 3.6
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLUMNS = 4
 MASSES = (0.5, 0.9, 0.99)
 QUANTILES = tuple(range(0, 101, 2))  # percent
 LOWEST_SHARE = 1e-2  # of a uniform share: the lower end of Figure 2's colours
-
-
-def attention_of(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-    """A measure of the runner: attention of the prompt's last token."""
-    return attention_scores(llm, tasks.prompt(llm, trial.task, trial.item).ids)
-
-
-def attention_scores(llm: LLM, ids: Sequence[int]) -> dict[str, Any]:
-    """For each layer except the top one, whose scores no stage computes: quantiles of the scores, as
-    multiples of a uniform share, and the smallest share of the prompt that holds each of MASSES of the
-    attention. Also quantiles of the tokens' mean over these layers."""
-    every_layer = Pruning(dict.fromkeys(range(llm.config.n_layers - 1), 1.0))
-    answer = llm.generate(list(ids), pruning=every_layer, max_new_tokens=1, trace=True, progress=False)
-    scores = np.array([stage.scores for stage in answer.trace.stages])
-
-    def quantiles(values: np.ndarray) -> Any:
-        return np.percentile(values * len(ids), QUANTILES, axis=-1).T.round(5).tolist()
-
-    return {
-        "prompt_tokens": len(ids),
-        "quantiles": quantiles(scores),
-        "quantiles_of_means": quantiles(scores.mean(axis=0)),
-        "holds": [[round(share_that_holds(layer, mass), 5) for mass in MASSES] for layer in scores],
-    }
+Lines = Mapping[str, Sequence[tuple[float, float]]]
+"""By label: points (x, y)."""
 
 
 def share_that_holds(scores: np.ndarray, mass: float) -> float:
@@ -56,101 +35,91 @@ def share_that_holds(scores: np.ndarray, mass: float) -> float:
     return needed / len(scores)
 
 
-def attention(results: Results, title: str, file: Path) -> Path:
-    """Figure 2: the last prompt token's attention to the others, sorted, in every layer and in the mean."""
+def draw(axes: Axes, lines: Lines, **about: Any) -> None:
+    """Draws each line with a marker for each point; they get smaller, so that all points at a place are
+    seen."""
+    for place, (label, points) in enumerate(lines.items()):
+        size = 3 + len(lines) - place
+        axes.plot(*zip(*sorted(points), strict=True), **series(place), markersize=size, label=label)
+    axes.set(**about)
+    axes.grid(alpha=0.3)
+
+
+def attention(llm: LLM, prompts: Sequence[Sequence[int]], model: str, file: Path) -> Path:
+    """Figure 2: the last token's attention to the others, sorted, in every layer except the top one, whose
+    scores no stage computes, and in the mean of these layers; means over the prompts."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
 
-    rows = results.summary.rows
-    quantiles, means, holds = (
-        np.mean([row[field] for row in rows], axis=0)
-        for field in ("quantiles", "quantiles_of_means", "holds")
-    )
-    figure = new_figure(16, 5)
-    left, right, last = figure.subplots(1, 3)
+    every_layer = Pruning(dict.fromkeys(range(llm.config.n_layers - 1), 1.0))
+    looks = []
+    for ids in prompts:
+        answer = llm.generate(list(ids), every_layer, max_new_tokens=1, trace=True, progress=False)
+        scores = np.array([stage.scores for stage in answer.trace.stages])  # (layers, tokens)
+        with_mean = np.vstack([scores, scores.mean(axis=0)]) * len(ids)  # multiples of a uniform share
+        holds = [[100 * share_that_holds(layer, mass) for layer in scores] for mass in MASSES]
+        looks.append((np.percentile(with_mean, QUANTILES, axis=1).T, holds))
+    (*quantiles, means), holds = (np.mean(look, axis=0) for look in zip(*looks, strict=True))
+    figure, (left, middle, right) = panel_grid(3, 3, 16 / 3, 5)
     image = left.imshow(
         np.maximum(quantiles, LOWEST_SHARE),
         aspect="auto",
         origin="lower",
-        norm=LogNorm(LOWEST_SHARE, quantiles.max()),
+        norm=LogNorm(LOWEST_SHARE, np.max(quantiles)),
         extent=(QUANTILES[0], QUANTILES[-1], -0.5, len(quantiles) - 0.5),
     )
-    sorted_tokens = "prompt tokens from the least to the most attended, percent"
-    left.set(xlabel=sorted_tokens, ylabel="layer")
     figure.colorbar(image, ax=left, label="attention, multiples of a uniform share")
-    for column, mass in enumerate(MASSES):
-        label = f"{mass:.0%} of the attention"
-        right.plot(range(len(holds)), 100 * holds[:, column], **series(column), markersize=4, label=label)
-    right.set(xlabel="layer", ylabel="prompt tokens that hold it, percent", ylim=(0, 103))
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
+    shares = {f"{m:.0%} of the attention": [*enumerate(held)] for m, held in zip(MASSES, holds, strict=True)}
+    draw(middle, shares, xlabel="layer", ylabel="prompt tokens that hold it, percent", ylim=(0, 103))
+    middle.xaxis.set_major_locator(MaxNLocator(integer=True))
+    middle.legend(fontsize="small")
+    right.semilogy(QUANTILES, np.maximum(means, LOWEST_SHARE))
     right.grid(alpha=0.3)
-    right.legend(fontsize="small")
-    last.plot(QUANTILES, np.maximum(means, LOWEST_SHARE))
-    last.set(xlabel=sorted_tokens, ylabel="mean attention over layers, multiples of a uniform share")
-    last.set_yscale("log")
-    last.grid(alpha=0.3)
-    figure.suptitle(f"{title}, mean of {len(rows)} prompts")
+    for axes, label in ((left, "layer"), (right, "mean attention over layers, multiples of a uniform share")):
+        axes.set(xlabel="prompt tokens from the least to the most attended, percent", ylabel=label)
+    figure.suptitle(f"Figure 2: attention of the last prompt token, {model}, mean of {len(looks)} prompts")
     return save(figure, file)
 
 
-def pareto(results: Results, title: str, file: Path) -> Path:
+def pareto(results: Results, model: str, file: Path) -> Path:
     """Figure 5: score against the speedup of the first token, one panel per category, one line per method;
     means over seeds."""
-    figure, panels = panel_grid(len(results.groups), COLUMNS, PANEL_WIDTH, PANEL_HEIGHT)
-    for axes, (category, names) in zip(panels, results.groups, strict=True):
-        dots: dict[str, list[tuple[float, float]]] = {}
-        for _, method, settings in results.methods[1:]:
-            line = dots.setdefault(method, [])
-            if speeds := results.speedups(settings, names):
-                scores = [results.score(setting, category) for setting in settings]
-                line.append((float(np.mean(speeds)), float(np.mean(scores))))
-        axes.axhline(results.score(DENSE, category), color="black", linewidth=0.8, linestyle=":")
-        axes.plot(1, results.score(DENSE, category), "s", color="black", label=BASELINE)
-        for place, (method, line) in enumerate(dots.items()):
-            if line:
-                axes.plot(*zip(*sorted(line), strict=True), **series(place), markersize=5, label=method)
-        axes.set(title=category, xlabel="speedup of the first token", ylabel="score")
-        axes.grid(alpha=0.3)
+    dense = {line.category: line.scores()[0] for line in results.lines if line.method == BASELINE}
+    figure, panels = panel_grid(len(dense), COLUMNS, 4.2, 3.6)
+    for axes, (category, score) in zip(panels, dense.items(), strict=True):
+        axes.axhline(score, color="black", linewidth=0.8, linestyle=":")
+        points: dict[str, list[tuple[float, float]]] = {}
+        for line in results.lines:
+            if line.category == category and (speeds := line.speedups("ttft")):
+                point = float(np.mean(speeds)), float(np.mean(line.scores()))
+                points.setdefault(line.method, []).append(point)
+        draw(axes, points, title=category, xlabel="speedup of the first token", ylabel="score")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
-    figure.suptitle(title)
+    figure.suptitle(f"Figure 5: score against the speedup of the first token, {model}")
     return save(figure, file)
 
 
-def places(results: Results, title: str, file: Path) -> Path:
+def places(results: Results, model: str, file: Path) -> Path:
     """Figure 6: score against the layer after which tokens are dropped, one line per keep."""
     score = results.summary.mean_score
-    figure = new_figure(7, 5)
-    axes = figure.subplots()
-    axes.axhline(score(DENSE), color="black", linewidth=0.8, linestyle=":", label=BASELINE)
-    keeps = list(dict.fromkeys(keep for keep, _ in results.settings))
-    for place, keep in enumerate(keeps):
-        line = [(layer, score(label)) for (kept, layer), (label,) in results.settings.items() if kept == keep]
-        axes.plot(
-            *zip(*sorted(line), strict=True),
-            **series(place),
-            markersize=3 + 2 * (len(keeps) - place),  # points at the same place stay visible
-            label=f"keep {keep:.0%} tokens",
-        )
-    axes.set(
-        xlabel="layer after which tokens are dropped", ylabel="score, mean of the categories", title=title
-    )
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (keep, layer), (label,) in results.settings.items():
+        points.setdefault(keep, []).append((int(layer), score(label)))
+    figure, (axes,) = panel_grid(1, 1, 7, 5)
+    axes.axhline(score(DENSE_LABEL), color="black", linestyle=":", label=BASELINE)
+    draw(axes, points, xlabel="layer after which tokens are dropped", ylabel="score, mean of the categories")
     axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
+    axes.set_title(f"Figure 6: where tokens are dropped, and how many, {model}")
     axes.legend(fontsize="small")
     return save(figure, file)
 
 
-def token_use(results: Results, title: str, file: Path) -> Path:
+def token_use(results: Results, model: str, file: Path) -> Path:
     """Figure 7: the share of the prompt that each layer has computed, by new token."""
     shares = token_use_by_setting(results.summary.rows)
-    labels = [
-        label
-        for _, method, settings in results.methods
-        if method in (LAZY, RECOMMENDED)
-        for label in settings
-    ]
-    panels = {label: shares[label] for label in labels if label in shares}
+    lazy = [label for line in results.lines if line.method in (LAZY, RECOMMENDED) for label in line.labels]
+    panels = {label: shares[label] for label in lazy if label in shares}
     if not panels:
         raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")
     return plot_token_use(panels, file)

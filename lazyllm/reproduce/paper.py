@@ -1,19 +1,23 @@
-"""What the paper compares and reports: Fu et al. 2024, arXiv 2407.14057, version 1."""
+"""What the paper compares and reports, and later methods: Fu et al. 2024, arXiv 2407.14057, version 1."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
 from csv import DictReader
-from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import NamedTuple, TypeVar
 
-from lazyllm.checkpoints.config import model_name
+from lazyllm.checkpoints.config import ModelConfig, model_name
 from lazyllm.evaluation.chats import Chat
-
-if TYPE_CHECKING:
-    from lazyllm.llm import LLM
+from lazyllm.llm import LLM
+from lazyllm.method import Method
+from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
+from lazyllm.pruning import Pruning, Scheduled
+from lazyllm.schedule import Shapes, seeing_layers
+from lazyllm.support import checked
 
 Published = Mapping[tuple[str, str], Mapping[str, str]]
 """By category and method: the cells of Table 1, and of Table 2 for LazyLLM; empty for other models."""
@@ -21,8 +25,7 @@ FIRST_TOKEN = ("3376", "68", "21", "23 %")
 """Figure 1, of Llama 2 7B: prompt tokens, new tokens, the first token's time in steps, its share."""
 
 
-@dataclass(frozen=True)
-class PaperSetup:
+class PaperSetup(NamedTuple):
     """`max_length` in prompt tokens and `chat`, the wrapper, are those of LongBench's authors.
 
     `speedup` of the first token is the paper's mean for LazyLLM over the six categories; the paper gives
@@ -36,20 +39,11 @@ class PaperSetup:
     chat: Chat = "auto"
     paper_model: str | None = None
 
-    def is_of(self, llm: LLM) -> bool:
-        """Whether the checkpoint has this name, however it is spelled."""
-        return plain(self.name) in plain(model_name(llm.checkpoint.path))
-
     @property
     def published(self) -> Published:
         with (files("lazyllm.reproduce") / "published.csv").open(encoding="utf-8") as file:
             rows = [row for row in DictReader(file) if row["model"] == self.paper_model]
         return {(row["category"], row["method"]): row for row in rows}
-
-
-def plain(name: str) -> str:
-    """Without separators: llama2_7B-chat is llama-2-7b-chat."""
-    return re.sub("[-_ ]", "", name.lower())
 
 
 OTHER = PaperSetup("for other models", 3500, 2.0)
@@ -64,9 +58,73 @@ SETUPS = {
 
 
 def setup_of(llm: LLM, name: str | None) -> PaperSetup:
-    """The setup of that name; None selects by the checkpoint's name."""
-    if name is None:
-        return next((setup for setup in SETUPS.values() if setup.is_of(llm)), OTHER)
-    if name not in SETUPS:
-        raise ValueError(f"there is no preset {name!r}; there are {', '.join(SETUPS)}")
-    return SETUPS[name]
+    """The setup of that name; None selects by the checkpoint's name, however it is spelled: llama2_7B-chat is
+    llama-2-7b-chat."""
+    if name is not None:
+        return SETUPS[checked.choice(name, "preset", list(SETUPS))]
+    model, *names = (re.sub("[-_ ]", "", text.lower()) for text in (model_name(llm.checkpoint.path), *SETUPS))
+    return next((setup for name, setup in zip(names, SETUPS.values(), strict=True) if name in model), OTHER)
+
+
+AnyScheduled = TypeVar("AnyScheduled", bound=Scheduled)
+BASELINE, LAZY, RECOMMENDED = "Baseline", "LazyLLM", "LazyLLM, recommended"
+METHODS = {
+    "random": "Random Token Drop",
+    "static": "Static Token Pruning",
+    "compress": "Prompt Compression",
+    "fastkv": "FastKV",
+    "claa": "CLAA",
+    "gemfilter": "GemFilter",
+    "lazyllm": LAZY,
+    "recommended": RECOMMENDED,
+}
+"""By the method's short name: its name in tables."""
+STATIC_DEPTH = 1 / 8  # share of the layers that run before static pruning: 4 of 32
+# of LazyLLM's stages, which the paper does not give: its rule loses less in later layers, with falling keeps
+LAZY_SHAPES: Shapes = (
+    ({0.30: 1, 0.50: 0.46, 0.75: 0.21}, 0.25),
+    ({0.20: 1, 0.40: 0.46, 0.60: 0.21}, 0.25),
+    ({0.10: 1, 0.25: 0.46, 0.40: 0.21}, 0.0),
+)
+N_STEPS = 10_000  # of the keeps
+
+
+def rivals(
+    config: ModelConfig, n_prompt: int, speedup: float, seeds: int, names: Collection[str] = METHODS
+) -> dict[str, Sequence[Method]]:
+    """By method of `names`, as tables have it: its settings, several if they differ by seed, at `speedup` for
+    prompts of `n_prompt` tokens.
+
+    Compression, whose own cost is not counted, removes the same share of sentences as random drop of tokens.
+    """
+
+    def is_fast(method: Scheduled) -> bool:
+        return method.speedup(config, n_prompt) >= speedup
+
+    def slowest(method: Callable[[float], AnyScheduled]) -> AnyScheduled:
+        """The method with the largest keep, in steps, that reaches the speedup."""
+        n_fast = bisect_right(range(N_STEPS), 0, key=lambda step: not is_fast(method((step + 1) / N_STEPS)))
+        if not n_fast:
+            raise ValueError(f"a speedup of {speedup:g} is out of reach for the compared methods")
+        return method(n_fast / N_STEPS)
+
+    def one_stage(method: Callable[[int, float], AnyScheduled], depth: float, least: float) -> AnyScheduled:
+        """The method at the highest layer up to `depth` at which it need not keep less than `least`. In a
+        model with sliding windows, only layers that see all of the context are taken."""
+        layers = seeing_layers(config, min(round(depth * config.n_layers), config.n_layers - 2))
+        layer = max((layer for layer in layers if is_fast(method(layer, least))), default=layers[0])
+        return slowest(partial(method, layer))
+
+    # depths are of the authors' code, as shares of its model's 32 layers, and so are the least keeps: 0.2 for
+    # FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; both not known for CLAA
+    makers: dict[str, Callable[[], Sequence[Method]]] = {
+        "random": lambda: [RandomDrop(slowest(RandomDrop).keep, seed) for seed in range(seeds)],
+        "static": lambda: [slowest(partial(StaticPruning, max(1, round(STATIC_DEPTH * config.n_layers))))],
+        "compress": lambda: [PromptCompression(round(1 - slowest(RandomDrop).keep, 4))],
+        "fastkv": lambda: [one_stage(FastKV, 15 / 32, 0.2)],
+        "claa": lambda: [one_stage(CLAA, 15 / 32, 0.2)],
+        "gemfilter": lambda: [one_stage(GemFilter, 13 / 32, 0.1)],
+        "lazyllm": lambda: [Pruning.of_shapes(LAZY_SHAPES, speedup, config, n_prompt, "paper")],
+        "recommended": lambda: [Pruning.for_speedup(speedup, config, n_prompt)],
+    }
+    return {METHODS[name]: maker() for name, maker in makers.items() if name in names}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import figure, with_deviation, with_interval
-from lazyllm.evaluation.summary import DENSE, Summary
-from lazyllm.reproduce.paper import FIRST_TOKEN, Published
-from lazyllm.reproduce.rivals import BASELINE, LAZY
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, LAZY, Published
 from lazyllm.support.tables import Table
 
 ALL = "All"
@@ -19,118 +18,122 @@ POOLED = "scores are means of data sets, shares and speedups are of all items to
 
 
 @dataclass(frozen=True)
-class Results:
-    """A run. `settings` are the labels of those that are shown as one, several if they differ by seed: by
-    counted speedup and method, or in Figure 6 by keep and layer. Dense is none of them."""
+class Line:
+    """A method on a category or on ALL: a line of a table, a point of a figure. `counted` is its speedup by
+    counted work; `labels` are its settings, which differ by seed."""
 
     summary: Summary
-    settings: Mapping[tuple[float, str | int], Sequence[str]]
+    published: Published
+    category: str
+    datasets: Sequence[str]
+    counted: str
+    method: str
+    labels: Sequence[str]
+
+    def heading(self) -> str:
+        """The category; beside the paper's results, also how many of its data sets were run."""
+        n_run, n_all = len(self.datasets), len(CATEGORIES.get(self.category, ()))
+        is_part = self.published and n_run < n_all
+        return f"{self.category} ({n_run} of {n_all} data sets)" if is_part else self.category
+
+    def scores(self) -> list[float]:
+        if self.category == ALL:
+            return [self.summary.mean_score(label) for label in self.labels]
+        return [self.summary.category_score(label, self.category) for label in self.labels]
+
+    def mean(self) -> str:
+        """The score over all categories, with its interval or, over seeds, its deviation."""
+        return spread(self.scores()) if self.labels[1:] else with_interval(self.summary.mean(self.labels[0]))
+
+    def difference(self) -> str:
+        """The paired difference to dense of a method with a single setting."""
+        if self.labels[1:] or self.method == BASELINE:
+            return ""
+        category = None if self.category == ALL else self.category
+        return with_interval(self.summary.difference(self.labels[0], category), signed=True)
+
+    def speedups(self, timing: str) -> list[float]:
+        """The speedups of the settings that have one."""
+        speeds = (self.summary.speed(label, timing, self.datasets) for label in self.labels)
+        return [speed.of_sums for speed in speeds if speed]
+
+    def average(self, field: str) -> str:
+        shares = [self.summary.average(label, field, self.datasets) for label in self.labels]
+        return f"{np.mean(shares):.2%}"
+
+    def paper(self, column: str) -> str:
+        return self.published.get((self.category, self.method), {}).get(column, "")
+
+
+COLUMNS: dict[str, Callable[[Line], str]] = {
+    "category": Line.heading,
+    "counted speedup": lambda line: line.counted,
+    "method": lambda line: line.method,
+    "score": lambda line: spread(line.scores()),
+    "score [95 %]": Line.mean,
+    "paired difference [95 %]": Line.difference,
+    "TTFT speedup": lambda line: spread(line.speedups("ttft"), "x"),
+    "generation speedup": lambda line: spread(line.speedups("seconds"), "x"),
+    "prompt computed": lambda line: line.average("computed"),
+    "prompt that reached the top": lambda line: line.average("reached_top"),
+    "paper: score": lambda line: line.paper("score"),
+    "paper: TTFT speedup": lambda line: line.paper("first token"),
+    "paper: prompt computed": lambda line: line.paper("computed"),
+    "paper: generation speedup": lambda line: line.paper("whole answer"),
+}
+
+
+@dataclass(frozen=True)
+class Results:
+    """A run. `settings` are the labels of those that are shown as one, by counted speedup and method, or in
+    Figure 6 by keep and layer. Dense is none of them."""
+
+    summary: Summary
+    settings: Mapping[tuple[str, str], Sequence[str]]
     published: Published
 
     @property
-    def groups(self) -> list[tuple[str, Sequence[str]]]:
-        """Categories with their data sets, and all of them together."""
-        return [*self.summary.categories.items(), (ALL, self.summary.datasets)]
+    def lines(self) -> list[Line]:
+        """For each category, and for all of them together: dense, then the other methods."""
+        groups = [*self.summary.categories.items(), (ALL, self.summary.datasets)]
+        methods = [(("", BASELINE), [DENSE_LABEL]), *self.settings.items()]
+        return [
+            Line(self.summary, self.published, category, names, counted, method, labels)
+            for category, names in groups
+            for (counted, method), labels in methods
+        ]
 
-    @property
-    def methods(self) -> list[tuple[str, str, Sequence[str]]]:
-        """Counted speedup, method and labels; dense first."""
-        compared = [(f"{speed:g}x", str(method), labels) for (speed, method), labels in self.settings.items()]
-        return [("", BASELINE, [DENSE]), *compared]
-
-    def score(self, setting: str, category: str) -> float:
-        summary = self.summary
-        return summary.mean_score(setting) if category == ALL else summary.category_score(setting, category)
-
-    def speedups(self, settings: Sequence[str], names: Sequence[str], timing: str = "ttft") -> list[float]:
-        """Of the settings that have one."""
-        speeds = (self.summary.speed(setting, timing, names) for setting in settings)
-        return [speed.of_sums for speed in speeds if speed]
-
-    def difference(self, settings: Sequence[str], category: str) -> str:
-        """The paired difference to dense of a method with a single setting."""
-        if len(settings) > 1 or settings[0] == DENSE:
-            return ""
-        difference = self.summary.difference(settings[0], None if category == ALL else category)
-        return with_interval(difference, signed=True)
-
-    def heading(self, category: str, names: Sequence[str]) -> str:
-        """The category; beside the paper's results, also how many of its data sets were run."""
-        n_all = len(CATEGORIES.get(category, ()))
-        part = self.published and len(names) < n_all
-        return f"{category} ({len(names)} of {n_all} data sets)" if part else category
-
-    def paper(self, category: str, method: str, *columns: str) -> list[str]:
-        """The paper's cells; none without its results."""
-        cells = self.published.get((category, method), {})
-        return [cells.get(column, "") for column in columns] if self.published else []
+    def table(self, title: str, heads: Sequence[str], lines: Sequence[Line]) -> Table:
+        """The columns with these heads, without the paper's if it has no results for the model."""
+        heads = [head for head in heads if self.published or not head.startswith("paper: ")]
+        rows = [[COLUMNS[head](line) for head in heads] for line in lines]
+        return Table(f"{title} ({POOLED})", heads, rows)
 
 
 def accuracy(results: Results) -> Table:
-    """Table 1: score and speedup of the first token."""
-    rows = [
-        [
-            results.heading(category, names),
-            method,
-            spread([results.score(setting, category) for setting in settings]),
-            results.difference(settings, category),
-            spread(results.speedups(settings, names), "x"),
-            *results.paper(category, method, "score", "first token"),
-        ]
-        for category, names in results.groups
-        for _, method, settings in results.methods
-    ]
     heads = ["category", "method", "score", "paired difference [95 %]", "TTFT speedup"]
-    heads += ["paper: score", "paper: TTFT speedup"] if results.published else []
-    return Table(f"Table 1: accuracy and speedup of the first token ({POOLED})", heads, rows)
+    heads += ["paper: score", "paper: TTFT speedup"]
+    return results.table("Table 1: accuracy and speedup of the first token", heads, results.lines)
 
 
 def work(results: Results) -> Table:
-    """Table 2: how much of the prompt is computed by the end, and the speedup of whole answers."""
-    summary = results.summary
-    ((_, _, lazy),) = (row for row in results.methods if row[1] == LAZY)
-    rows = [
-        [
-            results.heading(category, names),
-            f"{summary.average(lazy[0], 'computed', names):.2%}",
-            f"{summary.average(lazy[0], 'reached_top', names):.2%}",
-            spread(results.speedups(lazy, names, "seconds"), "x"),
-            *results.paper(category, LAZY, "computed", "whole answer"),
-        ]
-        for category, names in results.groups
-    ]
     heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
-    heads += ["paper: prompt computed", "paper: generation speedup"] if results.published else []
-    return Table(f"Table 2: prompt tokens computed, and speedup of whole answers ({POOLED})", heads, rows)
+    heads += ["paper: prompt computed", "paper: generation speedup"]
+    lines = [line for line in results.lines if line.method == LAZY]
+    return results.table("Table 2: prompt tokens computed, and speedup of whole answers", heads, lines)
 
 
 def strengths(results: Results) -> Table:
     """Figure 5 as a table: every method at every speedup by counted work."""
-    summary = results.summary
-    rows = [
-        [
-            counted,
-            method,
-            with_interval(summary.mean(settings[0]))
-            if len(settings) == 1
-            else spread([summary.mean_score(setting) for setting in settings]),
-            results.difference(settings, ALL),
-            *(
-                spread(results.speedups(settings, summary.datasets, timing), "x")
-                for timing in ("ttft", "seconds")
-            ),
-            f"{np.mean([summary.average(setting, 'computed') for setting in settings]):.0%}",
-        ]
-        for counted, method, settings in results.methods
-    ]
-    heads = ["counted speedup", "method", "score [95 %]", "paired difference [95 %]"]
-    heads += ["TTFT speedup", "whole answers", "prompt computed by the end"]
-    return Table(f"Figure 5: score and speedup of every method ({POOLED})", heads, rows)
+    heads = ["counted speedup", "method", "score [95 %]", "paired difference [95 %]", "TTFT speedup"]
+    heads += ["generation speedup", "prompt computed"]
+    lines = [line for line in results.lines if line.category == ALL]
+    return results.table("Figure 5: score and speedup of every method", heads, lines)
 
 
 def first_token(results: Results) -> Table:
     """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = results.summary.timed(DENSE)
+    rows = results.summary.timed(DENSE_LABEL)
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan

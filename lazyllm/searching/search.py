@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain, zip_longest
-from math import log, log10, sqrt
+from math import log10, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.calibration.prompts import CURVE_SEED, FOR_CURVES, CalibrationTasks, encoded
+from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
-from lazyllm.evaluation.divergence import TOKENS, kl_divergence
+from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.teacher_forcing import DenseAnswer, forced_logits, greedy_answer
 from lazyllm.llm import LLM, load
-from lazyllm.methods import PruningInput
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
-from lazyllm.searching.results import Record, Search, records_of
+from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import PROCESSES, SETTING, opened, optuna_module, settings_of, states
+from lazyllm.searching.study import (
+    KL,
+    SETTING,
+    SPEEDUP,
+    opened,
+    optuna_module,
+    states,
+    tried,
+)
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 BUDGET, RANGE = 40, (1.5, 3.0)
+PER_KIND, SEED = 2, 101  # generated prompts of each kind and length
 LEAST_PROMPTS = EVERY = 3  # prompts between two comparisons with the best setting that is as fast
 ATTEMPTS = 100  # to propose a setting that is valid and new
 LEAST_KL, DIGITS = 1e-9, 9
@@ -45,7 +52,6 @@ def search(
     speedup: tuple[float, float] = RANGE,
     budget: int = BUDGET,
     *,
-    start: Sequence[PruningInput] = (),
     seed: int = 0,
     out: str | Path | None = None,
     progress: bool = True,
@@ -53,20 +59,24 @@ def search(
     """Searches schedules and options that diverge least from dense, for counted speedups within a range.
 
     `budget` settings are tried, each on the same prompts: Optuna's TPE sampler proposes them, after those of
-    `start` and of `Pruning.for_speedup`. One that a paired test finds worse than another at least as fast is
-    stopped.
+    `Pruning.for_speedup`. One that a paired test finds worse than another at least as fast is stopped.
     `prompts`: texts, lists of messages or lists of token ids, at least 3; default: generated needles.
     `out`: a folder. A search there continues, and several processes with the same folder share its budget.
     """
-    low, high = checked_range(speedup)
+    try:
+        low, high = (checked.number(end, "speedup") for end in speedup)
+    except (TypeError, ValueError):
+        raise TypeError(f"speedup must be a range such as (1.5, 3.0), not {speedup!r}") from None
+    if not 1 < low < high:
+        raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
     checked.whole(budget, "budget", 1)
     checked.whole(seed, "seed", 0)
-    optuna_module()
+    optuna_module()  # before the model is loaded
     model = llm if isinstance(llm, LLM) else load(llm)
     ids = prompts_of(model, prompts)
     space = Space(model.config, int(np.median([len(prompt) for prompt in ids])), low, high)
     Pruning.for_speedup(high, model.config, space.n_prompt)  # refuses one out of reach
-    starts = [*map(space.checked_start, start), *space.starts()]
+    starts = {start.to_json(): space.parameters(start) for start in space.starts()}
     facts = {
         "model": model.config.name or model.checkpoint.path.name,
         "prompts": len(ids),
@@ -79,8 +89,7 @@ def search(
         },
     }
     folder = None if out is None else user_path(out)
-    with opened(folder, facts, {start.to_json(): space.parameters(start) for start in starts}) as study:
-        study.sampler = sampler(seed, study.user_attrs[PROCESSES])
+    with opened(folder, facts, starts, seed) as study:
         run(model, ids, space, study, budget, progress)
         found = Search(study, folder)
     if folder is not None:
@@ -89,44 +98,18 @@ def search(
     return found
 
 
-def checked_range(speedup: tuple[float, float]) -> tuple[float, float]:
-    if isinstance(speedup, str) or not isinstance(speedup, Sequence) or len(speedup) != 2:
-        raise TypeError(
-            f"speedup must be the least and the greatest wished, such as (1.5, 3.0), not {speedup!r}"
-        )
-    low, high = (checked.number(end, "speedup") for end in speedup)
-    if not 1 < low < high:
-        raise ValueError(f"speedup must rise from above 1, such as (1.5, 3.0), not ({low:g}, {high:g})")
-    return low, high
-
-
 def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
     """Token ids of the user's prompts, or of generated needles: of all kinds and lengths in turn, so that
     the first few are a fair sample."""
-    if isinstance(prompts, str):
-        raise TypeError("prompts must be a list of prompts, not one text")
-    if prompts is not None:
-        if len(prompts) < LEAST_PROMPTS:
-            raise ValueError(
-                f"prompts must be at least {LEAST_PROMPTS}, not {len(prompts)}; settings are compared by them"
-            )
-        return list(encoded(llm, prompts, TOKENS).values())
-    tasks = CalibrationTasks(llm, {}, FOR_CURVES, CURVE_SEED, RunOptions())
-    by_kind = [
-        [tasks.prompt(llm, tasks.task(name), item).ids for item in items]
-        for name, items in tasks.items.items()
-    ]
-    return [ids for ids in chain.from_iterable(zip_longest(*by_kind)) if ids]
-
-
-def sampler(*entropy: int) -> Any:
-    optuna = optuna_module()
-    with warnings.catch_warnings():  # constant_liar is experimental in Optuna 4
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(
-            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
-            seed=int(np.random.SeedSequence(entropy).generate_state(1)[0]),
+    if prompts is None:
+        tasks = CalibrationTasks(llm, {}, PER_KIND, SEED, RunOptions())
+        return [ids for ids in chain.from_iterable(zip_longest(*tasks.ids_by_kind(llm))) if ids]
+    own = list(encoded(llm, prompts, TOKENS).values())
+    if len(own) < LEAST_PROMPTS:
+        raise ValueError(
+            f"prompts must be at least {LEAST_PROMPTS}, not {len(own)}; settings are compared by them"
         )
+    return own
 
 
 def run(
@@ -134,34 +117,34 @@ def run(
 ) -> None:
     """Tries settings in this process, until `budget` of them are tried or being tried by all processes."""
     references: list[DenseAnswer] = []
-    attempts = 0
+    failed = 0
     with bar(budget, "settings", "setting", progress) as line:
-        while attempts < ATTEMPTS and len(settings_of(study, waiting=False)) < budget:
-            references = references or dense_answers(llm, prompts, progress)
+        while (n_tried := len(tried(study))) < budget and failed < ATTEMPTS:
+            line.update(n_tried - line.n)
+            references = references or [
+                greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids) for ids in prompts
+            ]
             trial = study.ask()
             pruning = claimed(study, trial, space)
+            failed = 0 if pruning else failed + 1
             if pruning is None:
                 study.tell(trial, state=states().FAIL)
-                attempts += 1
                 continue
-            attempts = 0
-            try_setting(llm, prompts, references, study, trial, pruning, round(space.speedup(pruning), 2))
-            line.update(len(records_of(study)) - line.n)
-    if attempts == ATTEMPTS:
+            speedup = round(space.speedup(pruning), 2)  # schedules for the same one differ in the third digit
+            kl = divergences(llm, pruning, prompts, references, study, speedup)
+            trial.set_user_attr(SPEEDUP, speedup)
+            trial.set_user_attr(KL, kl)
+            if len(kl) < len(prompts):
+                study.tell(trial, state=states().PRUNED)
+            else:  # by its logarithm, halving a small divergence counts as much as halving a large one
+                study.tell(trial, [log10(max(float(np.mean(kl)), LEAST_KL)), speedup])
+        line.update(n_tried - line.n)
+    if failed == ATTEMPTS:
         warnings.warn(
             f"no new setting was found in {ATTEMPTS} attempts for a budget of {budget}; the range of "
             "speedups may be too narrow",
             stacklevel=3,
         )
-
-
-def dense_answers(llm: LLM, prompts: Sequence[Sequence[int]], progress: bool) -> list[DenseAnswer]:
-    references = []
-    with bar(len(prompts), "dense", "prompt", progress) as line:
-        for ids in prompts:
-            references.append(greedy_answer(llm.session(), ids, TOKENS, llm.eos_token_ids))
-            line.update()
-    return references
 
 
 def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
@@ -171,32 +154,29 @@ def claimed(study: Study, trial: Trial, space: Space) -> Pruning | None:
     pruning = Pruning.from_json(start) if start else proposed
     if pruning is None:
         return None
-    trial.set_user_attr(SETTING, pruning.to_json())
-    return pruning if settings_of(study).count(pruning.to_json()) == 1 else None
+    setting = pruning.to_json()
+    trial.set_user_attr(SETTING, setting)
+    return pruning if [other.user_attrs[SETTING] for other in tried(study)].count(setting) == 1 else None
 
 
-def try_setting(
+def divergences(
     llm: LLM,
+    pruning: Pruning,
     prompts: Sequence[Sequence[int]],
     references: Sequence[DenseAnswer],
     study: Study,
-    trial: Trial,
-    pruning: Pruning,
     speedup: float,
-) -> None:
-    """Runs a setting on the prompts and writes the result at the end: one that is interrupted has none."""
+) -> list[float]:
+    """The divergence on each prompt; of a setting that is worse than another as fast, on the first ones."""
     kl: list[float] = []
-    stopped = False
     for ids, reference in zip(prompts, references, strict=True):
-        if kl and len(kl) % EVERY == 0 and (stopped := is_worse(kl, speedup, records_of(study))):
-            break
+        if kl and len(kl) % EVERY == 0:
+            finished = study.get_trials(deepcopy=False, states=[states().COMPLETE])
+            as_fast = [other.user_attrs for other in finished if other.user_attrs[SPEEDUP] >= speedup]
+            if is_worse(kl, [other[KL] for other in as_fast]):
+                break
         kl.append(round(divergence(llm, pruning, ids, reference), DIGITS))
-    trial.set_user_attr("speedup", speedup)
-    trial.set_user_attr("kl", kl)
-    if stopped:
-        study.tell(trial, state=states().PRUNED)
-    else:  # by its logarithm, halving a small divergence counts as much as halving a large one
-        study.tell(trial, [log10(max(sum(kl) / len(kl), LEAST_KL)), speedup])
+    return kl
 
 
 def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseAnswer) -> float:
@@ -205,15 +185,15 @@ def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseA
     return float(kl_divergence(reference.logits, logits).mean())
 
 
-def is_worse(kl: Sequence[float], speedup: float, records: Iterable[Record]) -> bool:
-    """Whether a setting diverges more on the same prompts than the best one that is as fast: in the mean, and
-    typically by a factor that is above 1 by more than its standard error. The factor varies less between
-    prompts than the difference; the mean counts."""
-    rivals = [record for record in records if not record.stopped and record.speedup >= speedup]
-    if not rivals:
+def is_worse(kl: Sequence[float], others: Sequence[Sequence[float]]) -> bool:
+    """Whether a setting diverges more on its prompts so far than the best of `others` on the same ones.
+
+    It does so in the mean, and typically by a factor that is above 1 by more than its standard error. The
+    factor varies less between prompts than the difference; the mean counts.
+    """
+    if not others:
         return False
-    pairs = list(zip(kl, min(rivals, key=lambda record: record.loss).kl, strict=False))
-    if sum(mine - other for mine, other in pairs) <= 0:
-        return False
-    ratios = np.array([log(max(mine, LEAST_KL) / max(other, LEAST_KL)) for mine, other in pairs])
-    return bool(ratios.mean() > ratios.std(ddof=1) / sqrt(len(ratios)))
+    mine, best = np.array([kl, min(others, key=np.mean)[: len(kl)]])
+    factors = np.log(mine.clip(min=LEAST_KL) / best.clip(min=LEAST_KL))
+    standard_error = factors.std(ddof=1) / sqrt(len(factors))
+    return bool(mine.mean() > best.mean() and factors.mean() > standard_error)

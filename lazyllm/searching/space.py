@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lazyllm.calibration.schedules import shape
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.methods import Preset, PruningInput, as_method
-from lazyllm.pruning import RECOMMENDED_SINK, SPEEDUP_SHAPES, Pruning
+from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
 from lazyllm.stages import largest_keep
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class Space:
     """Schedules of 1 to MAX_STAGES stages with a counted speedup from `low` to `high`.
 
     The parameters are the speedup, one of LEVELS through the range; `depth`, the share of the work that this
-    speedup leaves which the layers below the first stage take; for each further stage, `rise`, how far up it
-    is between the stage before and the top, and `fall`, the ratio of its keep to that before; and the options
-    of the scores. The keeps follow from the speedup: they never rise, and no trial is spent on finding them.
+    speedup leaves which the layers below the first stage take; for each further stage its `rise` and `fall`,
+    as in `shape`; and the options of the scores. The keeps follow from the speedup: no trial is spent on
+    finding them.
     """
 
     config: ModelConfig
@@ -58,20 +59,18 @@ class Space:
         """The setting with the trial's parameters; None if its speedup is out of reach or of the range."""
         speedup = self.levels[trial.suggest_int("speedup level", 0, LEVELS - 1)]
         chosen = {name: trial.suggest_categorical(name, values) for name, values in OPTIONS.items()}
-        options = Pruning(sink=RECOMMENDED_SINK, pooling="max", **chosen)
-        depth, keep = trial.suggest_float("depth", *SHARES) / speedup, 1.0
-        shape = {depth: keep}
-        for stage in range(2, trial.suggest_int("stages", 1, MAX_STAGES) + 1):
-            depth += trial.suggest_float(f"rise {stage}", *SHARES) * (1 - depth)
-            keep *= trial.suggest_float(f"fall {stage}", *FALLS)
-            shape[depth] = keep
+        share = trial.suggest_float("depth", *SHARES)
+        further = [
+            (trial.suggest_float(f"rise {stage}", *SHARES), trial.suggest_float(f"fall {stage}", *FALLS))
+            for stage in range(2, trial.suggest_int("stages", 1, MAX_STAGES) + 1)
+        ]
         try:
             pruning = Pruning.of_shapes(
-                [(shape, 0.0)],
+                [(shape(share, speedup, further), 0.0)],
                 speedup,
                 self.config,
                 self.n_prompt,
-                lambda schedule: replace(options, stages=schedule.stages),
+                Scoring(pooling="max", **chosen),
             )
         except ValueError:  # out of reach
             return None
@@ -81,41 +80,18 @@ class Space:
         """The nearest point of the space: the sampler learns from settings that it did not propose too."""
         speedup = self.speedup(pruning)
         level = min(range(LEVELS), key=lambda place: abs(self.levels[place] - speedup))
-        stages = pruning.stages[:MAX_STAGES]
-        places = [(layer / self.config.n_layers, largest_keep(rule)) for layer, rule in stages]
+        places = [(layer / self.config.n_layers, largest_keep(rule)) for layer, rule in pruning.stages]
         depth = float(np.clip(places[0][0] * self.levels[level], *SHARES))
-        point: dict[str, Any] = {"speedup level": level, "stages": len(stages), "depth": depth}
+        point: dict[str, Any] = {"speedup level": level, "stages": len(places), "depth": depth}
         for stage, ((below, more), (above, fewer)) in enumerate(pairwise(places), 2):
             point[f"rise {stage}"] = float(np.clip((above - below) / (1 - below), *SHARES))
             point[f"fall {stage}"] = float(np.clip(fewer / more, *FALLS))
         for name, values in OPTIONS.items():
-            point[name] = min(values, key=lambda value: abs(value - getattr(pruning, name)))
+            point[name] = min(values, key=lambda value: abs(value - getattr(pruning.scoring, name)))
         return point
 
     def starts(self) -> list[Pruning]:
-        """The stages of `Pruning.for_speedup` under the `recommended` scores, at each level."""
-        schedules = [
-            Pruning.of_shapes(
-                SPEEDUP_SHAPES,
-                level,
-                self.config,
-                self.n_prompt,
-                lambda schedule: schedule.recommended(self.n_prompt),
-            )
-            for level in self.levels
-        ]
+        """`Pruning.for_speedup` at each level; an error if they
+        do not reach one."""
+        schedules = [Pruning.for_speedup(level, self.config, self.n_prompt) for level in self.levels]
         return [schedule for schedule in dict.fromkeys(schedules) if self.holds(schedule)]
-
-    def checked_start(self, setting: PruningInput) -> Pruning:
-        """A setting of the user's that the search begins with."""
-        method = as_method(setting)
-        pruning = method.pruning if isinstance(method, Preset) else method
-        if not isinstance(pruning, Pruning) or not pruning.stages:
-            raise ValueError(f"start: {setting} is no schedule; give a Pruning with stages, or a preset")
-        pruning.check(self.config)
-        if not self.holds(pruning):
-            raise ValueError(
-                f"start: {pruning} has a counted speedup of {self.speedup(pruning):.3f} at {self.n_prompt} "
-                f"prompt tokens; the search is for speedups from {self.low:g} to {self.high:g}"
-            )
-        return pruning

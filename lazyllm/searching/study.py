@@ -4,76 +4,89 @@ from __future__ import annotations
 
 import fcntl
 import json
+import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lazyllm.evaluation.manifest import differences
 from lazyllm.evaluation.results import drop_incomplete_line
-from lazyllm.support.files import locked
+from lazyllm.support.optional import package
 
 if TYPE_CHECKING:
     from optuna.study import Study
+    from optuna.trial import FrozenTrial
 
 NAME = "lazyllm"
-JOURNAL, PREPARING, WORKERS = "journal.log", "preparing.lock", "workers.lock"
-FACTS, PROCESSES = "search", "processes"  # attributes of the study
-SETTING = "setting"  # of a trial
+JOURNAL, WORKERS = "journal.log", "workers.lock"
+FACTS = "search"  # of the study
+SETTING, SPEEDUP, KL = "setting", "speedup", "kl"  # of a trial
 
 
 @contextmanager
 def opened(
-    folder: Path | None, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]]
+    folder: Path | None, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]], seed: int
 ) -> Iterator[Study]:
     """The study in the folder, or one in memory, with these facts; refused if it has other conditions. The
-    `starts`, parameters by setting, are queued, if they were not yet tried.
+    `starts`, parameters by setting, are queued in a new one.
 
-    A process holds the lock of WORKERS, which others share, while it runs trials. One that can have it alone
-    knows that the trials that run, and a lock of the journal, were left by processes that have ended.
+    A process shares the lock of WORKERS with others while it runs trials. One that can have it alone knows
+    that the trials that run were left by processes that were killed: Optuna's journal has no heartbeat.
     """
-    if folder is None:
-        yield prepared(created(None), facts, starts)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / WORKERS).open("a") as workers:
-        with locked(folder / PREPARING):
+    draw = 0
+    with ExitStack() as stack:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            workers = stack.enter_context((folder / WORKERS).open("a"))
             try:
                 fcntl.flock(workers, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                tidy(folder)
             except BlockingIOError:
-                study = created(folder)
-            else:
-                drop_incomplete_line(folder / JOURNAL)
-                (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
-                study = created(folder)
-                for trial in study.get_trials(deepcopy=False, states=[states().RUNNING]):
-                    study.tell(trial.number, state=states().FAIL)
-            before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
-            if changed := differences(before["conditions"], now["conditions"]):
-                raise ValueError(
-                    f"{folder} holds a search under other conditions: {changed}. Give another folder"
-                )
-            prepared(study, facts, starts)
+                fcntl.flock(workers, fcntl.LOCK_SH)  # waits until the first process has queued the starts
+                draw = secrets.randbits(32)  # each process proposes other settings
+        study = created(folder)
+        before, now = study.user_attrs.get(FACTS, facts), json.loads(json.dumps(facts))
+        if changed := differences(before["conditions"], now["conditions"]):
+            raise ValueError(
+                f"{folder} holds a search under other conditions: {changed}. Give another folder"
+            )
+        study.set_user_attr(FACTS, dict(facts))
+        trials = study.get_trials(deepcopy=False)
+        known = {trial.user_attrs.get(SETTING) for trial in trials}
+        for setting in [start for start in starts if start not in known]:
+            study.enqueue_trial(starts[setting], {SETTING: setting})
+        entropy = np.random.SeedSequence([seed, len(trials), draw])
+        study.sampler = optuna_module().samplers.TPESampler(
+            constant_liar=True,  # what others try now counts as bad, so that it is not proposed again
+            seed=int(entropy.generate_state(1)[0]),
+        )
+        if folder is not None:
             fcntl.flock(workers, fcntl.LOCK_SH)
         yield study
 
 
-def prepared(study: Study, facts: Mapping[str, Any], starts: Mapping[str, dict[str, Any]]) -> Study:
-    study.set_user_attr(FACTS, dict(facts))
-    study.set_user_attr(PROCESSES, study.user_attrs.get(PROCESSES, 0) + 1)  # each draws other settings
-    for setting, parameters in starts.items():
-        if setting not in settings_of(study):
-            study.enqueue_trial(parameters, user_attrs={SETTING: setting})
-    return study
+def tidy(folder: Path) -> None:
+    """Removes what killed processes left: half a line, the journal's lock, and trials that seem to run, whose
+    settings are queued again."""
+    drop_incomplete_line(folder / JOURNAL)
+    (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
+    study = created(folder)
+    for trial in study.get_trials(deepcopy=False, states=[states().RUNNING]):
+        study.tell(trial.number, state=states().FAIL)
+        if SETTING in trial.user_attrs:
+            parameters = trial.system_attrs.get("fixed_params", trial.params)
+            study.enqueue_trial(parameters, {SETTING: trial.user_attrs[SETTING]})
 
 
 def stored(folder: Path) -> Study:
     """The study in the folder, which this does not write to."""
-    try:
+    if (folder / JOURNAL).exists():
         study: Study = optuna_module().load_study(study_name=NAME, storage=storage(folder))
-    except KeyError:
-        raise FileNotFoundError(f"{folder / JOURNAL} holds no search") from None
-    return study
+        return study
+    raise FileNotFoundError(f"{folder} holds no search: it has no {JOURNAL}")
 
 
 def created(folder: Path | None) -> Study:
@@ -94,21 +107,16 @@ def created(folder: Path | None) -> Study:
 
 
 def storage(folder: Path) -> Any:
-    storages, file = optuna_module().storages, str(folder / JOURNAL)
-    # the other kind of lock, a symbolic link, is waited for without end if the path is relative
-    lock = storages.journal.JournalFileOpenLock(file)
-    return storages.JournalStorage(storages.journal.JournalFileBackend(file, lock))
+    storages = optuna_module().storages
+    # absolute: the journal's lock is a symbolic link to it
+    return storages.JournalStorage(storages.journal.JournalFileBackend(str((folder / JOURNAL).absolute())))
 
 
-def settings_of(study: Study, *, waiting: bool = True) -> list[str]:
-    """As JSON: the settings that were tried, are being tried or, unless left out, wait for it."""
-    left_out = [states().FAIL] if waiting else [states().FAIL, states().WAITING]
-    trials = study.get_trials(deepcopy=False)
-    return [
-        trial.user_attrs[SETTING]
-        for trial in trials
-        if SETTING in trial.user_attrs and trial.state not in left_out
-    ]
+def tried(study: Study) -> list[FrozenTrial]:
+    """The trials whose settings were tried or are being tried."""
+    state = states()
+    trials = study.get_trials(deepcopy=False, states=[state.COMPLETE, state.PRUNED, state.RUNNING])
+    return [trial for trial in trials if SETTING in trial.user_attrs]
 
 
 def states() -> Any:
@@ -116,8 +124,4 @@ def states() -> Any:
 
 
 def optuna_module() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ImportError("a search needs optuna: pip install 'lazyllm-engine[search]'") from None
-    return optuna
+    return package("optuna", "a search", "search")

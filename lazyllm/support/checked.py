@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from typing import TypeVar
 
 COUNT_LIMIT = 1 << 31
 SEED_LIMIT = 1 << 63
+Entry = TypeVar("Entry")
 
 
 def number(value: object, what: str) -> float:
@@ -73,3 +76,14 @@ def choice(value: object, what: str, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ValueError(f"{what} must be {', '.join(choices[:-1])} or {choices[-1]}, not {value!r}")
     return value
+
+
+def entry(name: object, table: Mapping[str, Entry], what: str) -> Entry:
+    """The entry of that name; a ValueError suggests similar names."""
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a {what} must be a string, not {name!r}")
+    if name in table:
+        return table[name]
+    close = get_close_matches(name.lower(), table, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(table)}"
+    raise ValueError(f"there is no {what} {name!r}; {hint}")

@@ -1,4 +1,5 @@
-"""Paths of users, files written atomically, files that stay open, and files that are locks."""
+"""Paths of users, files written atomically, files that stay open, files that are locks, and those of the
+system."""
 
 from __future__ import annotations
 
@@ -94,3 +95,17 @@ def locked(path: Path, wait: bool = True) -> IO[str]:
         file.close()
         raise
     return file
+
+
+def system_text(file: Path) -> str:
+    """The text of a file of the system; nothing where the system does not have it or show it."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
+
+
+def system_values(file: Path, *names: str) -> list[str]:
+    """The values with these names in a file of the system, whose lines are `name: value` or `name value`."""
+    lines = (line.partition(":" if ":" in line else " ") for line in system_text(file).splitlines())
+    return [value.strip() for name, _, value in lines if name.strip() in names]

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 
-def package(module: str, what: str, extra: str | None = None) -> Any:
+def package(module: str, what: object, extra: str | None = None) -> Any:
     """The module; an error says that `what` needs it, and how to install it or the extra that has it."""
     try:
         return import_module(module)

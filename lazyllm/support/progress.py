@@ -16,19 +16,14 @@ def shown(progress: bool) -> bool:
     return progress and os.environ.get("LAZYLLM_PROGRESS", "1") != "0"
 
 
-def _tqdm() -> Any:
-    """tqdm's class for a terminal or a notebook; without ipywidgets, of which it warns, it is the former."""
+def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True, delay: float = 0.0) -> Any:
+    """A tqdm bar, a context manager, for a terminal or a notebook. It appears after `delay` seconds; without
+    `leave` it is removed at the end."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # a notebook without ipywidgets gets the bar of a terminal
         from tqdm.auto import tqdm
-    return tqdm
-
-
-def bar(total: int, what: str, unit: str, progress: bool, leave: bool = True) -> Any:
-    """A tqdm bar, a context manager; without `leave` it is removed at the end."""
-    return _tqdm()(
-        total=total, desc=what, unit=unit, disable=not shown(progress), leave=leave, dynamic_ncols=True
-    )
+    look: dict[str, Any] = {"leave": leave, "delay": delay, "dynamic_ncols": True}
+    return tqdm(total=total, desc=what, unit=unit, disable=not shown(progress), **look)
 
 
 @contextmanager
@@ -39,14 +34,8 @@ def prefill_watch(
     if n_tokens < LONG_PROMPT or not shown(progress):
         yield None
         return
-    with _tqdm()(
-        total=n_layers,
-        desc=f"prefill of {n_tokens} tokens",
-        unit="layer",
-        delay=DELAY_SECONDS,
-        leave=False,
-        dynamic_ncols=True,
-    ) as line:
+    what = f"prefill of {n_tokens} tokens"
+    with bar(n_layers, what, "layer", progress, leave=False, delay=DELAY_SECONDS) as line:
 
         def watch(layers_done: int, n_layers: int) -> None:
             line.update(layers_done - line.n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
@@ -16,6 +16,12 @@ LATEX_SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 )
+
+
+def with_bounds(values: Iterable[float | None], form: str) -> str:
+    """The value with its bounds, as in `1.0 [0.5, 1.5]`; what is None or NaN is left out."""
+    texts = [f"{number:{form}}" for number in values if number is not None and number == number]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else "".join(texts[:1])
 
 
 @dataclass(frozen=True)

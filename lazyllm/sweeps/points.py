@@ -1,26 +1,38 @@
-"""Points: the measurements of each setting of a sweep, as a table and as a Pareto front."""
+"""Points: the measurements of each setting of a sweep or search, as table, picture and Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from math import isnan, nan
-from typing import TYPE_CHECKING, Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.report import figure, with_interval
-from lazyllm.evaluation.summary import Speed, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
 from lazyllm.method import Method
+from lazyllm.pictures.figure import Dot
+from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.support.optional import package
-from lazyllm.support.tables import Table
+from lazyllm.support.tables import Table, with_bounds
 
 if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
+SCORE_AXIS = "score, mean of the categories (95 % interval)"
+KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
+SPEEDUP_AXES = {
+    "speedup": "speedup of the first token against dense (measured, ratio of sums)",
+    "counted_speedup": "counted speedup of prefill",
+}
+MAY_VARY = {"layer", "keep", "stopped", *(field.name for field in fields(Pruning))}
+"""Columns that a frame has if their values differ."""
+UNKNOWN = Interval(nan, nan, nan)
+DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -31,24 +43,25 @@ class Point:
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
     argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
     of summed times; `speedup_median`: median of the ratios; times are of one environment. `counted_speedup`:
-    by counted operations.
+    by counted operations. `stopped`: left by a search before all prompts had run.
     """
 
     setting: str
     pruning: Method
     prompts: int
-    failed: int
-    changed_nothing: int
-    score: Interval
-    kl: Interval
-    kl_median: float
-    agreement: Interval
-    ttft: float
-    speedup: float
-    speedup_median: float
-    counted_speedup: float
-    computed: float
-    reached_top: float
+    failed: int = 0
+    changed_nothing: int = 0
+    score: Interval = UNKNOWN
+    kl: Interval = UNKNOWN
+    kl_median: float = nan
+    agreement: Interval = UNKNOWN
+    ttft: float = nan
+    speedup: float = nan
+    speedup_median: float = nan
+    counted_speedup: float = nan
+    computed: float = nan
+    reached_top: float = nan
+    stopped: bool = False
 
     @property
     def scored(self) -> bool:
@@ -65,22 +78,20 @@ class Point:
         return self.score.value / 100 if self.scored else self.agreement.value
 
     def row(self) -> dict[str, Any]:
-        """A row of a table. An interval takes three columns; unmeasured qualities are left out."""
+        """A row of a table, without what was not measured. An interval takes three columns."""
         flat: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Interval):
                 names = (field.name, f"{field.name}_low", f"{field.name}_high")
-                if not isnan(value.value):
-                    flat |= zip(names, (value.value, value.low, value.high), strict=True)
-            elif field.name != "kl_median" or not isnan(value):
+                flat |= zip(names, astuple(value), strict=True)
+            else:
                 flat[field.name] = value
-        return flat
+        return {name: value for name, value in flat.items() if value == value}  # NaN is not
 
 
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
     """The point of each setting, by the rows of a summary."""
-    unknown = Interval(nan, nan, nan)
     for setting, method in methods.items():
         rows = [row for row in summary.rows if row["setting"] == setting]
         kl = [row["kl"] for row in rows if "kl" in row]
@@ -92,10 +103,10 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             prompts=len(rows),
             failed=sum(row["setting"] == setting for row in summary.failed),
             changed_nothing=summary.count(setting, "changed_nothing"),
-            score=summary.mean(setting) if rows and "score" in rows[0] else unknown,
-            kl=summary.pooled(setting, "kl") if kl else unknown,
+            score=summary.mean(setting) if rows and "score" in rows[0] else UNKNOWN,
+            kl=summary.pooled(setting, "kl") if kl else UNKNOWN,
             kl_median=float(np.median(kl)) if kl else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0) if kl else unknown,
+            agreement=summary.pooled(setting, "agreement", 1.0) if kl else UNKNOWN,
             ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
             speedup=speed.of_sums,
             speedup_median=speed.median,
@@ -105,47 +116,70 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
         )
 
 
-def front(points: Sequence[Point]) -> list[Point]:
+def front(points: Iterable[Point], speedup: str = "speedup") -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
-    and better in one of them."""
-    measured = [point for point in points if not (isnan(point.quality) or isnan(point.speedup))]
+    and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
+
+    def place(point: Point) -> tuple[float, float]:
+        return point.quality, getattr(point, speedup)
+
+    measured = [point for point in points if not any(map(isnan, place(point)))]
 
     def beaten(point: Point) -> bool:
-        return any(
-            other.quality >= point.quality
-            and other.speedup >= point.speedup
-            and (other.quality, other.speedup) != (point.quality, point.speedup)
-            for other in measured
-        )
+        mine, others = place(point), map(place, measured)
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
 
-    return sorted((point for point in measured if not beaten(point)), key=lambda point: point.speedup)
+    return sorted((point for point in measured if not beaten(point)), key=lambda point: place(point)[1])
+
+
+def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "speedup") -> Path:
+    """Draws quality against a speedup with the Pareto front; needs matplotlib."""
+    scored = any(point.scored for point in points)
+
+    def dots(points: Iterable[Point]) -> list[Dot]:
+        qualities = [(point, point.score if scored else point.kl) for point in points]
+        return [
+            Dot(point.setting, getattr(point, speedup), quality.value, quality.low, quality.high)
+            for point, quality in qualities
+        ]
+
+    return plot_pareto(
+        dots(points),
+        dots(front(points, speedup)),
+        DENSE_LABEL,
+        SCORE_AXIS if scored else KL_AXIS,
+        SPEEDUP_AXES[speedup],
+        title,
+        file,
+        is_divergence=not scored,
+    )
+
+
+def plain(value: Interval) -> list[float | None]:
+    """Value, low and high for JSON, which has no NaN."""
+    return [None if isnan(bound) else round(bound, DIGITS) for bound in astuple(value)]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
 
 
-def written(value: float, form: str) -> str:
-    return "" if isnan(value) else f"{value:{form}}"
-
-
-def small_interval(value: Interval) -> str:
-    text = written(value.value, ".4f")
-    return text if isnan(value.low) else f"{text} [{value.low:.4f}, {value.high:.4f}]"
+def cell(value: float | Interval, form: str) -> str:
+    return with_bounds(astuple(value) if isinstance(value, Interval) else [value], form)
 
 
 COLUMNS: dict[str, Callable[[Point], str]] = {
     "setting": lambda point: point.setting,
-    "score": lambda point: with_interval(point.score),
-    "KL": lambda point: small_interval(point.kl),
-    "median KL": lambda point: written(point.kl_median, ".4f"),
-    "equal argmaxes": lambda point: small_interval(point.agreement),
-    "TTFT, s": lambda point: written(point.ttft, ".3g"),
+    "score": lambda point: cell(point.score, ".2f"),
+    "KL": lambda point: cell(point.kl, ".4f"),
+    "median KL": lambda point: cell(point.kl_median, ".4f"),
+    "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
+    "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: (
-        "" if isnan(point.speedup) else f"{figure(point.speedup)} ({figure(point.speedup_median)})"
+        "" if isnan(point.speedup) else f"{point.speedup:.2f} ({point.speedup_median:.2f})"
     ),
-    "counted speedup": lambda point: figure(point.counted_speedup),
-    "computed": lambda point: written(point.computed, ".1%"),
-    "reached the top": lambda point: written(point.reached_top, ".1%"),
+    "counted speedup": lambda point: cell(point.counted_speedup, ".2f"),
+    "computed": lambda point: cell(point.computed, ".1%"),
+    "reached the top": lambda point: cell(point.reached_top, ".1%"),
     "prompts": lambda point: str(point.prompts),
     "changed nothing": lambda point: str(point.changed_nothing or ""),
     "failed": lambda point: str(point.failed or ""),
@@ -153,7 +187,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
 
 
 class Frame:
-    """Points in order, indexed by number or by setting; a slice is a frame."""
+    """Points in order, indexed by number or by setting."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         self._points = tuple(points)
@@ -164,13 +198,7 @@ class Frame:
     def __iter__(self) -> Iterator[Point]:
         return iter(self._points)
 
-    @overload
-    def __getitem__(self, key: int | str) -> Point: ...
-    @overload
-    def __getitem__(self, key: slice) -> Frame: ...
-    def __getitem__(self, key: int | str | slice) -> Point | Frame:
-        if isinstance(key, slice):
-            return Frame(self._points[key])
+    def __getitem__(self, key: SupportsIndex | str) -> Point:
         if not isinstance(key, str):
             return self._points[key]
         by_setting = {point.setting: point for point in self}
@@ -181,7 +209,7 @@ class Frame:
     @property
     def table(self) -> Table:
         """The points as rows; columns without a measurement are left out."""
-        columns = {name: [cell(point) for point in self] for name, cell in COLUMNS.items()}
+        columns = {head: [text_of(point) for point in self] for head, text_of in COLUMNS.items()}
         filled = {name: cells for name, cells in columns.items() if any(cells)}
         return Table(TITLE, list(filled), list(zip(*filled.values(), strict=True)))
 
@@ -191,13 +219,20 @@ class Frame:
         Settings are as JSON, which `pruning=` takes, and options that are not all numbers are as text.
         """
         rows = [
-            {"setting": point.setting, **options, **point.row(), "pruning": point.pruning.to_json()}
-            for point, options in zip(self, varied([point.pruning for point in self]), strict=True)
+            {
+                "setting": point.setting,
+                **options_of(point.pruning),
+                **point.row(),
+                "pruning": point.pruning.to_json(),
+            }
+            for point in self
         ]
         frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
-        for name in frame:
+        for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
+            if name in MAY_VARY and frame[name].nunique() < 2:
+                del frame[name]
         return frame
 
     def __repr__(self) -> str:
@@ -207,16 +242,12 @@ class Frame:
         return self.table.html()
 
 
-def varied(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """For each method, the fields of Pruning that differ among them; a single stage is layer and keep."""
-    tables: list[dict[str, Any]] = []
-    for method in methods:
-        table: dict[str, Any] = {}
-        if isinstance(method, Pruning) and method.stages:
-            table = {field.name: getattr(method, field.name) for field in fields(method)}
-            if len(method.stages) == 1:
-                ((layer, keep),) = table.pop("stages")
-                table = {"layer": layer, "keep": keep, **table}
-        tables.append(table)
-    values = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
-    return [{name: value for name, value in table.items() if len(values[name]) > 1} for table in tables]
+def options_of(method: Method) -> dict[str, Any]:
+    """The fields of a schedule; a single stage is layer and keep."""
+    if not (isinstance(method, Pruning) and method.stages):
+        return {}
+    options = {field.name: getattr(method, field.name) for field in fields(method)}
+    if len(method.stages) > 1:
+        return options
+    ((layer, keep),) = options.pop("stages")
+    return {"layer": layer, "keep": keep, **options}

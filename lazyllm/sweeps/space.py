@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.runner import checked_settings
-from lazyllm.evaluation.summary import DENSE
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.method import Method
 from lazyllm.methods import PruningInput
 from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
+
+SCORING = {field.name for field in fields(Scoring)}
 
 Settings = Mapping[str, Iterable[Any]] | Sequence[PruningInput] | PruningInput
-AXES = (*(field.name for field in fields(Pruning)), "keep")
 
 
 def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     """Methods by label, dense first. A setting that the model cannot run is an error."""
     settings = {
-        DENSE: Pruning(),
+        DENSE_LABEL: Pruning(),
         **checked_settings(combined(space) if isinstance(space, Mapping) else space),
     }
     if len(settings) == 1:
@@ -32,33 +33,22 @@ def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     return settings
 
 
-def combined(axes: Mapping[str, Iterable[Any]]) -> list[PruningInput]:
-    """The product of the axes. An axis is a field of Pruning; with `keep`, `layers` is a single stage's."""
-    for name in axes:
-        if name not in AXES:
-            close = get_close_matches(str(name), AXES, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"an axis is one of {', '.join(AXES)}"
-            raise ValueError(f"the space has no axis {name!r}; {hint}")
-    if ("stages" in axes) == ("keep" in axes) or ("keep" in axes and "layers" not in axes):
+def combined(axes: Mapping[str, Iterable[Any]]) -> list[Pruning]:
+    """The product of the axes. An axis is a field of Pruning or of Scoring; `layer` and `keep` are a single
+    stage's."""
+    for name, axis in axes.items():
+        if isinstance(axis, str | bytes | Mapping) or not isinstance(axis, Iterable):
+            raise TypeError(f"{name} must be a list of values to try, such as [{axis!r}], not {axis!r}")
+    single = "keep" in axes and "layer" in axes
+    if ("stages" in axes) == single:
         raise ValueError(
-            'the space needs either "stages" or both "layers" and "keep" (one stage, at each layer with each '
+            'the space needs either "stages" or both "layer" and "keep" (one stage, at each layer with each '
             f"keep); it has {', '.join(axes) or 'nothing'}"
         )
-    values = [values_of(name, axis) for name, axis in axes.items()]
-    settings = [dict(zip(axes, chosen, strict=True)) for chosen in product(*values)]
-    if "keep" in axes:
-        for options in settings:
-            options["stages"] = {options.pop("layers"): options.pop("keep")}
-    return [Pruning(**options) for options in settings]
-
-
-def values_of(name: str, axis: object) -> list[Any]:
-    """The checked values of an axis."""
-    if isinstance(axis, str | bytes | Mapping) or not isinstance(axis, Iterable):
-        raise TypeError(f"{name} must be a list of values to try, such as [{axis!r}], not {axis!r}")
-    values = list(axis)
-    if not values:
-        raise ValueError(f"{name} has no value to try")
-    if name == "stages" and not all(values):
-        raise ValueError("stages has an empty value; dense is measured beside every space")
-    return values
+    settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    for setting in settings:
+        if single:
+            setting["stages"] = {setting.pop("layer"): setting.pop("keep")}
+        if scoring := {name: setting.pop(name) for name in SCORING & setting.keys()}:
+            setting["scoring"] = replace(Scoring.from_fields(setting.get("scoring", {})), **scoring)
+    return [Pruning.from_fields(setting) for setting in settings]

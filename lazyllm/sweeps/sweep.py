@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -17,23 +17,19 @@ from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
 from lazyllm.evaluation.runner import run_items
-from lazyllm.evaluation.summary import DENSE, Row, Summary, common
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import parse_method
-from lazyllm.pictures.figure import Dot
-from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
-from lazyllm.sweeps.points import Frame, Point, front, points
+from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
 from lazyllm.sweeps.space import Settings, settings_of
 
 Quality = Literal["kl", "score", "both"]
 PICTURE, TABLE = "pareto.png", "settings"
-SCORE_AXIS = "score, mean of the categories (95 % interval)"
-KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 
 
 class Sweep(Frame):
@@ -75,7 +71,7 @@ class Sweep(Frame):
         Quality is the score, or the KL divergence in a sweep without scores. A setting is on the front unless
         another one is equal or better in both and better in one.
         """
-        return Frame(front([*self.compared]))
+        return Frame(front(self.compared))
 
     def best(self, max_drop: float = 0.01) -> Point:
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
@@ -86,7 +82,7 @@ class Sweep(Frame):
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
-        min_share = self.compared[DENSE].share - drop
+        min_share = self.compared[DENSE_LABEL].share - drop
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
@@ -97,16 +93,8 @@ class Sweep(Frame):
 
         The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
         """
-        scored = any(point.scored for point in self.compared)
-        return plot_pareto(
-            dots_of(self.compared, scored),
-            dots_of(self.pareto(), scored),
-            DENSE,
-            SCORE_AXIS if scored else KL_AXIS,
-            not scored,
-            self._heading,
-            user_path(file) if file else (self.folder or Path()) / PICTURE,
-        )
+        target = user_path(file) if file else (self.folder or Path()) / PICTURE
+        return plot_points([*self.compared], self._heading, target)
 
     @property
     def _heading(self) -> str:
@@ -134,14 +122,6 @@ def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> d
     """By label: `methods`, and the other settings of a sweep's folder, made from their texts."""
     texts = manifest["conditions"]["settings"]
     return {label: methods.get(label) or parse_method(text) for label, text in texts.items()} | dict(methods)
-
-
-def dots_of(points: Iterable[Point], scored: bool) -> list[Dot]:
-    qualities = [(point, point.score if scored else point.kl) for point in points]
-    return [
-        Dot(point.setting, point.speedup, quality.value, quality.low, quality.high)
-        for point, quality in qualities
-    ]
 
 
 def sweep(
@@ -173,25 +153,31 @@ def sweep(
     conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
         conditions["forced tokens"] = tokens
-    target = None if out is None else str(user_path(out))
-    with nullcontext(target) if target else TemporaryDirectory(prefix="lazyllm-sweep-") as name:
+    target = None if out is None else user_path(out)
+    with results_folder(target) as name:
         folder = Path(name)
         # refused before work if a setting of the folder is code that is not among these settings
         methods = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
         run_items(model, settings, tasks, folder, data, measuring, conditions)
-        swept = Sweep(read_rows(folder), read_manifest(folder), folder if target else None, methods)
+        swept = Sweep(read_rows(folder), read_manifest(folder), target, methods)
     if target:
         swept.report()
     return swept
 
 
+def results_folder(target: Path | None) -> AbstractContextManager[str]:
+    """The user's folder for results, or a temporary one without it."""
+    return nullcontext(str(target)) if target else TemporaryDirectory(prefix="lazyllm-")
+
+
 def measure_of(measure: Quality, tokens: int) -> Measure:
-    """The measure of the runner."""
+    """The measure of the runner. Items without answers, such as a user's own prompts, have no score."""
     if measure == SCORE:
         return scored_answer
     divergence = Divergence(tokens)
 
     def both(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        return {**divergence(llm, tasks, trial), **scored_answer(llm, tasks, trial)}
+        row = divergence(llm, tasks, trial)
+        return {**row, **scored_answer(llm, tasks, trial)} if "answers" in trial.item else row
 
     return both if measure == "both" else divergence

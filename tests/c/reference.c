@@ -55,10 +55,22 @@ static void widen_q5_1(float *y, const lazy_q5_1 *block)
     }
 }
 
+/* The 6-bit integers of the 8 groups of a lazy_q4_k or lazy_q5_k: s in bytes 0 … 7, m in bytes 8 … 15. */
+static void unpack_scales(uint8_t unpacked[16], const uint8_t packed[12])
+{
+    uint32_t in[3], out[4];
+    memcpy(in, packed, sizeof in);
+    out[0] = in[0] & 0x3f3f3f3fu;
+    out[1] = (in[2] & 0x0f0f0f0fu) | (in[0] >> 2 & 0x30303030u);
+    out[2] = in[1] & 0x3f3f3f3fu;
+    out[3] = (in[2] >> 4 & 0x0f0f0f0fu) | (in[1] >> 2 & 0x30303030u);
+    memcpy(unpacked, out, sizeof out);
+}
+
 static void widen_q4_k(float *y, const lazy_q4_k *block)
 {
     uint8_t unpacked[16];
-    lazy_k_scales(unpacked, block->packed);
+    unpack_scales(unpacked, block->packed);
     for (int g = 0; g < 8; g++) {
         float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
         for (int i = 0; i < 32; i++) y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
@@ -68,7 +80,7 @@ static void widen_q4_k(float *y, const lazy_q4_k *block)
 static void widen_q5_k(float *y, const lazy_q5_k *block)
 {
     uint8_t unpacked[16];
-    lazy_k_scales(unpacked, block->packed);
+    unpack_scales(unpacked, block->packed);
     for (int g = 0; g < 8; g++) {
         float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
         for (int i = 0; i < 32; i++) {

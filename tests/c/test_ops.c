@@ -164,7 +164,7 @@ static float *as_operands(const float *x, int n, int cols)
 /* Products of so few rows of x that x is rounded to fixed point, and weights keep the integers of their blocks. */
 static bool in_fixed_point(side fast, const lazy_matrix *w, int n)
 {
-    const lazy_products *fixed = cpu_of(fast.stream)->fixed;
+    const lazy_products *fixed = cpu_of(fast.stream)->arithmetic->fixed;
     bool takes = fixed && n <= fixed->max_unpacked_others;
     for (int i = 0; i < w->n_parts; i++) takes = takes && fixed->formats[w->part[i].dtype];
     return takes;
@@ -325,11 +325,11 @@ static float *dots_of(const lazy_products *products, const float *x, int n, cons
     return y;
 }
 
-/* Quantized weights with few rows, which matmul leaves to lazy_fixed_products_find where it can. */
+/* Quantized weights with few rows, which matmul leaves to the fixed products where it can. */
 static void test_quantized_dots(const char *variant)
 {
     enum { ROWS = 13, MOST = 8 };
-    const lazy_products *products = lazy_products_find(variant, computing);
+    const lazy_products *products = lazy_arithmetic_find(variant, computing)->products;
     for (int dtype = LAZY_Q8_0; computing != LAZY_COMPUTE_INT8 && dtype < LAZY_N_DTYPES; dtype++)
         for (int n = 1; n <= MOST; n++) {
             int cols = lazy_formats[dtype].values * random_int(1, 9);
@@ -358,7 +358,7 @@ static void test_quantized_dots(const char *variant)
 static void test_fixed_products(const char *variant)
 {
     enum { ROWS = 9, MOST = 8 };
-    const lazy_products *products = lazy_fixed_products_find(variant, computing);
+    const lazy_products *products = lazy_arithmetic_find(variant, computing)->fixed;
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
         for (int i = 0; i < 60 && products->formats[dtype]; i++) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
@@ -496,7 +496,7 @@ static void test_checked_norm(side s, int n, int d)
 static void test_online_softmax(const char *variant)
 {
     enum { N = 1003 };
-    const lazy_row_kernels *kernels = lazy_kernels_find(variant, computing)->rows;
+    const lazy_row_kernels *kernels = lazy_arithmetic_find(variant, computing)->kernels->rows;
     float s[N], given[N], max = -INFINITY, sum = 0.0f;
     double worst = 0, total = 0;
     for (int round = 0; round < 100; round++, max = -INFINITY, sum = 0.0f, total = 0) {
@@ -528,7 +528,7 @@ static void test_widening(const char *variant)
     enum { ALL = 1 << 16 };
     static uint16_t halves[ALL];
     static float vectors[ALL];
-    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_kernels_find(variant, computing)->rows->widen_row;
+    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_arithmetic_find(variant, computing)->kernels->rows->widen_row;
     for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         lazy_dtype dtype = is_bf16 ? LAZY_BF16 : LAZY_F16;
@@ -561,7 +561,7 @@ static void test_dequantization(const char *variant)
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
         int n = BLOCKS * lazy_formats[dtype].values, n_wrong = 0;
         for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)random_bits();
-        lazy_kernels_find(variant, computing)->rows->widen_row(got, data, (lazy_dtype)dtype, n);
+        lazy_arithmetic_find(variant, computing)->kernels->rows->widen_row(got, data, (lazy_dtype)dtype, n);
         reference_widen(want, data, (lazy_dtype)dtype, n);
         for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
         check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);
@@ -1110,7 +1110,7 @@ static void test_any_threads(const char *variant)
 /* Rows so short that one task could take hundreds of panels: gate and up of a block must still fit beside them. */
 static void test_short_gates(const char *variant)
 {
-    bool wide = lazy_products_find(variant, computing)->tile_rows > 6;
+    bool wide = lazy_arithmetic_find(variant, computing)->products->tile_rows > 6;
     lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = wide ? 18240 : 45000 };
     side fast = open_side(variant, &config, 1), plain = open_side("reference", &config, 1);
     test_gated(fast, plain, wide ? UNPACKED_ROWS_LIMIT + 1 : 33, wide ? 16 : 8);
@@ -1264,14 +1264,14 @@ int main(int argc, char **argv)
     size_t n_shapes = fastest ? 1 : sizeof shapes / sizeof *shapes;
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         for (computing = LAZY_COMPUTE_F32; computing <= LAZY_COMPUTE_INT8; computing++) {
-            if (!lazy_products_find(*variant, computing)) continue;
+            if (!lazy_arithmetic_find(*variant, computing)) continue;
             test_all_products(*variant, shapes, n_shapes);
             if (computing != LAZY_COMPUTE_INT8) test_other_ops(*variant, shapes, n_shapes); /* with int8, they are those of bf16 or f32 */
         }
         if (fastest) break;
     }
-    if (!lazy_products_find(NULL, LAZY_COMPUTE_BF16)) printf("SKIPPED bf16: this processor has no AVX512-BF16\n");
-    if (!lazy_products_find(NULL, LAZY_COMPUTE_INT8)) printf("SKIPPED int8: this processor has no AVX512-VNNI\n");
+    if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_BF16)) printf("SKIPPED bf16: this processor has no AVX512-BF16\n");
+    if (!lazy_arithmetic_find(NULL, LAZY_COMPUTE_INT8)) printf("SKIPPED int8: this processor has no AVX512-VNNI\n");
     computing = LAZY_COMPUTE_F32;
     side any = open_side("generic", &shapes[0], 1), plain = open_side("reference", &shapes[0], 1);
     for (int m = 1; m <= 130; m++) {

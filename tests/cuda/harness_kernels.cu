@@ -12,7 +12,7 @@
     one(STATIC_OVERRUN) one(DYNAMIC_TOO_SMALL) one(DEVICE_OVERRUN) one(UNWRITTEN_STATIC) one(UNWRITTEN_DYNAMIC)                            \
     one(NO_SYNCTHREADS_BEFORE_WGMMA) one(NO_PROXY_FENCE) one(NO_WGMMA_FENCE) one(READ_BEFORE_WGMMA_WAIT) one(NO_WGMMA_WAIT)           \
     one(WRITE_UNDER_WGMMA) one(NO_SWIZZLE)                                                                                                \
-    one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_MASKS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
+    one(DIVERGENT_BARRIER) one(WRONG_MASK) one(MIXED_OPERATIONS) one(MISSING_LANE) one(MISALIGNED) one(HOST_ACCESS)
 #define NAME(defect) defect,
 #define TEXT(defect) #defect,
 /* clang-format on */
@@ -259,22 +259,16 @@ cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream)
 
 /* ---- warp-level operations, and atomics ---- */
 
-/* out: (N_ANSWERS, 32), the results of each operation in one warp whose lane l passes 3 l */
+/* out: (3, 32), the results of each operation in one warp whose lane l passes 3 l */
 static __global__ void lane_operations(int *out)
 {
     const int lane = threadIdx.x, value = 3 * lane;
     int answer = 0;
     auto write = [&](int v) { out[answer++ * 32 + lane] = v; };
     write(__shfl_xor_sync(ALL, value, 17));
-    write(__shfl_xor_sync(ALL, value, 4, 4));
     write((int)__ballot_sync(ALL, lane % 3 == 0));
-    /* each half of the warp separately, one of them more often than the other */
-    const unsigned mine = lane < 16 ? 0x0000ffff : 0xffff0000;
-    int sum = value;
-    for (int i = 0; i < (lane < 16 ? 4 : 1); i++) sum += __shfl_xor_sync(mine, sum, 1 << i);
-    write(sum);
     if (planted == WRONG_MASK) __syncwarp(lane == 3 ? 0xfffffff7 : ALL);
-    if (planted == MIXED_MASKS) write(__shfl_xor_sync(lane < 20 ? mine : ALL, value, 0));
+    if (planted == MIXED_OPERATIONS && lane < 20) write(__shfl_xor_sync(ALL, value, 1));
     if (planted == MISSING_LANE && lane == 2) __syncthreads();
     write((int)__ballot_sync(ALL, lane == 8));
 }

@@ -242,7 +242,7 @@ static lazy_stage keep(int layer, double share)
 static lazy_stage drop(int layer, double share)
 {
     lazy_stage stage = keep(layer, share);
-    stage.permanent = true;
+    stage.for_good = true;
     return stage;
 }
 

@@ -199,7 +199,7 @@ static void test_much_shared_memory()
 
 static void test_lanes()
 {
-    on_device<int> out(5 * 32);
+    on_device<int> out(3 * 32);
     CHECK_OK(launch_lane_operations(out.at, NULL));
     std::vector<int> got = out.values();
     int answer = 0;
@@ -211,9 +211,7 @@ static void test_lanes()
         return same;
     };
     CHECK(all_are([](int l) { return 3 * (l ^ 17); }));
-    CHECK(all_are([](int l) { return 3 * (l & 4 ? l ^ 4 : l); }));
     CHECK(all_are([](int) { return 0x49249249; }));
-    CHECK(all_are([](int l) { return l < 16 ? 3 * 15 * 8 : 3 * (2 * (l & ~1) + 1); }));
     CHECK(all_are([](int) { return 1 << 8; }));
 }
 

@@ -37,8 +37,8 @@ asan  DEVICE_OVERRUN                  reverse_quads heap-buffer-overflow
 plain UNWRITTEN_STATIC                sums          sums FAILED
 plain UNWRITTEN_DYNAMIC               reverse_quads reverse_quads FAILED
 plain DIVERGENT_BARRIER               reverse_quads divergent __syncthreads: reached at
-plain WRONG_MASK                      lanes         lacks the calling lane
-plain MIXED_MASKS                     lanes         divergent warp: __shfl_xor_sync
+plain WRONG_MASK                      lanes         which is not of all lanes
+plain MIXED_OPERATIONS                lanes         divergent warp: __ballot_sync
 plain MISSING_LANE                    lanes         thread 2 waits in __syncthreads
 tsan  BLOCKS_RACE                     sums          data race
 plain MISALIGNED                      product_bf16  no multiple of 16

@@ -52,7 +52,7 @@ static int next_stages(input *in, lazy_stage *stages)
     int n = next_byte(in) % (MOST_STAGES + 1);
     for (int i = 0; i < n; i++) {
         uint8_t kind = next_byte(in);
-        stages[i] = (lazy_stage){ .layer = kind % 8 == 7 ? next_int(in) : kind % 8, .by_mass = kind & 8, .permanent = kind & 16 };
+        stages[i] = (lazy_stage){ .layer = kind % 8 == 7 ? next_int(in) : kind % 8, .by_mass = kind & 8, .for_good = kind & 16 };
         if (stages[i].by_mass) {
             stages[i].mass = next_share(in);
             stages[i].keep_min = next_share(in);
@@ -70,7 +70,7 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     unsigned pattern = *(unsigned *)context;
     float *hidden = malloc((size_t)view->n_rows * NARROW * sizeof *hidden);
     lazy_error err = { 0 };
-    require(!lazy_view_read(view, LAZY_VIEW_HIDDEN, 0, view->n_rows, hidden, &err), err.message);
+    require(!lazy_view_copy(view, LAZY_VIEW_HIDDEN, 0, view->n_rows, hidden, &err), err.message);
     for (int i = 0; i < view->n_in_play && !view->observes; i++) scores[i] = (float)((unsigned)i * pattern % 7);
     if (!view->observes && pattern % 5 == 1) scores[0] = NAN;
     if (!view->observes && pattern % 3 == 1) *n_free = (int)(pattern % 80) - 2;
@@ -212,7 +212,7 @@ static int write_part(lazy_session *s, input *in, lazy_error *err)
     lazy_state_part part = (lazy_state_part)(next_byte(in) % (LAZY_STATE_LOGITS + 1));
     int layer = next_byte(in) % (LAYERS + 2) - 1, n = next_byte(in) % MOST_TOKENS;
     char *data = calloc((size_t)n + 1, row_bytes(part));
-    int code = lazy_session_write_state(s, part, layer, n, data, err);
+    int code = lazy_session_set_state(s, part, layer, n, data, err);
     free(data);
     return code;
 }
@@ -248,8 +248,8 @@ static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part,
     if (part == LAZY_STATE_REMEMBERED && any && n >= 0) n = next_byte(in) % 4 ? lazy_session_length(to) : next_byte(in) % MOST_TOKENS;
     if (n <= 0) return LAZY_OK;
     char *data = calloc((size_t)n, row_bytes(part));
-    int code = n == n_from ? lazy_session_read_state(from, part, layer, data, err) : LAZY_OK;
-    if (!code) code = lazy_session_write_state(to, part, layer, n, data, err);
+    int code = n == n_from ? lazy_session_get_state(from, part, layer, data, err) : LAZY_OK;
+    if (!code) code = lazy_session_set_state(to, part, layer, n, data, err);
     free(data);
     return code;
 }
@@ -264,7 +264,7 @@ static int restore(slot *to, slot *from, input *in, lazy_error *err)
     tokens t = tokens_of(from->session);
     change_tokens(&t, in, n_changes);
     int code = opens ? lazy_session_truncate(to->session, 0, err) : LAZY_OK;
-    if (!code) code = lazy_session_write_tokens(to->session, t.ids, t.kinds, t.depths, t.gone, t.length, err);
+    if (!code) code = lazy_session_set_tokens(to->session, t.ids, t.kinds, t.depths, t.gone, t.length, err);
     for (int part = LAZY_STATE_KEYS; part <= LAZY_STATE_LOGITS; part++)
         for (int layer = 0; layer < (part == LAZY_STATE_LOGITS ? 1 : LAYERS) && !code; layer++)
             code = copy_part(to->session, from->session, (lazy_state_part)part, layer, in, n_changes > 0, err);

@@ -1,19 +1,32 @@
-"""Random choices seeded by a label, and the names, numbers and codes made from them."""
+"""Random choices seeded by a label; and what is chosen: words, names, numbers, codes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from hashlib import sha256
+from importlib.resources import files
 from itertools import islice
 from random import Random
 from string import ascii_lowercase
 from typing import TypeVar
 from uuid import UUID
 
-from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
-
 Drawn = TypeVar("Drawn")
 DEPTHS = tuple(round(100 * place / 39) for place in range(40))  # percent, as in RULER
+
+
+@cache
+def file_text(name: str) -> str:
+    """The text of NAME.txt without its last line break."""
+    file = files(__package__) / "texts" / f"{name}.txt"
+    return file.read_text(encoding="utf-8").removesuffix("\n")
+
+
+@cache
+def vocabulary(kind: str) -> tuple[str, ...]:
+    """Common English words, each an "adjective" or a "noun"; no word is part of another one."""
+    return tuple(file_text(kind).split())
 
 
 class Draws:
@@ -52,9 +65,10 @@ class Draws:
 
 def names(draws: Draws) -> Iterator[str]:
     """Distinct names such as calm-harbor."""
-    count = len(ADJECTIVES) * len(NOUNS)
+    adjectives, nouns = vocabulary("adjective"), vocabulary("noun")
+    count = len(adjectives) * len(nouns)
     for pair in draws.order(count):
-        yield f"{ADJECTIVES[pair // len(NOUNS)]}-{NOUNS[pair % len(NOUNS)]}"
+        yield f"{adjectives[pair // len(nouns)]}-{nouns[pair % len(nouns)]}"
     raise ValueError(f"the item needs more than the {count} names there are; use a smaller length")
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lazyllm.evaluation.longbench import items
 from lazyllm.support.files import user_path
+from lazyllm.support.json_text import parse_json
 
 QA = ("qa_1", "qa_2")
 SQUAD, HOTPOT = "squad.json", "hotpotqa.json"
@@ -32,20 +32,16 @@ class Question:
     related: Sequence[int] = ()
 
 
+@dataclass(frozen=True)
 class Questions:
-    """Questions, and the documents that they are asked about, without repetitions."""
+    """Questions, and by document, without repetitions, its index."""
 
-    def __init__(self) -> None:
-        self.documents: list[str] = []
-        self.questions: list[Question] = []
-        self._indices: dict[str, int] = {}
+    questions: list[Question] = field(default_factory=list)
+    documents: dict[str, int] = field(default_factory=dict)
 
     def index(self, document: str) -> int:
         """The index of a document, which is added if it is new."""
-        if document not in self._indices:
-            self._indices[document] = len(self.documents)
-            self.documents.append(document)
-        return self._indices[document]
+        return self.documents.setdefault(document, len(self.documents))
 
 
 def read_questions(folder: str | Path, task: str) -> Questions | None:
@@ -55,7 +51,7 @@ def read_questions(folder: str | Path, task: str) -> Questions | None:
     file = user_path(folder) / name
     if file.is_file():
         try:
-            add_file(questions, json.loads(file.read_text(encoding="utf-8")))
+            add_file(questions, parse_json(file.read_bytes(), file))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is not the file that RULER downloads: {error!r}") from None
     elif data_set in items.available(folder):
@@ -71,12 +67,12 @@ def add_squad(to: Questions, data: Mapping[str, Any]) -> None:
     """Adds the answerable questions of SQuAD 2.0; the other paragraphs of an article are related."""
     for article in data["data"]:
         indices = [to.index(paragraph["context"]) for paragraph in article["paragraphs"]]
-        for index, paragraph in zip(indices, article["paragraphs"], strict=True):
-            related = [other for other in dict.fromkeys(indices) if other != index]
+        for own, paragraph in zip(indices, article["paragraphs"], strict=True):
+            related = [index for index in dict.fromkeys(indices) if index != own]
             for question in paragraph["qas"]:
                 if not question["is_impossible"]:
                     answers = [answer["text"] for answer in question["answers"]]
-                    to.questions.append(Question(question["question"], answers, [index], related))
+                    to.questions.append(Question(question["question"], answers, [own], related))
 
 
 def add_hotpot(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -93,7 +89,7 @@ def add_triviaqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     for row in rows:
         for text, question in EXAMPLE.findall(row["input"]):
-            to.questions.append(Question(question.strip(), list(row["answers"]), [to.index(text.strip())]))
+            to.questions.append(Question(question.strip(), row["answers"], [to.index(text.strip())]))
         for text, _ in EXAMPLE.findall(row["context"]):
             to.index(text.strip())
 
@@ -102,7 +98,7 @@ def add_hotpotqa(to: Questions, rows: Iterable[Mapping[str, Any]]) -> None:
     """Adds the questions of LongBench's hotpotqa, whose contexts consist of passages."""
     for row in rows:
         passages = filter(None, map(str.strip, PASSAGE.split(row["context"])))
-        to.questions.append(Question(row["input"], list(row["answers"]), [*map(to.index, passages)]))
+        to.questions.append(Question(row["input"], row["answers"], [*map(to.index, passages)]))
 
 
 Adding = Callable[[Questions, Any], None]

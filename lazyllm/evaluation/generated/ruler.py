@@ -2,6 +2,8 @@
 
 An item has LongBench's fields, and fills with its chat template and its answer a given length in the model's
 own tokens. The same seed gives the same item on every machine. `string_match` scores the answers.
+
+A task is a function that drafts an item as a context of any size; `make_item` finds the size that fits.
 """
 
 from __future__ import annotations
@@ -9,22 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import chain, cycle, islice
-from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
-from lazyllm.evaluation.generated.draws import Draws, codewords, names, numbers, uuids
-from lazyllm.evaluation.generated.haystack import NOISE, Haystack, distinct, made_prose
+from lazyllm.evaluation.generated.draws import Draws, codewords, file_text, names, numbers, uuids, vocabulary
+from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose, noise
 from lazyllm.evaluation.generated.questions import QA, QA_FILES, Questions
-from lazyllm.evaluation.generated.words import ADJECTIVES, NOUNS
 from lazyllm.support import checked
 
 Item = dict[str, Any]
 Encode = Callable[[str, str], Sequence[int]]
 """The token ids of a whole prompt, from the user's text and the beginning of the answer."""
+Source = Callable[[Draws], Iterator[str]]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Spec:
 class Draft:
     """An item before it is fitted to a length: `context(size)` grows with its size, from `min_size` on.
 
-    `answer_prefix` is the beginning of the answer, `example` a worked example before the task. `whole`: the
-    context consists of whole documents, so its length may be well below the one asked for.
+    `answer_prefix` is the beginning of the answer, `example` a worked example before the task.
     """
 
     input: str
@@ -54,50 +53,41 @@ class Draft:
     context: Callable[[int], str]
     min_size: int
     example: str = ""
-    whole: bool = False
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task. `template.format(**item)` is the user's text; `any_answer`: one answer is enough."""
+    """A kind of task."""
 
     name: str
     category: str
-    template: str
     max_new_tokens: int
     draft: Callable[[Spec], Draft]
-    any_answer: bool = False
+
+    @property
+    def template(self) -> str:
+        """The user's text, whose fields are those of an item."""
+        return file_text(self.name.partition("_")[0])
 
 
 # ---- the drafts ----------------------------------------------------------------------------------
 
-Source = Callable[[Draws], Iterator[str]]
-
 NEEDLE, ONE_OF_SEVERAL = "The secret code of {} is {}.", "One secret code of {} is {}."
 MIN_WORDS = 30
 NUMBER_FILLER, UUID_FILLER = 48, 160  # this many words of noise have more tokens than one needle
-HOPS = 4
-EXAMPLE_WORDS = 300  # of noise in the example of variable tracking, which RULER fits to 500 tokens
-COMMON = 10
-LONG = 4096  # tokens; longer items repeat their words more often
-# repetitions of a common word and of any other word; the same in the example; its words that are not common
-SHORT_LIST, LONG_LIST = ((6, 1), (3, 1), 10), ((30, 3), (10, 3), 30)
-FREQUENT = 3
-DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds
-MIN_FREQUENCY = 32  # with at least this size the FREQUENT words are more frequent than any other
 
 
 def hidden_needles(
     spec: Spec,
     *,
-    noise: bool = False,
+    in_noise: bool = False,
     values: Source = numbers,
     keys: int = 1,
     each: int = 1,
     asked: int = 1,
 ) -> Draft:
     """A text with `keys` keys of `each` codes; the question is for the codes of the first `asked` keys."""
-    draws, text = spec.draws, NOISE if noise else spec.prose
+    draws, text = spec.draws, noise() if in_noise else spec.prose
     all_keys = list(islice(distinct(names(draws.fork("keys")), text), keys))
     codes = list(islice(distinct(values(draws.fork("values")), text), keys * each))
     needle = ONE_OF_SEVERAL if each > 1 else NEEDLE
@@ -123,7 +113,7 @@ def only_needles(spec: Spec, *, keys: Source, values: Source, filler: int) -> Dr
         others, words = divmod(size, filler)
         needle, *text = (NEEDLE.format(key, code) for key, code in islice(pairs(), 1 + others))
         text.insert(round(others * spec.depth / 100), needle)
-        return " ".join([*text, *NOISE.first(words)])
+        return " ".join([*text, *noise().first(words)])
 
     key, code = next(pairs())
     return Draft(*question([key], 1), [code], context, filler)
@@ -138,41 +128,54 @@ def question(keys: Sequence[str], each: int) -> tuple[str, str]:
     return f"What are the {codes} of {listed}?", f" The {codes} of {listed} are"
 
 
+HOPS = 4
+EXAMPLE_WORDS = 300  # of noise in the example of variable tracking, which RULER fits to 500 tokens
+
+
 def chained_variables(spec: Spec) -> Draft:
     """Variables assigned from one another, one step after the other, spread over the text."""
     shown = chain_of(spec.draws.fork("example"), letters=3)
-    example = worked_example(TRACKING, shown, shown.context(EXAMPLE_WORDS), " ".join(shown.answers))
+    example = worked_example("vt", shown, shown.context(EXAMPLE_WORDS), " ".join(shown.answers))
     return replace(chain_of(spec.draws, letters=5), example=example)
 
 
 def chain_of(draws: Draws, letters: int) -> Draft:
     """One chain of HOPS assignments, of variables of so many letters; its size is the words of noise."""
-    names = islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
-    variables = [name.upper() for name in names]
+    found = islice(distinct(codewords(draws.fork("variables"), letters)), 1 + HOPS)
+    variables = [name.upper() for name in found]
     value = next(numbers(draws, digits=5))
     steps = [f"Let {new} be {old}." for new, old in zip(variables, [value, *variables], strict=False)]
     depths = sorted(draws.depths(len(steps)))
-    start = draws.below(len(NOISE.sentences))
+    start = draws.below(len(noise().sentences))
     return Draft(
         f"Which {len(variables)} variables have the value {value}?",
         f" The {len(variables)} variables with the value {value} are:",
         variables,
-        lambda words: NOISE.around(zip(depths, steps, strict=True), words, start),
+        lambda words: noise().around(zip(depths, steps, strict=True), words, start),
         MIN_WORDS,
     )
 
 
-def worked_example(template: str, draft: Draft, context: str, answer: str) -> str:
+def worked_example(task: str, draft: Draft, context: str, answer: str) -> str:
     """A whole prompt with its answer, which stands before the one that is asked."""
-    prompt = template.format(example="", input=draft.input, context=context)
+    prompt = file_text(task).format(example="", input=draft.input, context=context)
     return f"{prompt}{draft.answer_prefix} {answer}\n\n"
+
+
+COMMON = 10
+LONG = 4096  # tokens; longer items repeat their words more often
+# repetitions of a common word and of any other word; the same in the example; its words that are not common
+SHORT_LIST, LONG_LIST = ((6, 1), (3, 1), 10), ((30, 3), (10, 3), 30)
+FREQUENT = 3
+DOTS_FILLER = 64  # this many dots have more tokens than the words that one step of the size adds
+MIN_FREQUENCY = 32  # with at least this size the FREQUENT words are more frequent than any other
 
 
 def common_words(spec: Spec) -> Draft:
     """A numbered list of words; its size is the number of entries besides the common words."""
     draws = spec.draws
     times, example_times, n_others = LONG_LIST if spec.length >= LONG else SHORT_LIST
-    words = draws.fork("words").shuffled([*ADJECTIVES, *NOUNS])
+    words = draws.fork("words").shuffled([*vocabulary("adjective"), *vocabulary("noun")])
     common, others = words[:COMMON], words[COMMON:]
 
     def context(size: int) -> str:
@@ -191,7 +194,7 @@ def common_words(spec: Spec) -> Draft:
     shown = draws.fork("example words").shuffled(others)
     often, seldom = shown[:COMMON], shown[COMMON : COMMON + n_others]
     entries = draws.fork("example order").shuffled([*often * example_times[0], *seldom * example_times[1]])
-    return replace(draft, example=worked_example(COMMON_WORDS, draft, listed(entries), listed(often)))
+    return replace(draft, example=worked_example("cwe", draft, listed(entries), listed(often)))
 
 
 def listed(words: Sequence[str]) -> str:
@@ -226,59 +229,23 @@ def frequent_words(spec: Spec) -> Draft:
 
 def questions_on_documents(spec: Spec) -> Draft:
     """A question whose documents stand among others; its size is the number of documents."""
-    draws, (questions, documents) = spec.draws, (spec.questions.questions, spec.questions.documents)
-    question = questions[spec.number % len(questions)]
-    near = {*question.documents, *question.related}
-    rest = [index for index in range(len(documents)) if index not in near]
-    others = [*draws.fork("related").shuffled(question.related), *draws.fork("others").shuffled(rest)]
+    draws, questions, documents = spec.draws, spec.questions.questions, [*spec.questions.documents]
+    asked = questions[spec.number % len(questions)]
+    rest = [index for index in range(len(documents)) if index not in {*asked.documents, *asked.related}]
+    others = [*draws.fork("related").shuffled(asked.related), *draws.fork("others").shuffled(rest)]
 
     def context(size: int) -> str:
-        added = islice(cycle([*others, *question.documents]), size - len(question.documents))
-        order = draws.fork("order").shuffled([*question.documents, *added])
+        added = islice(cycle([*others, *asked.documents]), size - len(asked.documents))
+        order = draws.fork("order").shuffled([*asked.documents, *added])
         return "\n\n".join(f"Document {place}:\n{documents[index]}" for place, index in enumerate(order, 1))
 
-    size = len(question.documents)
-    return Draft(f"Question: {question.text}", " Answer:", question.answers, context, size, whole=True)
+    return Draft(f"Question: {asked.text}", " Answer:", asked.answers, context, len(asked.documents))
 
 
 # ---- the tasks -----------------------------------------------------------------------------------
 
-RETRIEVAL = """\
-Read the text and keep its secret codes in mind.
-
-{context}
-
-{input}"""
-TRACKING = """\
-{example}Read the text and keep in mind which value each variable has. One may take the value of another.
-
-{context}
-
-{input}"""
-COMMON_WORDS = """\
-{example}Read the list of words and keep count of them. Some come often, the others seldom.
-
-{context}
-
-{input}"""
-FREQUENT_WORDS = """\
-Read the text of code words and keep count of each of them. The dots between them do not count.
-
-{context}
-
-{input}"""
-QUESTIONS = """\
-Read the documents and answer the question from them, with the answer alone.
-
-{context}
-
-Answer the question from the documents, with the answer alone.
-
-{input}"""
-
-
 NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
-    "niah_single_1": partial(hidden_needles, noise=True),
+    "niah_single_1": partial(hidden_needles, in_noise=True),
     "niah_single_2": hidden_needles,
     "niah_single_3": partial(hidden_needles, values=uuids),
     "niah_multikey_1": partial(hidden_needles, keys=4),
@@ -289,11 +256,11 @@ NEEDLES: Mapping[str, Callable[[Spec], Draft]] = {
 }
 ONE_NEEDLE = tuple(NEEDLES)[:6]  # niah_single_* and niah_multikey_*
 KINDS = (
-    *(Kind(name, "Retrieval", RETRIEVAL, 128, draft) for name, draft in NEEDLES.items()),
-    Kind("vt", "Multi-hop Tracing", TRACKING, 30, chained_variables),
-    Kind("cwe", "Aggregation", COMMON_WORDS, 120, common_words),
-    Kind("fwe", "Aggregation", FREQUENT_WORDS, 50, frequent_words),
-    *(Kind(name, "Question Answering", QUESTIONS, 32, questions_on_documents, True) for name in QA),
+    *(Kind(name, "Retrieval", 128, draft) for name, draft in NEEDLES.items()),
+    Kind("vt", "Multi-hop Tracing", 30, chained_variables),
+    Kind("cwe", "Aggregation", 120, common_words),
+    Kind("fwe", "Aggregation", 50, frequent_words),
+    *(Kind(name, "Question Answering", 32, questions_on_documents) for name in QA),
 )
 TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in KINDS})
 
@@ -302,11 +269,7 @@ TASKS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in KINDS}
 
 
 class TooShort(ValueError):
-    """The length is less than the tokens `needed` for a task's shortest item."""
-
-    def __init__(self, message: str, needed: int) -> None:
-        super().__init__(message)
-        self.needed = needed
+    """The length is less than a task's shortest item needs."""
 
 
 def generate(
@@ -326,10 +289,16 @@ def generate(
     default one made by rule; niah_single_1 and vt always have noise, niah_multikey_2 and _3 needles only.
     The tasks of QA need `questions`, and their items may be shorter, as documents are not cut.
     """
-    kind = find_task(task)
+    kind = checked.entry(task, TASKS, "generated task")
     length, count = checked.whole(length, "length", 1), checked.whole(count, "count", 1)
     seed = checked.whole(seed, "seed", 0, checked.SEED_LIMIT)
-    depth = percentage(kind, depth)
+    if depth is not None:
+        depth = checked.number(depth, "depth")
+        if not 0 <= depth <= 100:
+            raise ValueError(f"depth must be from 0 to 100 percent, not {depth:g}")
+        if task not in ONE_NEEDLE:
+            raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {task} takes None")
+        depth = int(depth) if depth.is_integer() else depth  # 50.0 and 50 make the same item
     if task in QA and questions is None:
         raise ValueError(f"{task} needs questions on documents: {QA_FILES}")
     items = []
@@ -342,34 +311,12 @@ def generate(
     return items
 
 
-def find_task(name: str) -> Kind:
-    """The task of that name; a ValueError suggests similar names."""
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a task must be a string, not {name!r}")
-    if name in TASKS:
-        return TASKS[name]
-    close = get_close_matches(name.lower(), TASKS, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(TASKS)}"
-    raise ValueError(f"there is no task {name!r}; {hint}")
-
-
-def percentage(kind: Kind, depth: float | None) -> float | None:
-    """The checked depth; 50.0 becomes 50, so that both make the same item."""
-    if depth is None:
-        return None
-    if isinstance(depth, bool) or not isinstance(depth, Real):
-        raise TypeError(f"depth must be a percentage or None, not {depth!r}")
-    if not 0 <= depth <= 100:
-        raise ValueError(f"depth must be from 0 to 100 percent, not {depth}")
-    if kind.name not in ONE_NEEDLE:
-        raise ValueError(f"depth is for {', '.join(ONE_NEEDLE)}; {kind.name} takes None")
-    return int(depth) if depth == int(depth) else float(depth)
-
-
 def make_item(kind: Kind, encode: Encode, spec: Spec) -> Item:
     """The item, fitted to its length."""
     draft, length = kind.draft(spec), spec.length
-    fields = {
+    depth = spec.depth if kind.name in ONE_NEEDLE else None
+    place = "" if depth is None else f"-depth{depth}"
+    item = {
         "input": draft.input,
         "answer_prefix": draft.answer_prefix,
         "example": draft.example,
@@ -378,26 +325,22 @@ def make_item(kind: Kind, encode: Encode, spec: Spec) -> Item:
         "dataset": kind.name,
         "language": "en",
         "all_classes": None,
+        "context": "",
+        "_id": f"{kind.name}-{length}{place}-seed{spec.seed}-{spec.number}",
+        "depth": depth,
     }
 
     def tokens(size: int) -> int:
-        text = kind.template.format(**fields, context=draft.context(size))
+        text = kind.template.format(**{**item, "context": draft.context(size)})
         return len(encode(text, draft.answer_prefix)) + kind.max_new_tokens
 
     size, fitted = fit(tokens, length, draft.min_size)
     where = f"length is {length}; item {spec.number} of {kind.name}"
     if fitted > length:
-        raise TooShort(f"{where} needs at least {fitted} tokens", fitted)
-    if not (draft.whole or nearly(fitted, length, percent=97)):
+        raise TooShort(f"{where} needs at least {fitted} tokens")
+    if kind.name not in QA and 100 * fitted < 97 * length:  # whole documents leave more room
         raise ValueError(f"{where} can only have {fitted} tokens or more than {length}")
-    depth = spec.depth if kind.name in ONE_NEEDLE else None
-    place = "" if depth is None else f"-depth{depth}"
-    item_id = f"{kind.name}-{length}{place}-seed{spec.seed}-{spec.number}"
-    return {**fields, "context": draft.context(size), "_id": item_id, "depth": depth}
-
-
-def nearly(tokens: int, length: int, percent: int) -> bool:
-    return 100 * tokens >= percent * length
+    return item | {"context": draft.context(size)}
 
 
 def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, int]:
@@ -405,20 +348,14 @@ def fit(tokens: Callable[[int], int], length: int, min_size: int) -> tuple[int, 
 
     If even `min_size` is too large, `min_size` is returned.
     """
-    low, low_tokens = min_size, tokens(min_size)
-    high, high_tokens = low, low_tokens
-    while high_tokens <= length:
-        low, low_tokens = high, high_tokens
-        high *= 2
-        high_tokens = tokens(high)
-    halve = False
-    while high - low > 1 and not nearly(low_tokens, length, percent=99):
-        share = 0.5 if halve else (length - low_tokens) / (high_tokens - low_tokens)
-        size = min(max(low + int((high - low) * share), low + 1), high - 1)
-        size_tokens = tokens(size)
-        if size_tokens <= length:
-            low, low_tokens = size, size_tokens
-        else:
-            high, high_tokens = size, size_tokens
-        halve = not halve
-    return low, low_tokens
+    low = high = (min_size, tokens(min_size))
+    while high[1] <= length:
+        low, high = high, (2 * high[0], tokens(2 * high[0]))
+    for share in cycle((None, 0.5)):  # by turns where the tokens seem to be, and in the middle
+        if high[0] - low[0] <= 1 or 100 * low[1] >= 99 * length:
+            break
+        share = share or (length - low[1]) / (high[1] - low[1])
+        size = min(max(low[0] + int((high[0] - low[0]) * share), low[0] + 1), high[0] - 1)
+        tried = size, tokens(size)
+        low, high = (tried, high) if tried[1] <= length else (low, tried)
+    return low

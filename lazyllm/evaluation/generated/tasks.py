@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count as counted
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +15,7 @@ from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
 from lazyllm.evaluation.options import DEPTHS, RunOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task, Tasks
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
@@ -23,12 +25,8 @@ IN_NOISE, IN_PROSE = ONE_NEEDLE[:2]
 LENGTH_STEP = 64  # tokens; the shortest length that fits is searched in multiples of this
 
 
-def data_set(task: str, length: int) -> str:
-    return f"{task}{AT}{length}"
-
-
-def task_and_length(name: str) -> tuple[str, int]:
-    task, _, length = name.partition(AT)
+def task_and_length(data_set: str) -> tuple[str, int]:
+    task, _, length = data_set.partition(AT)
     return task, int(length)
 
 
@@ -58,36 +56,25 @@ def ruler_items(
     names = tuple(tasks or (name for name in TASKS if name not in QA or questions.get(name)))
 
     def items(name: str, length: int) -> list[Item]:
-        return generate(name, encode, length, count, seed, prose=text, questions=questions.get(name))
+        """No items if the length is too short."""
+        try:
+            return generate(name, encode, length, count, seed, prose=text, questions=questions.get(name))
+        except TooShort:
+            return []
 
     by_data_set: dict[str, list[Item]] = {}
     for length in lengths:
-        needed: dict[str, int] = {}  # by task: the tokens that it needs
-        for name in names:
-            try:
-                by_data_set[data_set(name, length)] = items(name, length)
-            except TooShort as error:
-                needed[name] = error.needed
-        if needed:
-            fitting = [name for name in names if name not in needed]
-            advice = f", or only the tasks {','.join(fitting)} (--tasks)" if fitting else ""
+        by_task = {name: items(name, length) for name in names}
+        if short := [name for name in names if not by_task[name]]:
+            longer = counted(length - length % LENGTH_STEP + LENGTH_STEP, LENGTH_STEP)
+            enough = next(least for least in longer if all(items(name, least) for name in short))
+            fitting = ",".join(name for name in names if by_task[name])
             raise ValueError(
-                f"length {length} is too short for {', '.join(needed)}; choose lengths of "
-                f"{shortest_length(items, needed)} or more{advice}"
+                f"length {length} is too short for {', '.join(short)}; choose lengths of {enough} or more"
+                + (f", or only the tasks {fitting} (--tasks)" if fitting else "")
             )
+        by_data_set |= {f"{name}{AT}{length}": rows for name, rows in by_task.items()}
     return by_data_set
-
-
-def shortest_length(items: Callable[[str, int], object], needed: Mapping[str, int]) -> int:
-    """The least multiple of LENGTH_STEP at which `items(task, length)` is long enough for all of `needed`."""
-    length = -(-max(needed.values()) // LENGTH_STEP) * LENGTH_STEP
-    while True:
-        try:
-            for name in needed:
-                items(name, length)
-            return length
-        except TooShort:
-            length += LENGTH_STEP
 
 
 def niah_items(
@@ -102,16 +89,14 @@ def niah_items(
 
     Items of a length differ only in depth.
     """
-    for name, values, example in (
-        ("lengths", lengths, "[1024, 4096]"),
-        ("depths", depths, "[0, 50, 100]"),
-    ):
-        checked.a_list(values, name, example)
+    checked.a_list(lengths, "lengths", "[1024, 4096]")
+    checked.a_list(depths, "depths", "[0, 50, 100]")
+    for name, values in (("lengths", lengths), ("depths", depths)):
         if not len(values) or len({*values}) < len(values):
             raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
     task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
     return {
-        data_set(task, length): [
+        f"{task}{AT}{length}": [
             {**item, "_id": f"{depth:g}/{number}"}
             for depth in depths
             for number, item in enumerate(generate(task, encode, length, count, seed, depth, text))
@@ -122,10 +107,10 @@ def niah_items(
 
 def needles_found(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[tuple[float, int], float]]:
     """By setting, then by depth and length: the mean score of a niah run's result rows, 0 to 100."""
-    scores: dict[str, dict[tuple[float, int], list[float]]] = {}
+    scores: dict[str, dict[tuple[float, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         place = float(row["item"].partition("/")[0]), task_and_length(row["dataset"])[1]
-        scores.setdefault(row["setting"], {}).setdefault(place, []).append(100 * row["score"])
+        scores[row["setting"]][place].append(100 * row["score"])
     return {
         setting: {place: fmean(values) for place, values in by_place.items()}
         for setting, by_place in scores.items()
@@ -141,8 +126,8 @@ def string_match(prediction: str, answers: Sequence[str], any_answer: bool = Fal
     return float(n_found > 0) if any_answer else n_found / len(answers)
 
 
-class GeneratedTasks:
-    """Implements `Tasks` for generated items; the string match is their score. `kind` is RULER or NIAH."""
+class GeneratedTasks(Tasks):
+    """Generated items; the string match is their score. `kind` is RULER or NIAH."""
 
     def __init__(
         self,
@@ -152,10 +137,9 @@ class GeneratedTasks:
         options: RunOptions,
         max_new_tokens: int | None = None,
     ) -> None:
-        self.items: Mapping[str, Sequence[Mapping[str, Any]]] = items
-        self.conditions: Mapping[str, Any] = {"tasks": kind, "cap on new tokens": max_new_tokens}
-        chosen = {name: value for name, value in selection.items() if value is not None}
-        self.selection: Mapping[str, Any] = chosen
+        self.items = items
+        self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
+        self.selection = {name: value for name, value in selection.items() if value is not None}
         self._chat, self._max_new_tokens = options.chat, max_new_tokens
 
     def check(self, llm: LLM) -> None:
@@ -187,4 +171,4 @@ class GeneratedTasks:
         return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
-        return string_match(prediction, item["answers"], kind_of(task.name).any_answer)
+        return string_match(prediction, item["answers"], any_answer=kind_of(task.name).name in QA)

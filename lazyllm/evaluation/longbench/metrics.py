@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from difflib import SequenceMatcher
 from functools import cache, partial
-from importlib import import_module, metadata
+from importlib import metadata
 from threading import Thread
-from types import ModuleType
 from typing import Any
 
-INSTALL = "pip install 'lazyllm-engine[longbench]'"
+from lazyllm.support.optional import package
+
 ROUGE_VERSION = "1.0.1"
 OFFICIAL_RECURSION_LIMIT = 1000
 CODE_MARKS = ("`", "#", "//")
@@ -30,14 +30,7 @@ _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
 
 
-def _needed(package: str) -> ModuleType:
-    try:
-        return import_module(package)
-    except ImportError:
-        raise ImportError(f"this metric of LongBench needs the package {package}: {INSTALL}") from None
-
-
-# ---- words -------------------------------------------------------------------------------------
+_needed = partial(package, what="this metric of LongBench", extra="longbench")
 
 
 def _without(text: str, marks: frozenset[str]) -> str:
@@ -49,18 +42,15 @@ def _words(text: str) -> list[str]:
 
 
 @cache
-def _segmenter() -> Any:
+def _segmenter() -> Callable[[str], list[str]]:
     jieba = _needed("jieba")
     jieba.setLogLevel(logging.WARNING)
-    return jieba.Tokenizer()
-
-
-def _segments(text: str) -> list[str]:
-    return list(_segmenter().cut(text))
+    lcut: Callable[[str], list[str]] = jieba.Tokenizer().lcut
+    return lcut
 
 
 def _chinese_words(text: str) -> list[str]:
-    bare = ("".join(_without(segment, CHINESE_PUNCTUATION).split()) for segment in _segments(text))
+    bare = ("".join(_without(segment, CHINESE_PUNCTUATION).split()) for segment in _segmenter()(text))
     return [word for word in bare if word]
 
 
@@ -82,22 +72,13 @@ def f1_zh(prediction: str, answer: str) -> float:
     return _overlap(_chinese_words(prediction), _chinese_words(answer))
 
 
-# ---- ROUGE -------------------------------------------------------------------------------------
-
-
 @cache
 def _rouge() -> Any:
-    package = _needed("rouge")
-    version = metadata.version("rouge")
-    if version != ROUGE_VERSION:
-        raise ImportError(f"LongBench's ROUGE is that of rouge {ROUGE_VERSION}, not {version}: {INSTALL}")
-    return package.Rouge(metrics=["rouge-l"])
-
-
-def _deeper(frames: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    if frames > 0:
-        return _deeper(frames - 1, function, *arguments)
-    return function(*arguments)
+    rouge = _needed("rouge")
+    if (version := metadata.version("rouge")) != ROUGE_VERSION:
+        needed = f"rouge {ROUGE_VERSION}, not {version}: pip install rouge=={ROUGE_VERSION}"
+        raise ImportError(f"LongBench's ROUGE is that of {needed}")
+    return rouge.Rouge(metrics=["rouge-l"])
 
 
 def _with_official_stack(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -107,14 +88,16 @@ def _with_official_stack(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     outcome: Future[Any] = Future()
 
-    def work() -> None:
+    def deeper(frames: int) -> None:
+        if frames > 0:
+            return deeper(frames - 1)
         try:
-            spare = sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
-            outcome.set_result(_deeper(spare, function, *arguments))
+            return outcome.set_result(function(*arguments))
         except BaseException as error:
-            outcome.set_exception(error)
+            return outcome.set_exception(error)
 
-    Thread(target=work, daemon=True).start()
+    spare = sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
+    Thread(target=deeper, args=(1 + spare,), daemon=True).start()
     return outcome.result()
 
 
@@ -129,10 +112,8 @@ def rouge(prediction: str, answer: str) -> float:
 
 def rouge_zh(prediction: str, answer: str) -> float:
     """`rouge` of jieba's segments joined by spaces; a sentence ends at an ASCII full stop only."""
-    return rouge(" ".join(_segments(prediction)), " ".join(_segments(answer)))
-
-
-# ---- labels and numbers ------------------------------------------------------------------------
+    segments = _segmenter()
+    return rouge(" ".join(segments(prediction)), " ".join(segments(answer)))
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
@@ -161,18 +142,12 @@ def retrieval(prediction: str, answer: str, label: str = "Paragraph ") -> float:
 retrieval_zh = partial(retrieval, label="段落")
 
 
-# ---- code --------------------------------------------------------------------------------------
-
-
-def _levenshtein(prediction: str, answer: str) -> float:
-    return float(_needed("rapidfuzz").distance.Indel.normalized_similarity(prediction, answer))
-
-
-def _difflib(prediction: str, answer: str) -> float:
-    return SequenceMatcher(None, prediction, answer).ratio()
-
-
-EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {"difflib": _difflib, "levenshtein": _levenshtein}
+EDIT_SIMS: Mapping[str, Callable[[str, str], float]] = {
+    "difflib": lambda line, answer: SequenceMatcher(None, line, answer).ratio(),
+    "levenshtein": lambda line, answer: _needed("rapidfuzz").distance.Indel.normalized_similarity(
+        line, answer
+    ),
+}
 
 
 def code_similarity(prediction: str, answer: str, edit_sim: str) -> float:

@@ -1,19 +1,122 @@
-"""The prompt of a LongBench item and the tokens that end its answer, by the official harness' rules."""
+"""The prompt of a LongBench item by the official harness' rules: its template, the cut, the wrapper.
+
+`official/` has the benchmark's own templates and answer lengths, unchanged, and their licence; others may lie
+beside the items or be named by the user.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from os.path import commonprefix
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from lazyllm.checkpoints.fields import shortened
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.evaluation.chats import Chat, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import dataset
-from lazyllm.evaluation.longbench.items import is_text
-from lazyllm.evaluation.longbench.templates import Templates, find_templates
+from lazyllm.evaluation.longbench.items import File, in_zip, is_text, resolve_data, zip_errors
 from lazyllm.evaluation.options import MAX_LENGTH
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten
 from lazyllm.support import checked
+from lazyllm.support.files import user_path
+from lazyllm.support.json_text import parse_object
+
+PROMPT_FILE = "dataset2prompt.json"
+LENGTH_FILE = "dataset2maxlen.json"
+ORIGIN = "LongBench/config of https://github.com/THUDM/LongBench"
+OFFICIAL = Path(__file__).with_name("official")
+ALLOWED = re.compile(r"\{\{|\}\}|\{input\}|\{context\}")
+BRACES = re.compile(r"[{}][^{}]*\}?")
+MARK = "\0"
+"""A context that no item has."""
+MAX_NEW_TOKENS = 1 << 20
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Templates:
+    """Template and maximum of new tokens by data set, read from `source`; NAME_e shares those of NAME."""
+
+    source: str
+    prompts: Mapping[str, str]
+    lengths: Mapping[str, int]
+
+    def prompt(self, item: Mapping[str, Any]) -> str:
+        """The prompt of one item."""
+        return self.template(item["dataset"]).format(input=item["input"], context=item["context"])
+
+    def template(self, name: str) -> str:
+        """The template of a data set."""
+        return entry(self.prompts, name, f"{self.source} has no template")
+
+    def max_new_tokens(self, name: str) -> int:
+        """The official limit of an answer's tokens."""
+        return entry(self.lengths, name, f"{LENGTH_FILE} beside {self.source} has no length")
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of the template and length of a data set."""
+        text = json.dumps([self.template(name), self.max_new_tokens(name)], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def verdict(self, name: str) -> str:
+        """The manifest's statement on the template of a data set."""
+        return "official" if self.template(name) == official().template(name) else "not official"
+
+
+def entry(table: Mapping[str, Value], name: str, lack: str) -> Value:
+    """What the table has for a data set, without the ending of LongBench-E: qasper_e is qasper."""
+    plain = dataset(name).name.removesuffix("_e")
+    if plain not in table:
+        raise ValueError(f"{lack} for {plain}; expected one as in {ORIGIN}")
+    return table[plain]
+
+
+def find_templates(data: str | Path | None = None, prompts: str | Path | None = None) -> Templates:
+    """The templates in the file `prompts`, else those with the items in `data`, else the official ones."""
+    if prompts is not None:
+        return read_templates(user_path(prompts))
+    if not data:
+        return official()
+    if (path := resolve_data(data)).suffix == ".zip":
+        member = in_zip(path, PROMPT_FILE)
+        return read_templates(member) if member else official()
+    files = (path / PROMPT_FILE, path / "config" / PROMPT_FILE)
+    return next((read_templates(file) for file in files if file.is_file()), official())
+
+
+@cache
+def official() -> Templates:
+    """The benchmark's own templates and lengths, which are part of this package."""
+    return read_templates(OFFICIAL / PROMPT_FILE)
+
+
+def read_templates(file: File) -> Templates:
+    """The templates in a file, and the lengths beside it, or else the official ones."""
+    beside: File = file.parent / LENGTH_FILE  # type: ignore[operator]
+    lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
+    templates = Templates(str(file), json_object(file), json_object(lengths))
+    for name, template in templates.prompts.items():
+        if wrong := BRACES.findall(ALLOWED.sub("", template)) if is_text(template) else [template]:
+            expected = "a template with the fields {input} and {context} only"
+            raise ValueError(f"{file}: {name} has {shortened(wrong[0])}; expected {expected}")
+    for name, length in templates.lengths.items():
+        if type(length) is not int or not 1 <= length <= MAX_NEW_TOKENS:
+            expected = f"a whole number from 1 to {MAX_NEW_TOKENS}"
+            raise ValueError(f"{lengths}: {name} is {shortened(length)}; expected {expected}")
+    return templates
+
+
+def json_object(file: File) -> dict[str, Any]:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
+    with zip_errors(file), file.open("rb") as stream:
+        return parse_object(stream.read(), file)
 
 
 def prompt_ids(
@@ -44,7 +147,9 @@ def make_prompt(
 
     `shorten` compresses what the cut has left of the context.
     """
-    check(item)
+    for field in ("dataset", "input", "context"):
+        if not is_text(item.get(field)):
+            raise ValueError(f"item: {field} is {item.get(field)!r:.80}; expected a string")
     checked.whole(max_length, "max_length", 2)
     wrapper = chat_wrapper(tokenizer, chat) if dataset(item["dataset"]).chat else "none"
     templates = templates or find_templates()
@@ -55,7 +160,8 @@ def make_prompt(
         half = int(max_length / 2)
         text = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
     if shorten:
-        text = with_shorter_context(text, *templates.around(item), shorten)
+        before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
+        text = with_shorter_context(text, before, after, shorten)
     if cut or shorten:
         ids = tokenizer.encode(text)
     return ItemPrompt(
@@ -69,20 +175,3 @@ def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -
     rest = text.removeprefix(before)
     after = commonprefix([rest[::-1], after[::-1]])[::-1]  # noqa: RUF071
     return before + shorten(rest.removesuffix(after)) + after
-
-
-def check(item: Mapping[str, Any]) -> None:
-    if not isinstance(item, Mapping):
-        raise TypeError(f"an item must be a dict as in LongBench's files, not {type(item).__name__}")
-    for field in ("dataset", "input", "context"):
-        if not is_text(item.get(field)):
-            raise ValueError(f"item: {field} is {item.get(field)!r:.80}; expected a string")
-
-
-def stops(name: str, tokenizer: Tokenizer) -> Stops:
-    """The tokens that end an answer to an item of the data set `name`, and those that cannot begin it."""
-    ends = tokenizer.eos_token_ids
-    if not dataset(name).stop_at_newline:
-        return Stops(ends)
-    ends = (*ends, tokenizer.encode("\n", add_special=False)[-1])
-    return Stops(ends, never_first=ends)

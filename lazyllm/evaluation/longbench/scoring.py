@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Any
 
 from lazyllm.evaluation.longbench import datasets, metrics
 from lazyllm.evaluation.options import EDIT_SIM
+from lazyllm.support import checked
 
 Texts = Sequence[str]
-ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
 
 
 def _check_list(value: object, what: str) -> None:
@@ -19,31 +19,11 @@ def _check_list(value: object, what: str) -> None:
         raise ValueError(f"{what} must not be empty")
 
 
-def _check_texts(texts: Sequence[object], what: str) -> None:
+def _check_texts(texts: Sequence[object] | None, what: str) -> None:
     _check_list(texts, what)
-    for text in texts:
+    for text in texts or ():
         if not isinstance(text, str):
             raise TypeError(f"{what} must hold strings only, not {text!r:.80}")
-
-
-def _metric(data: datasets.DataSet, all_classes: Texts | None, edit_sim: str) -> Callable[[str, str], float]:
-    """The metric of the data set, for a prediction and an answer."""
-    if edit_sim not in metrics.EDIT_SIMS:
-        raise ValueError(f"edit_sim must be {' or '.join(metrics.EDIT_SIMS)}, not {edit_sim!r}")
-    metric: Callable[..., float] = getattr(metrics, data.metric)
-    if data.metric == "code_similarity":
-        return partial(metric, edit_sim=edit_sim)
-    if data.metric == "classification":
-        if all_classes is None:
-            raise ValueError(f"{data.name} needs all_classes, the list of its labels")
-        _check_texts(all_classes, "all_classes")
-        return partial(metric, all_classes=all_classes)
-    return metric
-
-
-def check_scorer(dataset: str, edit_sim: str) -> None:
-    """Raises the error that every score would raise: an unknown option, a missing package."""
-    score_item(dataset, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], edit_sim)
 
 
 def score_item(
@@ -56,13 +36,20 @@ def score_item(
 ) -> float:
     """The score of one prediction, from 0 to 1: its best score against one of the answers."""
     data = datasets.dataset(dataset)
-    metric = _metric(data, all_classes, edit_sim)
+    checked.choice(edit_sim, "edit_sim", [*metrics.EDIT_SIMS])
+    metric: Callable[..., float] = getattr(metrics, data.metric)
+    options: dict[str, Any] = {}
+    if data.metric == "code_similarity":
+        options["edit_sim"] = edit_sim
+    if data.metric == "classification":
+        _check_texts(all_classes, f"all_classes, the labels of {dataset},")
+        options["all_classes"] = all_classes
     if not isinstance(pred, str):
         raise TypeError(f"the prediction{where} must be a string, not {pred!r:.80}")
     _check_texts(answers, f"the list of answers{where}")
     if data.first_line:
         pred = pred.lstrip("\n").split("\n")[0]
-    return max(metric(pred, answer) for answer in answers)
+    return max(metric(pred, answer, **options) for answer in answers)
 
 
 def score(

@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from lazyllm.evaluation.chats import chat_wrapper, post_process
 from lazyllm.evaluation.longbench import items
 from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
-from lazyllm.evaluation.longbench.prompt import make_prompt, stops
-from lazyllm.evaluation.longbench.scoring import check_scorer, score_item
-from lazyllm.evaluation.longbench.templates import find_templates
+from lazyllm.evaluation.longbench.prompt import find_templates, make_prompt
+from lazyllm.evaluation.longbench.scoring import score_item
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task, Tasks
 from lazyllm.llm import LLM
 
+ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
 
-class LongBench:
-    """Implements `Tasks` for the files in `options.data`."""
+
+class LongBench(Tasks):
+    """The items of the files in `options.data`."""
 
     def __init__(self, options: DataOptions) -> None:
         data = options.data or ""
         available = items.available(data)
-        names = tuple(options.datasets or (name for name in ENGLISH if name in available))
+        names = list(options.datasets or (name for name in ENGLISH if name in available))
         items.require(data, names)
         if not names:
             raise FileNotFoundError(
                 f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
                 "Name the data sets to run in datasets"
             )
-        for name in names:
-            check_scorer(name, options.edit_sim)
+        for name in names:  # raises what every score would raise: an unknown option, a missing package
+            score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = find_templates(data, options.prompts)
         self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
         self._chat, self._edit_sim = options.chat, options.edit_sim
-        self.items: Mapping[str, Sequence[Mapping[str, Any]]] = {
-            name: items.subset(
-                items.read(data, name),
-                options.limit,
-                options.sample,
-                options.min_item_length,
-                options.max_item_length,
-            )
-            for name in names
-        }
+        self.items = {name: items.subset(items.read(data, name), options) for name in names}
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
         selection = {
-            "data sets": list(names),
+            "data sets": names,
             "first items": options.limit,
             "sampled items": options.sample,
             "min item length": options.min_item_length,
             "max item length": options.max_item_length,
         }
-        self.selection: Mapping[str, Any] = {
-            name: value for name, value in selection.items() if value is not None
-        }
-        self.conditions: Mapping[str, Any] = {
+        self.selection = {name: value for name, value in selection.items() if value is not None}
+        self.conditions = {
             "tasks": "LongBench",
             "prompts": {name: self._templates.verdict(name) for name in names},
             "prompts sha256": {name: self._templates.digest(name) for name in names},
@@ -78,7 +68,11 @@ class LongBench:
         return make_prompt(llm.tokenizer, item, self._max_length, self._chat, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
-        return stops(task.name, llm.tokenizer)
+        ends = llm.tokenizer.eos_token_ids
+        if not dataset(task.name).stop_at_newline:
+            return Stops(ends)
+        ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
+        return Stops(ends, never_first=ends)
 
     def prediction(self, llm: LLM, text: str) -> str:
         return post_process(chat_wrapper(llm.tokenizer, self._chat), text)

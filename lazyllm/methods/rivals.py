@@ -1,4 +1,5 @@
-"""Rivals that choose tokens once, after one layer: FastKV, CLAA and GemFilter."""
+"""Rivals of Pruning: the paper's baselines, which drop tokens at random or after some layers for good, and
+FastKV, CLAA and GemFilter, which choose tokens once, after one layer."""
 
 from __future__ import annotations
 
@@ -12,9 +13,8 @@ from lazyllm.counted_work import layer_flops, score_flops
 from lazyllm.policy import Policy, View
 from lazyllm.pruning import DENSE, Pruning, Scheduled
 from lazyllm.scoring import Scoring
-from lazyllm.stages import LAYER_LIMIT
+from lazyllm.stages import LAYER_LIMIT, Drop
 from lazyllm.support import checked
-from lazyllm.support.pooling import pooled
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
@@ -22,6 +22,86 @@ if TYPE_CHECKING:
 ROWS = 8  # the last queries, which score in FastKV and CLAA; their tokens always stay
 FASTKV_NEIGHBOURS, GEMFILTER_NEIGHBOURS = 7, 5
 CLAA_LAYERS = 4
+
+
+@dataclass(frozen=True, repr=False)
+class RandomDrop(Scheduled):
+    """Runs the model densely on `ceil(keep * N)` random tokens of the prompt, the last one always among them.
+
+    They keep their order. Their positions are consecutive, or with `original_positions` those in the prompt.
+    Each prompt of a conversation has a sample of its own.
+    """
+
+    name: ClassVar[str] = "random"
+    keep: float
+    seed: int = 0
+    original_positions: bool = False
+    schedule = DENSE
+
+    def __post_init__(self) -> None:
+        seed = checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT)
+        self._set(keep=checked.keep(self.keep, "keep"), seed=seed)
+        checked.truth(self.original_positions, "original_positions")
+
+    def __repr__(self) -> str:
+        places = ", original_positions=True" if self.original_positions else ""
+        return f"RandomDrop(keep={self.keep!r}, seed={self.seed!r}{places})"
+
+    def positions(self, n_prompt: int, turn: int = 0) -> np.ndarray:
+        """Indices of the prompt's tokens that stay, ascending."""
+        others = self.kept(n_prompt) - 1
+        chosen = np.random.default_rng([self.seed, turn]).choice(n_prompt - 1, others, replace=False)
+        return np.append(np.sort(chosen), n_prompt - 1)
+
+    def kept(self, n_prompt: int) -> int:
+        return math.ceil(self.keep * n_prompt)
+
+    def ids(self, llm: Any, prompt_ids: list[int], turn: int) -> list[int]:
+        if self.original_positions:
+            return prompt_ids
+        return [prompt_ids[i] for i in self.positions(len(prompt_ids), turn)]
+
+    def gaps(self, n_prompt: int, turn: int) -> np.ndarray:
+        if not self.original_positions:
+            return super().gaps(n_prompt, turn)
+        return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
+
+
+@dataclass(frozen=True)
+class StaticPruning(Scheduled):
+    """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
+
+    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
+    tokens leave every cache and never come back.
+    """
+
+    name: ClassVar[str] = "static"
+    layers: int
+    keep: float
+
+    def __post_init__(self) -> None:
+        layers = checked.whole(self.layers, "layers", 1, LAYER_LIMIT)
+        self._set(layers=layers, keep=checked.keep(self.keep, "keep"))
+
+    @property
+    def schedule(self) -> Pruning:
+        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
+        return Pruning({self.layers - 1: Drop(self.keep)}, decode={})
+
+    def check(self, config: ModelConfig) -> None:
+        if self.layers >= config.n_layers:
+            raise ValueError(
+                f"layers must be below {config.n_layers}, the number of the model's layers, not {self.layers}"
+            )
+
+    def core(self) -> dict[str, Any]:
+        return {**super().core(), "average": True}
+
+    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
+        return (self.layers - 1) * score_flops(config, in_play)
+
+
+# ---- after one layer -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,9 +112,8 @@ class OneStage(Scheduled):
     keep: float
 
     def __post_init__(self) -> None:
-        self._set(
-            layer=checked.whole(self.layer, "layer", 0, LAYER_LIMIT), keep=checked.keep(self.keep, "keep")
-        )
+        layer = checked.whole(self.layer, "layer", 0, LAYER_LIMIT)
+        self._set(layer=layer, keep=checked.keep(self.keep, "keep"))
 
     def check(self, config: ModelConfig) -> None:
         Pruning({self.layer: self.keep}).check(config)
@@ -88,8 +167,7 @@ class Aggregation(Policy):
     def observe(self, view: View) -> np.ndarray:
         """The largest standardised score over key-value heads (m,); 0 for tokens that cannot be dropped."""
         free = ~view.protected
-        rows = view.attention(ROWS)
-        by_head = rows.reshape(len(view.keys()), -1, free.size).mean(axis=1)
+        by_head = view.attention(ROWS).reshape(len(view.keys()), -1, free.size).mean(axis=1)
         heads = pooled(by_head[:, free], FASTKV_NEIGHBOURS)
         spread = heads.std(axis=1, keepdims=True)
         heads -= heads.mean(axis=1, keepdims=True)
@@ -99,8 +177,7 @@ class Aggregation(Policy):
         return scores
 
     def score(self, view: View) -> np.ndarray:
-        largest: np.ndarray = np.max([*view.observed.values(), self.observe(view)], axis=0)
-        return largest
+        return np.asarray(np.max([*view.observed.values(), self.observe(view)], axis=0))
 
 
 @dataclass(frozen=True)
@@ -112,10 +189,7 @@ class GemFilter(OneStage):
     """
 
     name: ClassVar[str] = "gemfilter"
-
-    @property
-    def schedule(self) -> Pruning:
-        return DENSE
+    schedule = DENSE
 
     def kept(self, n_prompt: int) -> int:
         return math.ceil(self.keep * n_prompt)
@@ -134,7 +208,7 @@ class GemFilter(OneStage):
         try:
             llm.session(FirstPass({self.layer: self.keep})).forward(prompt_ids, progress=False)
         except Chosen as chosen:
-            return [prompt_ids[i] for i in chosen.positions]
+            return [prompt_ids[i] for i in chosen.args[0]]
         raise AssertionError("the first pass has run past its layer")
 
     def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
@@ -146,10 +220,7 @@ class GemFilter(OneStage):
 
 
 class Chosen(Exception):
-    """Ends the first pass of GemFilter, of which nothing above `layer` is wanted."""
-
-    def __init__(self, positions: np.ndarray) -> None:
-        self.positions = positions
+    """Ends the first pass of GemFilter, of which nothing above `layer` is wanted; has the positions."""
 
 
 class FirstPass(Policy):
@@ -162,5 +233,11 @@ class FirstPass(Policy):
         scores = pooled(np.einsum("gd,gmd->m", by_kv_head, keys), GEMFILTER_NEIGHBOURS)
         if not np.isfinite(scores).all():
             raise ValueError(f"GemFilter: a score of layer {view.layer} is no finite number")
-        assert view.n_keep is not None
         raise Chosen(np.sort(np.argsort(-scores, kind="stable")[: view.n_keep]))
+
+
+def pooled(scores: np.ndarray, width: int) -> np.ndarray:
+    """The means (…, m) of the `width` (odd) scores around each of (…, m); there are zeros beyond the ends."""
+    ends = [(0, 0)] * (scores.ndim - 1) + [(width // 2, width // 2)]
+    around = np.lib.stride_tricks.sliding_window_view(np.pad(scores, ends), width, axis=-1)
+    return np.asarray(around.mean(axis=-1))

@@ -1,0 +1,192 @@
+/* instructions.h — what kernels use of CUDA and of kernel.h, but for wgmma. */
+#ifndef LAZY_CUDA_INSTRUCTIONS_H
+#define LAZY_CUDA_INSTRUCTIONS_H
+
+#include <cmath>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "fibers.h"
+
+#define threadIdx (cuda_on_cpu::current->index)
+#define blockIdx  (cuda_on_cpu::running->index)
+#define blockDim  (cuda_on_cpu::running->block)
+#define gridDim   (cuda_on_cpu::running->grid)
+
+namespace cuda_on_cpu
+{
+
+template <class To, class From> To bits_as(From from)
+{
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+/* Atomic read-modify-write, which orders no other memory. */
+template <class T, class Next> T update(T *address, Next next)
+{
+    T old, now;
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    do now = next(old);
+    while (!__atomic_compare_exchange(address, &old, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+}
+
+struct alignas(sizeof(exchange::slot[0])) fragments {
+    float a[8], b[4];
+};
+
+inline float half_of(uint32_t pair, int upper, __nv_bfloat16)
+{
+    return bits_as<float>(upper ? pair & 0xffff0000 : pair << 16);
+}
+inline float half_of(uint32_t pair, int upper, __half)
+{
+    __half_raw bits;
+    bits.x = (uint16_t)(upper ? pair >> 16 : pair);
+    return __half2float(bits);
+}
+
+/* Accumulates in f32 in the order of k; a GPU's tensor cores use another order and rounding. */
+UNSEEN inline void multiply(float (&d)[4], const fragments &mine, place at)
+{
+    const exchange &e = exchange_values_aligned(mine, "mma_m16n8k16", at);
+    const fragments *shown = std::launder(reinterpret_cast<const fragments *>(e.slot));
+    int g = current->lane() / 4, t = current->lane() % 4;
+    for (int i = 0; i < 4; i++) {
+        int lower = i / 2, col = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++) {
+            int holder = k % 8 / 2, right = k / 8;
+            d[i] +=
+                shown[4 * g + holder].a[2 * (lower + 2 * right) + k % 2] * shown[4 * col + holder].b[2 * right + k % 2];
+        }
+    }
+}
+
+typedef uint16_t __attribute__((may_alias)) value16;
+
+/* Passes the address of a row of a matrix; the others' are read by row_of. */
+UNSEEN inline const exchange &share_row(const void *row, place at)
+{
+    if ((uintptr_t)row % 16)
+        fail("ldmatrix of a row at %p, which is no multiple of 16, at %s:%d", row, at.file, at.line);
+    return exchange_values_aligned(static_cast<const value16 *>(row), "ldmatrix", at);
+}
+
+UNSEEN inline const value16 *row_of(const exchange &e, int lane) { return value_of_lane<const value16 *>(e, lane); }
+
+/* Records the writer of 16 bytes (1 + thread number), or 0 once it has fenced them; static shared memory is not
+ * tracked. */
+UNSEEN inline void note_writer(const void *shared, int writer)
+{
+    const executor &e = *running;
+    size_t at = (size_t)((const unsigned char *)shared - e.dynamic_shared);
+    if (at < e.shared_bytes) e.unfenced[at / 16] = writer;
+}
+
+namespace names
+{
+
+inline void __syncthreads(place at = here()) { wait_for_block(at); }
+
+UNSEEN inline void __syncwarp(unsigned mask = ~0u, place at = here())
+{
+    exchange &e = arrive(mask, "__syncwarp", at);
+    publish(e.token, (e.arrived & (e.arrived - 1)) == 0);
+    wait_for_others(e);
+    receive(e.token);
+}
+
+template <class T> UNSEEN T __shfl_xor_sync(unsigned mask, T value, int lane_mask, place at = here())
+{
+    static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8, "no shuffle takes this type");
+    return value_of_lane<T>(exchange_values(value, "__shfl_xor_sync", at, mask), current->lane() ^ lane_mask);
+}
+
+UNSEEN inline unsigned __ballot_sync(unsigned mask, int predicate, place at = here())
+{
+    const exchange &e = exchange_values(predicate != 0, "__ballot_sync", at, mask);
+    unsigned yes = 0;
+    for (int lane = 0; lane < WARP; lane++)
+        yes |= (unsigned)((e.arrived >> lane & 1) && value_of_lane<bool>(e, lane)) << lane;
+    return yes;
+}
+
+template <class T> using same = std::common_type_t<T>; /* makes b convert to the address's type */
+template <class T> T atomicAdd(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a + b; });
+}
+template <class T> T atomicMin(T *address, same<T> b)
+{
+    return update(address, [b](T a) { return a < b ? a : b; });
+}
+inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float fast_exp2f(float x) { return exp2f(x); }
+
+template <class T> T min(T a, T b) { return a < b ? a : b; }
+template <class T> T max(T a, T b) { return a > b ? a : b; }
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+
+template <class T>
+void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T, place at = here())
+{
+    fragments mine;
+    for (int i = 0; i < 8; i++) mine.a[i] = half_of(a[i / 2], i % 2, T());
+    for (int i = 0; i < 4; i++) mine.b[i] = half_of(b[i / 2], i % 2, T());
+    multiply(d, mine, at);
+}
+
+/* Each lane reads the values that it receives, so that TSan sees which lane reads them. */
+inline void ldmatrix_x4(uint32_t (&r)[4], const void *shared_row, place at = here())
+{
+    const exchange &e = share_row(shared_row, at);
+    int row = current->lane() / 4, col = current->lane() % 4 * 2;
+    for (int i = 0; i < 4; i++) r[i] = row_of(e, 8 * i + row)[col] | (uint32_t)row_of(e, 8 * i + row)[col + 1] << 16;
+}
+
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], const void *shared_row, place at = here())
+{
+    const exchange &e = share_row(shared_row, at);
+    int row = current->lane() % 4 * 2, col = current->lane() / 4;
+    for (int i = 0; i < 4; i++) r[i] = row_of(e, 8 * i + row)[col] | (uint32_t)row_of(e, 8 * i + row + 1)[col] << 16;
+}
+
+/* Reads the source at once and writes it to shared memory in the wait. Until then that memory holds NaNs, stored
+ * visibly to TSan. */
+inline void cp_async_16(void *shared, const void *global, bool valid, place at = here())
+{
+    if ((uintptr_t)shared % 16 || (uintptr_t)global % 16)
+        fail("cp.async from %p to %p, not both multiples of 16, at %s:%d", global, shared, at.file, at.line);
+    quad *to = static_cast<quad *>(shared);
+    current->copies.push_back(
+        { to, valid ? *static_cast<const quad *>(global) : quad{ 0, 0, 0, 0 }, current->open_group });
+    *to = quad{ ~0u, ~0u, ~0u, ~0u };
+}
+
+inline void cp_async_commit() { current->open_group++; }
+
+template <int N> void cp_async_wait()
+{
+    std::vector<async_copy> &copies = current->copies;
+    auto under_way = copies.begin();
+    for (; under_way != copies.end() && under_way->group < current->open_group - N; ++under_way) {
+        *under_way->to = under_way->bytes;
+        note_writer(under_way->to, current->number + 1);
+        current->landed.push_back(under_way->to);
+    }
+    copies.erase(copies.begin(), under_way);
+}
+
+} // namespace names
+} // namespace cuda_on_cpu
+
+using namespace cuda_on_cpu::names;
+
+#endif

@@ -1,0 +1,185 @@
+/* wgmma.h — matrix products of a warpgroup on operands in shared memory. */
+#ifndef LAZY_CUDA_WGMMA_H
+#define LAZY_CUDA_WGMMA_H
+
+#include <algorithm>
+
+#include "instructions.h"
+
+namespace cuda_on_cpu
+{
+
+/* Not a multiple of an atom's size, because a GPU does not guarantee that either. */
+constexpr uint32_t FIRST_SHARED_ADDRESS = 16;
+
+/* Address of a value of a matrix, from PTX's matrix descriptor: start address, LBO and SBO of 14 bits each, in units of
+ * 16 bytes, and the swizzle mode, of which only 128 bytes is emulated: bits 4 to 6 of an address are XORed with bits 7
+ * to 9. `across` is the index along a row of 128 bytes, `down` the row. Every 64 values across add the LBO, every 8
+ * rows down the SBO. */
+UNSEEN inline const value16 *value_at(uint64_t matrix, int across, int down, place at)
+{
+    const executor &e = *running;
+    uint64_t start = (matrix & 0x3fff) << 4, lbo = (matrix >> 16 & 0x3fff) << 4, sbo = (matrix >> 32 & 0x3fff) << 4;
+    if (matrix >> 62 != 1 || (matrix >> 49 & 7))
+        fail("wgmma of a matrix that is not swizzled by 128 bytes at a base of 0, at %s:%d", at.file, at.line);
+    uint64_t address = start + (uint64_t)across / 64 * lbo + (uint64_t)across % 64 * 2 + (uint64_t)down / 8 * sbo +
+                       (uint64_t)down % 8 * 128;
+    address ^= (address >> 7 & 7) << 4;
+    uint64_t byte = address - FIRST_SHARED_ADDRESS;
+    if (byte >= e.shared_bytes) fail("wgmma reads beyond shared memory, at %s:%d", at.file, at.line);
+    if (e.unfenced[byte / 16])
+        fail("wgmma reads what thread %d's cp.async wrote without fence.proxy.async, at %s:%d",
+             e.unfenced[byte / 16] - 1, at.file, at.line);
+    return (const value16 *)(e.dynamic_shared + byte);
+}
+
+/* Reads this thread's part of the operands in shared memory, visibly to TSan. */
+inline void read_shared(const product &p, std::vector<uint16_t> &a, std::vector<uint16_t> &b)
+{
+    int row = current->number % 128 / WARP * 16 + current->lane() / 4, column = current->lane() % 4 * 2;
+    a.clear();
+    b.clear();
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 16 && !p.a_registers; k++) a.push_back(*value_at(p.a_matrix, k, row + 8 * half, p.at));
+    for (int k = 0; k < 16; k++)
+        for (int n = column; n < p.n_columns; n += n % 2 ? 7 : 1)
+            b.push_back(p.b_mn_major ? *value_at(p.b_matrix, n, k, p.at) : *value_at(p.b_matrix, k, n, p.at));
+}
+
+inline bool is_poison(const float *values, size_t n)
+{
+    return std::all_of(values, values + n, [](float value) { return bits_as<uint32_t>(value) == ~0u; });
+}
+
+inline void issue(product &&p, bool accumulate)
+{
+    cuda_thread &self = *current;
+    if (!self.registers_fenced) fail("wgmma without wgmma_fence since the last wait, at %s:%d", p.at.file, p.at.line);
+    std::vector<uint16_t> a;
+    read_shared(p, a, p.b);
+    if (!p.a_registers) p.a = std::move(a);
+    size_t n = (size_t)p.n_columns / 2;
+    auto same = [&](const product &earlier) { return earlier.d == p.d; };
+    if (!accumulate) p.initial.assign(n, 0.0f);
+    else if (std::none_of(self.products.begin(), self.products.end(), same))
+        p.initial.assign(&p.d[0][0], &p.d[0][0] + n);
+    memset((void *)p.d, 0xFF, n * sizeof(float));
+    p.group = self.open_products;
+    self.products.push_back(std::move(p));
+}
+
+/* Computes a pending product: accumulates in f32 in the order of k and of issue; a GPU's tensor cores use another order
+ * and rounding. */
+inline void finish(size_t which)
+{
+    std::vector<product> &all = current->products;
+    product &p = all[which];
+    std::vector<uint16_t> a, b;
+    read_shared(p, a, b);
+    if (b != p.b || (!p.a_registers && a != p.a))
+        fail("shared memory was written while wgmma read it, at %s:%d", p.at.file, p.at.line);
+    if (p.a_registers && memcmp(p.a_registers, p.a_values, sizeof p.a_values))
+        fail("registers were written while wgmma read them, at %s:%d", p.at.file, p.at.line);
+    size_t n = (size_t)p.n_columns / 2, n_columns = n / 2;
+    if (!is_poison(&p.d[0][0], n)) fail("registers were written while wgmma had them, at %s:%d", p.at.file, p.at.line);
+    std::vector<float> sums = std::move(p.initial);
+    for (size_t i = 0; i < n; i++) {
+        size_t half = i % 4 / 2, column = i / 4 * 2 + i % 2;
+        for (size_t k = 0; k < 16; k++) sums[i] += p.wide(p.a[16 * half + k]) * p.wide(p.b[n_columns * k + column]);
+    }
+    for (size_t later = which + 1; later < all.size(); later++) {
+        if (all[later].d != p.d) continue;
+        if (all[later].initial.empty()) all[later].initial = std::move(sums);
+        return;
+    }
+    std::copy(sums.begin(), sums.end(), &p.d[0][0]);
+}
+
+inline float wide_of(uint16_t bits, __nv_bfloat16) { return half_of(bits, 0, __nv_bfloat16()); }
+inline float wide_of(uint16_t bits, __half) { return half_of(bits, 0, __half()); }
+
+struct product_operands {
+    uint64_t a, b;
+    uint32_t registers[4];
+};
+
+/* Checks that all lanes pass the same matrices, and gathers the lanes' registers of a. */
+UNSEEN inline void share_operands(product &p, place at)
+{
+    product_operands mine = { p.a_matrix, p.b_matrix, {} };
+    if (p.a_registers) memcpy(mine.registers, p.a_registers, sizeof mine.registers);
+    const exchange &e = exchange_values_aligned(mine, "wgmma", at);
+    int quad = current->lane() / 4 * 4;
+    p.a.clear();
+    for (int half = 0; half < 2 && p.a_registers; half++)
+        for (int k = 0; k < 16; k++)
+            p.a.push_back((uint16_t)(value_of_lane<product_operands>(e, quad + k % 8 / 2).registers[half + k / 8 * 2] >>
+                                     k % 2 * 16));
+    for (int lane = 0; lane < WARP; lane++) {
+        product_operands theirs = value_of_lane<product_operands>(e, lane);
+        if (theirs.a != mine.a || theirs.b != mine.b)
+            fail("lanes of a warp name different matrices to wgmma, at %s:%d", at.file, at.line);
+    }
+}
+
+template <class T, int N>
+void issue_product(float (&d)[N][4], uint64_t a, const uint32_t *a_registers, uint64_t b, bool b_mn_major,
+                   bool accumulate, place at)
+{
+    product p = {};
+    p.d = d;
+    p.n_columns = 8 * N;
+    p.a_matrix = a;
+    p.b_matrix = b;
+    p.a_registers = a_registers;
+    p.b_mn_major = b_mn_major;
+    p.wide = [](uint16_t bits) { return wide_of(bits, T()); };
+    p.at = at;
+    if (a_registers) memcpy(p.a_values, a_registers, sizeof p.a_values);
+    share_operands(p, at);
+    issue(std::move(p), accumulate);
+}
+
+namespace names
+{
+
+inline uint32_t shared_address(const void *shared)
+{
+    size_t at = (size_t)((const unsigned char *)shared - running->dynamic_shared);
+    if (at > running->shared_bytes) fail("%p is not in dynamic shared memory", shared);
+    return FIRST_SHARED_ADDRESS + (uint32_t)at;
+}
+
+inline void fence_proxy_async()
+{
+    for (const void *shared : current->landed) note_writer(shared, 0);
+    current->landed.clear();
+}
+
+template <class... R> void wgmma_fence(R &...) { current->registers_fenced = true; }
+inline void wgmma_commit() { current->open_products++; }
+
+template <int N, class... R> void wgmma_wait(R &...)
+{
+    std::vector<product> &products = current->products;
+    size_t n_done = 0;
+    for (; n_done < products.size() && products[n_done].group < current->open_products - N; n_done++) finish(n_done);
+    products.erase(products.begin(), products.begin() + (long)n_done);
+    current->registers_fenced = false;
+}
+
+template <class T> void wgmma_k_major(float (&d)[16][4], uint64_t a, uint64_t b, bool accumulate, T, place at = here())
+{
+    issue_product<T>(d, a, NULL, b, false, accumulate, at);
+}
+
+template <class T, int N>
+void wgmma_mn_major(float (&d)[N][4], const uint32_t (&a)[4], uint64_t b, T, place at = here())
+{
+    issue_product<T>(d, 0, a, b, true, true, at);
+}
+
+} // namespace names
+} // namespace cuda_on_cpu
+
+#endif

@@ -1,0 +1,35 @@
+from lazyllm import longbench as longbench
+from lazyllm import reproduce as reproduce
+from lazyllm.calibration.calibrate import calibrate as calibrate
+from lazyllm.checkpoints.demo_model import demo_model as demo_model
+from lazyllm.errors import CheckpointError as CheckpointError
+from lazyllm.errors import DeviceError as DeviceError
+from lazyllm.generation import Generation as Generation
+from lazyllm.llm import LLM as LLM
+from lazyllm.llm import load as load
+from lazyllm.machine.info import info as info
+from lazyllm.method import Method as Method
+from lazyllm.methods import CLAA as CLAA
+from lazyllm.methods import FastKV as FastKV
+from lazyllm.methods import GemFilter as GemFilter
+from lazyllm.methods import Preset as Preset
+from lazyllm.methods import PromptCompression as PromptCompression
+from lazyllm.methods import RandomDrop as RandomDrop
+from lazyllm.methods import Speedup as Speedup
+from lazyllm.methods import StaticPruning as StaticPruning
+from lazyllm.methods import parse_method as parse_method
+from lazyllm.policy import Policy as Policy
+from lazyllm.prefix_cache import PrefixCache as PrefixCache
+from lazyllm.pruning import Pruning as Pruning
+from lazyllm.sampling import SamplingParams as SamplingParams
+from lazyllm.scoring import Scoring as Scoring
+from lazyllm.searching.results import Search as Search
+from lazyllm.searching.search import search as search
+from lazyllm.session import Session as Session
+from lazyllm.stages import Drop as Drop
+from lazyllm.stages import Mass as Mass
+from lazyllm.sweeps.sweep import Sweep as Sweep
+from lazyllm.sweeps.sweep import sweep as sweep
+from lazyllm.trace import Trace as Trace
+
+__version__: str
