@@ -329,7 +329,8 @@ def test_generation_prints(llm: LLM) -> None:
         ([5], {"max_new_tokens": 600}, ValueError, "1 given and 600 to be generated make 601; .* is 600"),
         ([5], {"stop": ""}, ValueError, "must not be empty"),
         ([5], {"sampling": 0.7}, TypeError, "sampling must be a lazyllm.SamplingParams"),
-        ([5], {"pruning": 0.5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
+        ([5], {"pruning": 0.5}, ValueError, "a speedup must be above 1, such as 2.0, not 0.5"),
+        ([5], {"pruning": object()}, TypeError, "pruning must be a speedup such as 2.0, a lazyllm.Pruning"),
         ([5], {"pruning": Pruning({5: 0.5})}, ValueError, "layer 5 is out of reach: the model has 6 layers"),
         ([{"role": "user", "content": "Hi"}], {}, TypeError, "a list of messages needs chat=True"),
         (

@@ -18,14 +18,14 @@ from lazyllm import LLM, Preset, Pruning
 from lazyllm.calibration import calibrate as module
 from lazyllm.calibration.calibrate import measurements, rank
 from lazyllm.calibration.prompts import OWN, encoded
-from lazyllm.calibration.schedules import candidates, recommended, shape
+from lazyllm.calibration.schedules import candidates, shape
 from lazyllm.checkpoints import digest
 from lazyllm.commands import main as cli
 from lazyllm.evaluation.intervals import student_t
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.evaluation.trial import Trial
-from lazyllm.pruning import SPEEDUP_SHAPES
+from lazyllm.scoring import Scoring
 from lazyllm.sweeps.sweep import measure_of
 
 LONG = replace(SHAPE, context=1100)

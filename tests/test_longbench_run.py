@@ -460,7 +460,7 @@ def test_a_model_that_compresses_is_among_the_conditions(
         ({"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
         ({"edit_sim": "levenshtein"}, ImportError, "needs the package rapidfuzz: pip install"),
         ({"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
-        ({"pruning": 5}, TypeError, "pruning must be a lazyllm.Pruning, another method"),
+        ({"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
         ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
         ({"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),

@@ -623,8 +623,12 @@ def test_parse_method(text: str, method: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [
-        ("", ValueError, "it must be dense, random:keep=0.5"),
-        ("sparse", ValueError, "pruning is 'sparse'; it must be dense, random:keep=0.5"),
+        ("", ValueError, "it must be a speedup such as 2x, dense, random:keep=0.5"),
+        (
+            "sparse",
+            ValueError,
+            "pruning is 'sparse'; it must be a speedup such as 2x, dense, random:keep=0.5",
+        ),
         ("random", ValueError, "random needs keep"),
         ("random:0.5", ValueError, "has '0.5', where a new name=value is wanted"),
         ("random:keep=", TypeError, "keep must be a number, not ''"),

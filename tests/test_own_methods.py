@@ -153,8 +153,8 @@ def test_entry_points_give_names(site: Path) -> None:
         ("tail:kep=1", "tail has no field 'kep'; its fields are keep"),
         ('{"method": "loudest"}', "loudest needs stages"),
         ('{"method": "loudest", "stages": {"2": 0.5}, "queries": 4}', "loudest has no field 'queries'"),
-        ('{"method": "magic"}', "it must be one of random, .*gemfilter, loudest, shortened, tail"),
-        ("magic:keep=1", "pruning is 'magic:keep=1'; it must be dense"),
+        ('{"method": "magic"}', "it must be one of random, .*gemfilter, speedup, loudest, shortened, tail"),
+        ("magic:keep=1", "pruning is 'magic:keep=1'; it must be a speedup such as 2x, dense"),
     ]:
         with pytest.raises(ValueError, match=words):
             parse_method(text)

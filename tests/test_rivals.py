@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from tolerances import NEAR_TIE
 
 from lazyllm import CLAA, LLM, FastKV, GemFilter, PromptCompression, Pruning
 from lazyllm.methods.rivals import Aggregation, Chosen, FirstPass
+from lazyllm.scoring import Scoring
 
 IDS = list(range(40, 90))
 TEXT = "The sea was calm. Nobody saw the boat!"
@@ -82,11 +82,11 @@ def test_claa_compares_heads_by_their_own_spread() -> None:
 @pytest.mark.parametrize("n", [5, 9, 50])
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_counted_work_of_one_stage(n: int, layer: int) -> None:
-    as_pruning = functools.partial(Pruning, {layer: 0.3}, queries=8, window=8)
-    assert FastKV(layer, 0.3).flops(SMALL, n) == flops_token_by_token(as_pruning(), SMALL, n)
-    assert CLAA(layer, 0.3).flops(SMALL, n) == flops_token_by_token(
-        as_pruning(layers=4), SMALL, n, all_score=True
+    one, four = (
+        Pruning({layer: 0.3}, scoring=Scoring(queries=8, layers=layers), window=8) for layers in (1, 4)
     )
+    assert FastKV(layer, 0.3).flops(SMALL, n) == flops_token_by_token(one, SMALL, n)
+    assert CLAA(layer, 0.3).flops(SMALL, n) == flops_token_by_token(four, SMALL, n, all_score=True)
 
 
 @pytest.mark.parametrize("method", [FastKV(2, 0.3), CLAA(2, 0.3), GemFilter(2, 0.3)])

@@ -24,6 +24,7 @@ from lazyllm.commands import main as cli
 from lazyllm.evaluation.divergence import DenseAnswer, forced_logits, greedy_answer, kl_divergence
 from lazyllm.llm import LLM
 from lazyllm.methods import Preset
+from lazyllm.scoring import Scoring
 from lazyllm.searching import search as module
 from lazyllm.searching.results import Search
 from lazyllm.searching.search import EVERY, divergence, is_worse, prompts_of
@@ -101,7 +102,7 @@ def test_proposals_are_valid_by_construction(space: Space) -> None:
         level = space.levels[point["speedup level"]]
         assert level <= space.speedup(pruning) <= 1.01 * level
         assert all(not space.config.windows[layer] and layer < 29 for layer, _ in pruning.stages)
-        assert all(keep < 1 for _, keep in pruning.stages)
+        assert all(keep <= 1 for _, keep in pruning.stages)
         assert len(pruning.stages) <= point["stages"]
     for option, values in {"memory": {0.0, 0.95}, "layers": {1, 3, 5, 8}, "queries": {1, 16, 32}}.items():
         assert {getattr(pruning.scoring, option) for pruning, _ in valid} == values
@@ -129,8 +130,9 @@ def test_the_parameters_of_a_setting_give_the_setting_back(space: Space) -> None
         assert [layer for layer, _ in again.stages] == [layer for layer, _ in setting.stages]
         keeps = [[keep for _, keep in pruning.stages] for pruning in (setting, again)]
         assert np.allclose(*keeps, atol=0.01)
-        assert abs(again.smooth - setting.smooth) <= 4
-        assert replace(again, stages=(), smooth=setting.smooth) == replace(setting, stages=())
+        assert abs(again.scoring.smooth - setting.scoring.smooth) <= 4
+        scoring = replace(again.scoring, smooth=setting.scoring.smooth)
+        assert replace(again, stages=(), scoring=scoring) == replace(setting, stages=())
 
 
 @pytest.mark.parametrize(

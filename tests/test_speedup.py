@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from folders import SHAPE, model_folder
 
 import lazyllm
 from lazyllm import LLM, PrefixCache, Pruning, Scoring, Speedup
+from lazyllm.commands import main as cli
 from lazyllm.methods import as_method
 from lazyllm.methods.speedup import SHORTEST
 
@@ -164,3 +166,25 @@ def test_the_core_takes_settings_with_the_same_caches_only(llm: LLM) -> None:
         with pytest.raises(ValueError, match="the session's caches are for stages after other layers"):
             core.reschedule(other.core())
     core.reschedule(Pruning({2: 0.9, 4: 0.2}, scoring=Scoring(queries=8), sink=2, min_tokens=9).core())
+
+
+def test_each_item_of_a_run_has_its_own_schedule(llm: LLM, tmp_path: Path) -> None:
+    run = lazyllm.longbench.run_niah(
+        llm, [None, 2.0], out=tmp_path / "run", lengths=[500, 900], depths=[50], warm_ups=0, progress=False
+    )
+    dense, pruned = ([row for row in run.rows if row["setting"] == label] for label in ("dense", "2x"))
+    assert len(pruned) == 2
+    for row, whole in zip(pruned, dense, strict=True):
+        expected = Speedup(2.0).for_prompt(llm.config, row["prompt_tokens"])
+        assert row["pruning"] == str(expected)
+        assert whole["flops"] / row["flops"] == pytest.approx(2.0, rel=0.02)
+    assert pruned[0]["pruning"] != pruned[1]["pruning"]
+
+
+@pytest.mark.parametrize("arguments", [["--speedup", "2"], ["--pruning", "2x"]])
+def test_the_command_takes_the_number(
+    arguments: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["generate", "--model", str(folder), "--threads", "1", "--max-new-tokens", "1"]
+    assert cli.main([*call, "--prompt", "The sea was calm. " * 30, *arguments]) == 0
+    assert "scoring=Scoring(layers=5" in capsys.readouterr().err

@@ -19,7 +19,7 @@ EXAMPLE = "--out demo-output"
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
 QUESTION = "What is the smallest bell called?"
 KNOWN_ANSWER = "Sparrow"
-SPEEDUP = 2.0  # of prefill, by counted work
+SPEEDUP = 2.0
 MAX_NEW_TOKENS = 40
 TIMED_RUNS = 3
 WARM_UP_TOKENS = 64
@@ -27,6 +27,7 @@ WARM_UP_TOKENS = 64
 
 def add(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
+    options.add(parser, "--speedup", f"of the first token, by counted work; default {SPEEDUP:g}", "X")
     out = "for demo.html and demo.png; default demo-output"
     options.add(parser, "--out", out, "DIR", type=options.out_folder)
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     llm, out = options.loaded(args), vars(args).get("out", Path("demo-output"))
     out.mkdir(parents=True, exist_ok=True)
-    answers, ttfts = measure(llm)
+    answers, ttfts = measure(llm, vars(args).get("speedup", SPEEDUP))
     pruned = answers["pruned"]
     right = [KNOWN_ANSWER.casefold() in answer.text.casefold() for answer in answers.values()]
     rows = {
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(right) else 1
 
 
-def measure(llm: LLM) -> tuple[dict[str, Generation], dict[str, float]]:
+def measure(llm: LLM, speedup: float) -> tuple[dict[str, Generation], dict[str, float]]:
     """By setting, run in turn: the answer of the first round, and the median time to first token of all."""
     from lazyllm.methods import Speedup
     from lazyllm.pruning import DENSE
@@ -77,7 +78,7 @@ def measure(llm: LLM) -> tuple[dict[str, Generation], dict[str, float]]:
         if llm.tokenizer.has_chat_template
         else llm.tokenizer.encode(text)
     )
-    prunings = {"dense": DENSE, "pruned": Speedup(SPEEDUP)}
+    prunings = {"dense": DENSE, "pruned": Speedup(speedup)}
     answers: dict[str, Generation] = {}
     ttfts: dict[str, list[float]] = {name: [] for name in prunings}
     llm.generate(ids[:WARM_UP_TOKENS], max_new_tokens=1, progress=False)

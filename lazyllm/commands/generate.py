@@ -8,7 +8,7 @@ import sys
 from lazyllm.commands import options
 
 SUMMARY = "answer a prompt, the text on stdout and one line of figures on stderr"
-EXAMPLE = """--chat --prompt-file question.txt --pruning '{"10": 0.7, "20": 0.5}'"""
+EXAMPLE = "--chat --prompt-file question.txt --speedup 2"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,8 @@ class Prepared:
             "prompt_tokens": n_whole,
             "cut": self.prompt.cut,
             "wrapper": self.prompt.wrapper,
-            "flops": self.method.prefill_flops(llm.config, len(ids), counts[0]),
+            "pruning": str(use.pruning),  # what the setting has become for this prompt
+            "flops": use.pruning.prefill_flops(llm.config, len(ids), counts[0]),
             # of the whole prompt, of which compression left a share
             "computed": round(use.computed * len(ids) / n_whole, 6),
             "reached_top": round(use.reached_top * len(ids) / n_whole, 6),
@@ -171,7 +172,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
         "in_play": changes(passes[0]["in_play"]),
-        "used": used(ready.method, answer, llm.config.n_layers),
+        "used": used(answer.pruning, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -16,6 +16,7 @@ from lazyllm.method import Method
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.pareto import plot_pareto
 from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table, with_bounds
 
@@ -29,7 +30,7 @@ SPEEDUP_AXES = {
     "speedup": "speedup of the first token against dense (measured, ratio of sums)",
     "counted_speedup": "counted speedup of prefill",
 }
-MAY_VARY = {"layer", "keep", "stopped", *(field.name for field in fields(Pruning))}
+MAY_VARY = {"layer", "keep", "stopped", *(field.name for cls in (Pruning, Scoring) for field in fields(cls))}
 """Columns that a frame has if their values differ."""
 UNKNOWN = Interval(nan, nan, nan)
 DIGITS = 6
@@ -243,10 +244,11 @@ class Frame:
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """The fields of a schedule; a single stage is layer and keep."""
+    """The fields of a schedule and of its scoring; a single stage is layer and keep."""
     if not (isinstance(method, Pruning) and method.stages):
         return {}
     options = {field.name: getattr(method, field.name) for field in fields(method)}
+    options |= asdict(options.pop("scoring"))
     if len(method.stages) > 1:
         return options
     ((layer, keep),) = options.pop("stages")
