@@ -11,6 +11,7 @@ from typing import Any, Unpack, overload
 from lazyllm.checkpoints.checkpoint import Checkpoint, resolve
 from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
+from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream, Tools
 from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
@@ -19,6 +20,7 @@ from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
+from lazyllm.pruning import DENSE
 from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
@@ -119,6 +121,36 @@ class LLM(Model):
         session = Session(self, method, progress=progress)
         saved.fill(session)
         return session
+
+    def document(
+        self,
+        text: str,
+        pruning: PruningInput = None,
+        *,
+        chat: bool = False,
+        questions: int = 1,
+        progress: bool = True,
+    ) -> Document:
+        """Reads a text once, for many questions, each answered as if text and question were one prompt.
+
+        With `chat` that is the user's turn of the chat template. Reading with pruning takes a part of a dense
+        prefill, and each question another part; without, reading takes one and questions next to nothing:
+        with an expected number of `questions` the text is read densely where that takes less in all.
+        """
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"a document must be text, not {text!r:.80}")
+        setting = as_method(pruning)
+        enough = break_even(*costs(self, setting, len(self.tokenizer.encode(text))))
+        if enough and checked.whole(questions, "questions", 1) >= enough:
+            setting = DENSE
+        return Document(self, self.session(setting, progress=progress), text, chat, progress)
+
+    def restore_document(self, file: str | Path, progress: bool = True) -> Document:
+        """The document that `Document.save` wrote to this file."""
+        session = self.restore(file, progress=progress)
+        if session.document is None:
+            raise ValueError(f"{file} is a session without a document; restore opens it")
+        return Document(self, session, **session.document)
 
     @cached_property
     def _siblings(self) -> dict[str, LLM]:

@@ -37,8 +37,17 @@ class PrefixCache:
 
     def __init__(self, max_bytes: int = 2**30) -> None:
         self.max_bytes = checked.whole(max_bytes, "max_bytes", 1, sys.maxsize)
+        self.grows = True  # with the prompts that it serves
         self._entries: list[_Entry] = []  # the one used last at the end
         self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> PrefixCache:
+        """A cache of what this timeline, which nothing runs any more, has read; it takes no more."""
+        cache = cls()
+        cache.grows = False
+        cache._entries = [_Entry((timeline.llm, timeline.setting), timeline.core, timeline.core.ids)]
+        return cache
 
     def __repr__(self) -> str:
         return f"<PrefixCache: {len(self._entries)} beginnings, {self.bytes} of {self.max_bytes} bytes>"
@@ -60,7 +69,8 @@ class PrefixCache:
             if len(new) >= LEAST_PASS:
                 timeline.reserve(len(ids) - timeline.length)
                 timeline.run_pass(timeline.core.read, new, len(new), progress)
-                self._keep(timeline)
+                if self.grows:
+                    self._keep(timeline)
         except BaseException:
             timeline.core.truncate(0)
             raise
@@ -69,7 +79,7 @@ class PrefixCache:
         """A context that has read as much of these ids as any before; None if that is not worth a fork."""
         wanted = np.array(ids, np.int32)
         with self._lock:
-            lengths = [_shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
+            lengths = [shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
             if (n := max(lengths, default=0)) < LEAST_PASS:
                 return None
             best = self._entries.pop(lengths.index(n))
@@ -97,7 +107,7 @@ class PrefixCache:
             self._entries = [
                 entry
                 for entry in self._entries
-                if entry.setting != new.setting or _shared(entry.ids, new.ids) < len(entry.ids)
+                if entry.setting != new.setting or shared(entry.ids, new.ids) < len(entry.ids)
             ]
             self._entries.append(new)
             while self.bytes > self.max_bytes:
@@ -109,7 +119,7 @@ def readable(method: Method, ids: list[int]) -> list[int]:
     return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
 
 
-def _shared(ids: np.ndarray, other: np.ndarray) -> int:
+def shared(ids: np.ndarray, other: np.ndarray) -> int:
     """The number of ids that both begin with."""
     n = min(len(ids), len(other))
     different = np.flatnonzero(ids[:n] != other[:n])

@@ -34,6 +34,7 @@ DESCRIPTION = {
     **dict.fromkeys(("lazyllm", "model", "model sha256", "compute", "weights", "activations", "kv"), str),
     **dict.fromkeys(("pruning", "schedule", "source sha256"), str),
     "drawn": int | None,
+    "document": dict | None,
     "prompts": list,
 }
 PROMPT = {"begins": int, "n_run": int, "n_given": int, "cut": bool} | {
@@ -41,7 +42,8 @@ PROMPT = {"begins": int, "n_run": int, "n_given": int, "cut": bool} | {
     "text": str,
     "tools": list,
 }
-"""Types by name, of the header's description of the session and of a prompt in it."""
+DOCUMENT = {"text": str, "chat": bool}
+"""Types by name, of the header's description of the session, of a prompt in it, and of its document."""
 
 
 def identity(model: Model, method: Method, progress: bool) -> dict[str, str]:
@@ -63,6 +65,7 @@ def write(timeline: Timeline, path: Path, progress: bool) -> None:
         "lazyllm": __version__,
         "model": timeline.llm.config.name,
         "drawn": timeline.core.drawn,
+        "document": timeline.document,
         "prompts": [asdict(prompt) for prompt in timeline.conversation.prompts],
         "schedule": timeline.pruning.to_json(),
         **identity(timeline.llm, timeline.setting, progress),
@@ -171,6 +174,8 @@ class SessionFile:
             if saved["drawn"] is not None:
                 core.drawn = saved["drawn"]
             core.check_state()
+            if saved["document"] is not None:
+                timeline.document = typed(saved["document"], DOCUMENT, "its document")
             timeline.conversation.prompts = checked_prompts(saved["prompts"], core.kinds, timeline.setting)
         except (TypeError, ValueError, OverflowError) as error:
             self.damaged(str(error))

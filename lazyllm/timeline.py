@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ class Timeline:
     A step that is interrupted (Ctrl-C) or fails leaves the context as it was before it.
     """
 
+    document: Mapping[str, Any] | None = None
+    """What a `Document` is to be made of again, if this is the timeline of one."""
     unfinished: object = None
     """The interrupted answer that waits to go on; forgotten when anything else changes the context."""
 

@@ -1,0 +1,129 @@
+"""Document: a text that is read once, and the questions about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack, overload
+
+import numpy as np
+
+from lazyllm.counted_work import bare_flops
+from lazyllm.generation import Generation, Options, Stream
+from lazyllm.method import Method
+from lazyllm.prefix_cache import LEAST_PASS, PrefixCache, shared
+from lazyllm.pruning import DENSE, Pruning
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lazyllm.llm import LLM
+    from lazyllm.session import Session
+
+JOINT = "\n\n"  # between the text and a question
+QUESTIONS = ("?", "a")  # their prompts are equal as far as those of all questions are
+
+
+class Document:
+    """A text that has been read up to the first stage; made by `LLM.document`.
+
+    Each question is answered as if text and question had been one prompt, in the user's turn of the chat
+    template with `chat`. A pruned document selects other tokens for each question, and computes the layers
+    above the first stage for each anew; a dense one computes the question alone, and takes less in all from
+    the number of questions on that `repr` names.
+    """
+
+    def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
+        """`session` is empty, or has read the text."""
+        self.llm, self.pruning = llm, session.setting
+        self.text, self._in_chat, self._session = text, chat, session
+        if not session.length:
+            first, second = (np.array(self._encoded(question)) for question in QUESTIONS)
+            session.read(first[: shared(first, second)], progress)
+            session.document = {"text": text, "chat": chat}
+        self._prefixes = PrefixCache.of(session)
+
+    def __repr__(self) -> str:
+        n = self._session.length
+        text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning}"
+        read, each, dense_each = costs(self.llm, self.pruning, n)
+        enough = break_even(read, each, dense_each)
+        if enough is None:
+            return f"{text}>"
+        return (
+            f"{text}; in dense prefills, reading took {read:.2f} and each question takes {each:.2f}; without "
+            f"pruning 1.00 and {dense_each:.2f}, which is less in all from {enough} questions on>"
+        )
+
+    @overload
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
+    @overload
+    def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
+    def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
+        """The answer to a question, or answers to a list of them, each as if it were the only one; options as
+        in `generate`."""
+        if isinstance(question, str):
+            return self.stream(question, **options).finished()
+        prompts = [self._prompt(one) for one in question]
+        return self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **self._with_chat(options))
+
+    def stream(self, question: str, **options: Unpack[Options]) -> Stream:
+        """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
+        options = self._with_chat(options)
+        return self.llm.stream(self._prompt(question), self.pruning, prefix=self._prefixes, **options)
+
+    def chat(self) -> DocumentChat:
+        """A chat about the text: each question continues the turns before it."""
+        if not self._in_chat:
+            raise ValueError("the document was read outside the chat template; make it with chat=True")
+        return DocumentChat(self, self.llm.session(self.pruning, self._prefixes))
+
+    def save(self, file: str | Path, progress: bool = True) -> None:
+        """Writes the text and what has been computed of it to a file; `LLM.restore_document` opens it."""
+        self._session.save(file, progress)
+
+    def _with_chat(self, options: Options) -> Options:
+        options["chat"] = self._in_chat
+        return options
+
+    def _prompt(self, question: str) -> str:
+        if not isinstance(question, str) or not question:
+            raise TypeError(f"a question must be text, not {question!r}")
+        return f"{self.text}{JOINT}{question}"
+
+    def _encoded(self, question: str) -> list[int]:
+        conversation, core = self._session.conversation, self._session.core
+        return conversation.encode(core, self._prompt(question), self._in_chat).ids
+
+
+class DocumentChat:
+    """A chat about a document; `session` holds it."""
+
+    def __init__(self, document: Document, session: Session) -> None:
+        self._document, self.session = document, session
+
+    def ask(self, question: str, **options: Unpack[Options]) -> Generation:
+        """The answer to a question that continues the chat; options as in `Session.ask`."""
+        prompt = question if self.session.length else self._document._prompt(question)
+        options["chat"] = True
+        return self.session.ask(prompt, **options)
+
+
+def costs(llm: LLM, setting: Method, n: int) -> tuple[float, float, float]:
+    """Counted work in dense prefills of `n` tokens: of reading them, of a question behind them, and of that
+    behind a dense reading. The last pass of a question has LEAST_PASS tokens."""
+    config, rows = llm.config, min(n, LEAST_PASS)
+    dense = DENSE.flops(config, n)
+    each = bare_flops(config, [n] * config.n_layers, [rows] * config.n_layers) / dense
+    pruning = setting.for_prompt(config, n)
+    if not isinstance(pruning, Pruning) or not pruning.stages:
+        return 1.0, each, each
+    below = pruning.stages[0][0] + 1  # layers that reading computes
+    above, in_play = config.n_layers - below, pruning.planned(config, n)
+    read = [n] * below + [0] * above
+    again = [rows] * below + in_play[below:]
+    return bare_flops(config, read, read) / dense, bare_flops(config, in_play, again) / dense, each
+
+
+def break_even(read: float, each: float, dense_each: float) -> int | None:
+    """The least number of questions with which dense reading takes less in all; None if it never does."""
+    return int((1 - read) / (each - dense_each)) + 1 if each > dense_each else None
