@@ -55,6 +55,16 @@ def test_shards_are_one_model(sharded: Path) -> None:
     assert {tensor[3] for tensor in found.tensors} == {0, 1, 2}
 
 
+def test_what_generation_config_says(folder: Path) -> None:
+    written = {"eos_token_id": [2, 7], "temperature": 0.6, "top_p": 0.95}
+    path = folder / "generation_config.json"
+    path.unlink(missing_ok=True)
+    assert Checkpoint(folder).generation_config == {}
+    path.write_text(json.dumps(written))
+    assert (found := Checkpoint(folder)).generation_config == written
+    assert found.config.eos_token_ids == (2, 7)
+
+
 def multimodal(folder: Path, text: str, head: str) -> Path:
     """The recorded Gemma 3 as the text half of a multimodal checkpoint, its tensors under other names."""
     source = Checkpoint(RECORDED / "families" / "gemma3")

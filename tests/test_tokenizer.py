@@ -321,6 +321,23 @@ def test_what_templates_use(byte_level: Path, template: str, text: str) -> None:
     assert chat_text(byte_level, template) == text
 
 
+def test_variables_of_a_template(byte_level: Path) -> None:
+    template = "{{ enable_thinking is defined and not enable_thinking }} {{ marks | join }}"
+    assert chat_text(byte_level, template) == "False "
+    assert chat_text(byte_level, template, enable_thinking=False, marks=["a", "b"]) == "True ab"
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    thinking = tokenizer.apply_chat_template(CHAT, enable_thinking=True)
+    assert tokenizer.decode(thinking) == "False "
+    with pytest.raises(TypeError, match="variables must hold strings, numbers"):
+        tokenizer.chat_text(CHAT, marks=object())
+    for name in ("bos_token", "documents"):
+        with pytest.raises(ValueError, match=f"'{name}' is no variable of your own: .* messages, tools, "):
+            tokenizer.chat_text(CHAT, **{name: "x"})
+    for name in ("messages", "tools", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"'{name}' is no variable of your own"):
+            tokenizer.template.render(CHAT, True, **{name: []})
+
+
 def test_a_template_may_refuse_messages(byte_level: Path) -> None:
     with pytest.raises(ValueError, match="refuses these messages: roles must alternate"):
         chat_text(byte_level, "{{ raise_exception('roles must alternate') }}")

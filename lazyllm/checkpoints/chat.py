@@ -80,19 +80,27 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        /,
+        **variables: Any,
     ) -> str:
-        variables = {
+        """The text of a chat; `variables` are others that the template reads, as enable_thinking=False."""
+        values = {
             "messages": plain(messages, "messages"),
             "tools": plain(tools, "tools") or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **self.tokens,
         }
+        if taken := [name for name in variables if name in values]:
+            raise ValueError(
+                f"{taken[0]!r} is no variable of your own: chat templates have {', '.join(values)} already"
+            )
+        values |= plain([variables], "variables")[0]
         template = self._compiled
         pieces: list[str] = []
         size = 0
         try:
-            for piece in template.generate(variables):
+            for piece in template.generate(values):
                 pieces.append(piece)
                 size += len(piece)
                 if size > CHARACTERS:
@@ -115,7 +123,7 @@ EXAMPLES = {
 
 
 def plain(values: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Copies of messages or tools in JSON's types, so that a template cannot reach the caller's objects."""
+    """Copies of dicts in JSON's types, so that a template cannot reach the caller's objects."""
     if not all(isinstance(value, Mapping) for value in values):
         raise TypeError(f"{name} must be a list of dicts such as {EXAMPLES[name]}")
     try:

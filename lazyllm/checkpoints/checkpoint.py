@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
-from lazyllm.checkpoints.fields import Fields, json_object, read_json
+from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
@@ -82,7 +82,7 @@ def resolve(path_or_id: str | Path) -> Path:
 
 class Checkpoint:
     """A checkpoint on disk: its `path`, its `config`, the paths of its `shards`, and the `tensors` table that
-    the core takes.
+    the core takes. `generation_config` has the contents of generation_config.json, {} without such a file.
 
     The model's outputs depend on `config_files` and `shard_files`, the ids of a text on `tokenizer_files`.
     All stay open, so that their digests are of what was loaded.
@@ -96,7 +96,9 @@ class Checkpoint:
             raise FileNotFoundError(f"{self.path} is not a folder")
         self.config_files = opened(self.path, ["config.json"])
         self.tokenizer_files = opened(self.path, TOKENIZER_PARTS)
-        self.config = ModelConfig.from_folder(self.path)
+        generation = optional_fields(self.path / "generation_config.json")
+        self.generation_config = generation.values
+        self.config = ModelConfig.from_folder(self.path, generation)
         names, placed = list_shards(self.path)
         self.shards = [str(self.path / name) for name in names]
         self.shard_files = [OpenedFile(shard) for shard in self.shards]

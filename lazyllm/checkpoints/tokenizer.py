@@ -114,21 +114,25 @@ class Tokenizer:
             pieces[-1] += stream.finish()
         return pieces
 
-    def chat_text(self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = ()) -> str:
+    def chat_text(
+        self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any
+    ) -> str:
         """The prompt of a chat such as [{"role": "user", "content": "Hi"}]. `tools` are JSON schemas of
-        functions, which the template describes if it knows tools.
+        functions, which the template describes if it knows tools; `variables` are others that it may read,
+        as enable_thinking=False.
 
         The text has its special tokens already: encode it with add_special=False.
         """
         if self.template is None:
             raise ValueError(f"{self.place} has no chat template; give the prompt as plain text or token ids")
-        return self.template.render(messages, add_generation_prompt, tools)
+        return self.template.render(messages, add_generation_prompt, tools, **variables)
 
     def apply_chat_template(
-        self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = ()
+        self, messages: Chat, add_generation_prompt: bool = True, tools: Chat = (), **variables: Any
     ) -> list[int]:
         """The token ids of `chat_text`."""
-        return self.encode(self.chat_text(messages, add_generation_prompt, tools), add_special=False)
+        text = self.chat_text(messages, add_generation_prompt, tools, **variables)
+        return self.encode(text, add_special=False)
 
 
 class TextStream:
