@@ -162,11 +162,7 @@ def make_prompt(
     if shorten:
         before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
         text = with_shorter_context(text, before, after, shorten)
-    if cut or shorten:
-        ids = tokenizer.encode(text)
-    return ItemPrompt(
-        ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper
-    )
+    return ItemPrompt(wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper)
 
 
 def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:
