@@ -309,6 +309,7 @@ def test_prose_is_read_in_the_order_of_names_and_surrounds_the_needles(prose: Pa
     for task in IN_TEXT:
         (item,) = generate(task, pieces, 600, count=1, seed=0, prose=text)
         assert ("ferry" in item["context"]) == (task != "niah_single_1")
+        assert 0.97 * 600 <= length_of(item, pieces) <= 600
 
 
 def test_prose_made_by_rule_does_not_repeat() -> None:
