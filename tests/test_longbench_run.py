@@ -206,25 +206,29 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
 def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = LongBench.score
+    def fails(name: str) -> Callable[..., Any]:
+        whole = getattr(LongBench, name)
 
-    def failing(self: LongBench, task: Any, prediction: str, item: Any) -> float:
-        if item["_id"] == "lcc-1":
-            raise ValueError("no such answer")
-        return whole(self, task, prediction, item)
+        def failing(*arguments: Any) -> Any:
+            if arguments[3]["_id"] == "lcc-0":
+                raise ValueError(f"no {name}")
+            return whole(*arguments)
+
+        return failing
 
     options: dict[str, Any] = {"pruning": None, "datasets": ["lcc"]}
-    with monkeypatch.context() as patched:
-        patched.setattr(LongBench, "score", failing)
-        result = run(llm, data, tmp_path, **options)
-    bad = next(row for row in result.rows if row["item"] == "lcc-1")
-    assert bad["error"] == "ValueError: no such answer"
-    assert "score" not in bad
-    assert len(result.summary.rows) == 3
-    assert "lcc-1" in (tmp_path / "report.md").read_text()
-    assert len(run(llm, data, tmp_path, **options).summary.failed) == 1
-    again = run(llm, data, tmp_path, retry_failed=True, **options)
-    assert len(again.summary.rows) == len(again.rows) == 4
+    for name, warm_ups in (("prompt", 2), ("score", 0)):  # a prompt fails in the warm-up, too
+        with monkeypatch.context() as patched:
+            patched.setattr(LongBench, name, fails(name))
+            result = run(llm, data, tmp_path / name, warm_ups=warm_ups, **options)
+        (bad,) = result.summary.failed
+        assert (bad["item"], bad["error"]) == ("lcc-0", f"ValueError: no {name}")
+        assert "score" not in bad
+        assert len(result.summary.rows) == 3
+        assert "lcc-0" in (tmp_path / name / "report.md").read_text()
+        assert len(run(llm, data, tmp_path / name, **options).summary.failed) == 1
+        again = run(llm, data, tmp_path / name, retry_failed=True, **options)
+        assert len(again.summary.rows) == len(again.rows) == 4
 
 
 @pytest.mark.parametrize(
@@ -262,21 +266,6 @@ def test_weights_that_change_end_the_run_and_a_rerun_goes_on(data: Path, tmp_pat
     made = run(lazyllm.load(folder), data, tmp_path / "out", **options)
     assert [row["item"] for row in made.summary.rows] == ["lcc-0", "lcc-1", "lcc-2"]
     assert not made.summary.failed
-
-
-def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = LongBench.prompt
-
-    def failing(self: LongBench, model: lazyllm.LLM, task: Any, asked: Any) -> Any:
-        if asked["_id"] == "lcc-0":
-            raise ValueError("no such prompt")
-        return whole(self, model, task, asked)
-
-    monkeypatch.setattr(LongBench, "prompt", failing)
-    made = run(llm, data, tmp_path, pruning=None, datasets=["lcc"], warm_ups=2)
-    assert [row["item"] for row in made.summary.failed] == ["lcc-0"]
 
 
 def test_each_setting_is_warmed_at_its_own_length(
