@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,10 +314,3 @@ def test_callbacks_get_each_new_row_when_it_is_on_disk(llm: lazyllm.LLM, tmp_pat
     with pytest.raises(KeyError, match="full"):
         ruler(llm, tmp_path, [{2: 0.5}], on_row=stop)
     assert len(read_rows(tmp_path)) == 5
-
-
-def test_nothing_optional_is_imported_before_it_is_used() -> None:
-    code = "import sys, lazyllm, lazyllm.longbench, lazyllm.sweeps.sweep, lazyllm.commands.main\n"
-    code += "print({'distributed', 'dask', 'pandas', 'matplotlib'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -68,6 +68,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return benchmark(tmp_path_factory.mktemp("longbench"), 4)
 
 
+def change(file: Path, fields: dict[str, Any]) -> None:
+    """Replaces fields of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 def manifest(conditions: dict[str, Any]) -> Manifest:
     return new_manifest("a model", conditions, {})
 
@@ -387,12 +392,11 @@ def test_other_conditions_in_the_same_folder_are_refused(
     options = {"limit": 1, "data": data, **options}
     if "limits" in options:
         altered = options["data"] = benchmark(tmp_path / "data", 4)
-        limits = json.dumps(dict.fromkeys(TEMPLATES, options.pop("limits")))
-        (altered / "dataset2maxlen.json").write_text(limits)
+        change(altered / "dataset2maxlen.json", dict.fromkeys(TEMPLATES, options.pop("limits")))
     if "model" in options:
         other = model_folder(tmp_path)
         for name, fields in options.pop("model").items():
-            (other / name).write_text(json.dumps({**json.loads((other / name).read_text()), **fields}))
+            change(other / name, fields)
         llm = lazyllm.load(other, device="cpu", threads=1)
     with pytest.raises(ValueError, match=words):
         run(llm, options.pop("data"), finished, **options)
@@ -406,10 +410,8 @@ def test_a_model_that_compresses_is_among_the_conditions(
     other = model_folder(tmp_path / "other")
     setting = f"compress:ratio=0.5,model={other}"
     made = run(llm, data, tmp_path / "run", pruning=setting, limit=1)
-    told = made.manifest["conditions"]["behind settings"]
-    assert [len(value) for value in told.values()] == [64]
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    assert [len(value) for value in made.manifest["conditions"]["behind settings"].values()] == [64]
+    change(other / "config.json", {"rms_norm_eps": 1e-4})
     assert run(llm, data, tmp_path / "run", pruning=setting, limit=1).rows == made.rows  # it has that model
     llm = lazyllm.load(llm.checkpoint.path, device="cpu", threads=1)
     with pytest.raises(ValueError, match=r"PromptCompression.*: sha256 of the model that compresses is"):
@@ -449,9 +451,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
 
 def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no chat template"):
         run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", chat="template")
     assert not (tmp_path / "run").exists()

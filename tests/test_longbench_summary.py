@@ -17,15 +17,6 @@ from lazyllm.pictures.scores import plot_scores
 from lazyllm.support.tables import Table
 
 
-def test_generated_tasks_have_a_mean_by_length() -> None:
-    rows = [
-        row("dense", name, "1", score, 1.0)
-        for name, score in [("vt@400", 0.5), ("cwe@400", 1.0), ("vt@800", 0.25)]
-    ]
-    table = report.generated_lengths_table(Summary(rows, lambda name: "task"))
-    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
-
-
 def test_token_use_is_the_mean_over_items() -> None:
     rows = [
         {"used": {"0": [10, 10, 10], "4": [2, 3, 5]}, "new_tokens": 3, "prompt_tokens": 10},
@@ -196,7 +187,7 @@ def test_tables_for_other_programs_hold_no_markdown() -> None:
     assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
 
 
-def test_longbench_e_is_told_by_length() -> None:
+def test_longbench_e_and_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
         {**row("dense", name, str(length), score, 1.0), "length": length}
         for name, length, score in [
@@ -214,6 +205,10 @@ def test_longbench_e_is_told_by_length() -> None:
         ["qasper_e, 4-8k", "50.00"],
         ["qasper_e, 8k+", "100.00"],
     ]
+    scores = {"vt@400": 0.5, "cwe@400": 1.0, "vt@800": 0.25}
+    rows = [row("dense", name, "1", score, 1.0) for name, score in scores.items()]
+    table = report.generated_lengths_table(Summary(rows, lambda name: "task"))
+    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
 
 
 def test_a_table_as_text_is_aligned_and_wraps_long_heads() -> None:

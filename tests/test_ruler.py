@@ -513,9 +513,6 @@ def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: 
         ]
         assert len({item["answers"][0] for item in items}) == 4
         assert all(word in item["context"] for item in items)
-
-
-def test_a_bad_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="lengths must be different numbers, at least one"):
         niah_items(pieces, [])
     with pytest.raises(ValueError, match="depths must be different numbers"):
