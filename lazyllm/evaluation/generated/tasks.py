@@ -89,9 +89,8 @@ def niah_items(
 
     Items of a length differ only in depth.
     """
-    checked.a_list(lengths, "lengths", "[1024, 4096]")
-    checked.a_list(depths, "depths", "[0, 50, 100]")
-    for name, values in (("lengths", lengths), ("depths", depths)):
+    for name, values, example in (("lengths", lengths, "[1024, 4096]"), ("depths", depths, "[0, 50, 100]")):
+        checked.a_list(values, name, example)
         if not len(values) or len({*values}) < len(values):
             raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
     task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
