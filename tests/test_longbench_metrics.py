@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from folders import LONGBENCH
 
 from lazyllm.evaluation.longbench import metrics
 from lazyllm.evaluation.longbench.datasets import CATEGORIES, DATA_SETS, ENGLISH, dataset
@@ -314,23 +313,16 @@ def test_import_loads_no_optional_package_and_chinese_prints_nothing() -> None:
 # ---- a real model's answers --------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def recorded() -> Path:
-    default = Path(__file__).resolve().parents[2] / "shared" / "longbench"
-    folder = Path(os.environ.get("LAZYLLM_LONGBENCH", default))
-    if not (folder / "official_scores.json").is_file():
-        pytest.skip(
-            f"no recorded answers of LongBench: put pred/*.jsonl and official_scores.json into {default}, "
-            "or name their folder in LAZYLLM_LONGBENCH"
-        )
-    return folder
-
-
+@pytest.mark.skipif(
+    not (LONGBENCH / "official_scores.json").is_file(),
+    reason="no recorded answers of LongBench: LAZYLLM_LONGBENCH may name a folder with pred/*.jsonl and "
+    "official_scores.json",
+)
 @pytest.mark.parametrize("edit_sim", metrics.EDIT_SIMS)
 @pytest.mark.parametrize("name", PLAIN)
-def test_recorded_answers_have_their_official_score(recorded: Path, name: str, edit_sim: str) -> None:
-    official = json.loads((recorded / "official_scores.json").read_text())
-    lines = (recorded / "pred" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+def test_recorded_answers_have_their_official_score(name: str, edit_sim: str) -> None:
+    official = json.loads((LONGBENCH / "official_scores.json").read_text())
+    lines = (LONGBENCH / "pred" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     preds, answers = [row["pred"] for row in rows], [row["answers"] for row in rows]
     expected = official.get(f"{name}|{edit_sim}", official[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -14,11 +13,11 @@ from typing import Any
 
 import pytest
 from families import family_config
-from folders import BOS, EOS, write_tokenizer
+from folders import BOS, EOS, LONGBENCH, write_tokenizer
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import chat_wrapper, post_process
+from lazyllm.evaluation.chats import chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import available, read, require, subset
 from lazyllm.evaluation.longbench.prompt import Templates, find_templates, make_prompt, official, prompt_ids
@@ -26,9 +25,6 @@ from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Stops, Task
 
-REAL = Path(
-    os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[1].joinpath("..", "shared", "longbench")
-).resolve()
 QUESTION = "Text: {context}\n\nQuestion: {input} \nAnswer:"
 NAMES = [name for name in DATA_SETS if not name.endswith("_e")]
 PROMPTS = dict.fromkeys(NAMES, QUESTION) | {"lcc": "{context}next {{line}}:\n"}
@@ -77,11 +73,6 @@ def write_zip(path: Path, members: Mapping[str, str]) -> Path:
         for name, text in members.items():
             archive.writestr(name, text)
     return path
-
-
-@pytest.fixture(scope="session")
-def tokenizer(demo_model: Path) -> Tokenizer:
-    return Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
 
 
 @pytest.fixture(scope="session")
@@ -450,17 +441,18 @@ def by_hand(backend: Any, text: str, max_length: int) -> list[int]:
     return list(ids)
 
 
-def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any) -> None:
+def test_cut_on_both_sides_of_the_limit(demo_tokenizer: Tokenizer, backend: Any) -> None:
     clauses = (f"Clause {n} of the {n * n}th: naïve 钟声🔔 <|im_end|>\n" for n in range(40))
     asked = item(context="".join(clauses))
     text = QUESTION.format(**asked)
     length = len(backend.encode(text).ids)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
-        prompt = make_prompt(tokenizer, asked, max_length, "none", TEMPLATES)
+        prompt = make_prompt(demo_tokenizer, asked, max_length, "none", TEMPLATES)
         assert prompt.ids == by_hand(backend, text, max_length)
-        assert prompt.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=TEMPLATES)
+        assert prompt.ids == prompt_ids(demo_tokenizer, asked, max_length, chat="none", templates=TEMPLATES)
         assert (prompt.n_tokens_unwrapped, prompt.cut) == (length, max_length < length)
-    assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", TEMPLATES).ids  # <|im_end|>, skipped
+    cut = make_prompt(demo_tokenizer, asked, length - 1, "none", TEMPLATES)
+    assert 2 not in cut.ids  # <|im_end|>, skipped
 
 
 def test_the_context_is_shortened_after_the_cut(named: Named) -> None:
@@ -483,18 +475,18 @@ def test_the_context_is_shortened_after_the_cut(named: Named) -> None:
     assert shortened(4000, input="{context}") == "Text: <57>\n\nQuestion: {context} \nAnswer:"
 
 
-def test_real_items(tokenizer: Tokenizer, backend: Any) -> None:
+def test_real_items(demo_tokenizer: Tokenizer, backend: Any) -> None:
     try:
-        templates = find_templates(REAL)
-        require(REAL, ["trec", "hotpotqa"])
+        templates = find_templates(LONGBENCH)
+        require(LONGBENCH, ["trec", "hotpotqa"])
     except FileNotFoundError as error:
         pytest.skip(f"LongBench itself is not tested; name its folder in LAZYLLM_LONGBENCH: {error}")
     plain = json.loads(Path(templates.source).read_text(encoding="utf-8"))
-    for name in available(REAL):
-        for asked in read(REAL, name)[:3]:
+    for name in available(LONGBENCH):
+        for asked in read(LONGBENCH, name)[:3]:
             text = plain[name].format(**asked)
             assert templates.prompt(asked) == text
-            prompt = make_prompt(tokenizer, asked, 3500, "none", templates)
+            prompt = make_prompt(demo_tokenizer, asked, 3500, "none", templates)
             assert prompt.ids == by_hand(backend, text, 3500)
             assert prompt.cut == (len(backend.encode(text).ids) > 3500)
 
@@ -527,6 +519,9 @@ def test_wrappers(named: Named, chat: Any) -> None:
     assert cut.cut
     left = WRAPPED[chat].replace(TEXT, TEXT[:9] + TEXT[-10:])  # the wrapper comes after the cut
     assert "".join(tokenizer.offsets(cut.ids)) == left
+    begun = wrapped_ids(tokenizer, TEXT, chat, " It is")  # the answer begins outside the wrapper
+    header = " Assistant:" if chat == "xgen" else ""
+    assert "".join(tokenizer.offsets(begun)) == f"{WRAPPED[chat]}{header} It is"
 
 
 def test_sets_without_wrapper(named: Named) -> None:
@@ -586,9 +581,9 @@ def test_post_process() -> None:
         assert post_process(wrapper, " Assistant: Lindau\n") == " Assistant: Lindau\n"
 
 
-def test_stops(tokenizer: Tokenizer, backend: Any) -> None:
-    llm: Any = SimpleNamespace(tokenizer=tokenizer)
-    ends, newline = tokenizer.eos_token_ids, backend.encode("\n").ids[-1]
+def test_stops(demo_tokenizer: Tokenizer, backend: Any) -> None:
+    llm: Any = SimpleNamespace(tokenizer=demo_tokenizer)
+    ends, newline = demo_tokenizer.eos_token_ids, backend.encode("\n").ids[-1]
     both = (*ends, newline)
     for name in DATA_SETS:
         stops = LongBench.stops(LongBench.__new__(LongBench), llm, Task(name, "", 1))

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import Wrapper, wrapped_ids
+from lazyllm.evaluation.chats import wrapped_ids
 from lazyllm.evaluation.generated import draws, ruler
 from lazyllm.evaluation.generated.draws import Draws, names, vocabulary
 from lazyllm.evaluation.generated.haystack import Haystack, distinct, made_prose
@@ -44,12 +43,6 @@ def pieces(text: str, answer_prefix: str = "") -> list[int]:
 
 
 each_task = pytest.mark.parametrize("task", [name for name in TASKS if name not in QA])  # of no files
-
-
-@pytest.fixture(scope="session")
-def demo_tokenizer(demo_model: Path) -> Tokenizer:
-    settings = json.loads((demo_model / "config.json").read_text(encoding="utf-8"))
-    return Tokenizer.from_folder(demo_model, ModelConfig.from_dict(settings))
 
 
 def length_of(item: dict[str, Any], encode: ruler.Encode) -> int:
@@ -399,17 +392,6 @@ def test_the_answer_begins_after_the_assistants_header(task: str, demo_tokenizer
     ids = wrapped_ids(demo_tokenizer, asked, "template", item["answer_prefix"])
     assert ids == demo_tokenizer.encode(text, add_special=False)
     assert demo_tokenizer.decode(ids, skip_special_tokens=False) == text
-
-
-def test_the_answer_begins_outside_any_wrapper(demo_tokenizer: Tokenizer) -> None:
-    ends: dict[Wrapper, str] = {
-        "none": "Which? It is",
-        "llama-2": "[INST]Which?[/INST] It is",
-        "xgen": "### Human: Which?\n### Assistant: It is",
-    }
-    for wrapper, end in ends.items():
-        ids = wrapped_ids(demo_tokenizer, "Which?", wrapper, " It is")
-        assert demo_tokenizer.decode(ids).endswith(end)
 
 
 # ---- questions on documents ------------------------------------------------------------------------
