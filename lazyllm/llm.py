@@ -14,7 +14,7 @@ from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream, Tools
-from lazyllm.machine.device import check_device, check_kv, check_weights, chosen_compute, open_model
+from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.model import Model
@@ -57,8 +57,8 @@ def load(
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
-    check_weights(weights)
-    check_kv(kv)
+    checked.choice(weights, "weights", ("auto", "q8", "q4"))
+    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
     checkpoint = open_checkpoint(resolve(path))
     if dtype != "auto" and [dtype] != (types := stored_types(checkpoint)):
         raise ValueError(

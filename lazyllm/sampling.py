@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
+from math import log
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from lazyllm.support import checked
+
+if TYPE_CHECKING:
+    from lazyllm.model import Model
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """temperature 0 is greedy; top_p 1 and top_k 0 switch those filters off.
+    """The names and meanings are vLLM's.
 
-    Equal seeds give equal draws. Without a seed each answer gets a new one, its `Generation.seed`.
+    `temperature` 0 is greedy; `top_p` 1, `top_k` 0, `min_p` 0 and `repetition_penalty` 1 switch those off.
+    `min_p` drops tokens less likely than that share of the likeliest one. `repetition_penalty` divides the
+    positive logits of tokens that the context has, and multiplies the negative ones. Equal seeds give equal
+    draws. Without a seed each answer gets a new one, its `Generation.seed`.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "temperature", checked.number(self.temperature, "temperature"))
+        for name in ("temperature", "repetition_penalty"):
+            object.__setattr__(self, name, checked.number(getattr(self, name), name))
         object.__setattr__(self, "top_p", checked.keep(self.top_p, "top_p"))
+        object.__setattr__(self, "min_p", checked.share(self.min_p, "min_p"))
         object.__setattr__(self, "top_k", checked.whole(self.top_k, "top_k", 0))
         if self.seed is not None:
             object.__setattr__(self, "seed", checked.whole(self.seed, "seed", 0, checked.SEED_LIMIT))
         if self.temperature < 0.0:
             raise ValueError(f"temperature must be 0 or above, not {self.temperature}")
+        if self.repetition_penalty <= 0.0:
+            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+
+    @classmethod
+    def of(cls, model: Model) -> SamplingParams:
+        """Those that the checkpoint recommends, in its generation_config.json; greedy where it has none."""
+        given = model.checkpoint.generation_config
+        if given.get("do_sample") is False:
+            return cls(repetition_penalty=given.get("repetition_penalty") or 1.0)
+        names = {item.name for item in fields(cls)} - {"seed"}
+        values = {name: value for name, value in given.items() if name in names and value is not None}
+        return cls(**{"temperature": 1.0 if values else 0.0, **values})
+
+    @property
+    def changes_logits(self) -> bool:
+        """True if `applied` does something."""
+        return self.repetition_penalty != 1.0 or (self.min_p > 0.0 and self.temperature > 0.0)
+
+    def applied(self, logits: np.ndarray, context: Collection[int]) -> np.ndarray:
+        """The logits after `repetition_penalty` and `min_p`, behind a context of these tokens."""
+        logits = np.array(logits, np.float32)
+        if self.repetition_penalty != 1.0:
+            seen = np.unique(np.fromiter(context, np.int64))
+            factor = np.where(logits[seen] > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+            logits[seen] *= factor.astype(np.float32)
+        if self.min_p > 0.0 and self.temperature > 0.0:
+            logits[logits < logits.max() + self.temperature * log(self.min_p)] = -np.inf
+        return logits
 
     def for_prompt(self, index: int) -> SamplingParams:
         """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""

@@ -18,6 +18,8 @@ from tiny import DEVICE, SANITIZED, Build, build
 
 import lazyllm
 from lazyllm import _core
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.tokenizer import Tokenizer
 
 os.environ.pop("LAZYLLM_PROGRESS", None)  # tests look at bars
 
@@ -57,6 +59,11 @@ def demo_model() -> Path:
     from lazyllm.checkpoints.demo_model import demo_model
 
     return demo_model(progress=False)
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_model: Path) -> Tokenizer:
+    return Tokenizer.from_folder(demo_model, ModelConfig.from_folder(demo_model))
 
 
 @pytest.fixture(scope="module")

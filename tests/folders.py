@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 from tiny import Shape, build
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+LONGBENCH = Path(
+    os.environ.get("LAZYLLM_LONGBENCH") or Path(__file__).parents[2] / "shared" / "longbench"
+).resolve()
+"""The benchmark itself, for the tests that are skipped without it."""
 BOS, EOS, TURN = "<s>", "</s>", "<turn>"
 SHAPE = Shape(vocab=300, context=600, n_layers=6, seed=3)
 TEMPLATE = (

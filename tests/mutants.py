@@ -125,10 +125,6 @@ def build() -> str | None:
     return hashlib.sha256(b"".join(path.read_bytes() for path in (CORE / "lazyllm").glob("*.so"))).hexdigest()
 
 
-def without_core_dump() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def failure(test: str, seconds: float | None) -> str | None:
     """Runs one test program; returns what failed, or None."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not oracle", "-p", "no:cacheprovider"]
@@ -142,10 +138,9 @@ def failure(test: str, seconds: float | None) -> str | None:
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=without_core_dump,
     )
     try:
-        told, _ = child.communicate(timeout=seconds)
+        output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return "no end in time"
     finally:
@@ -154,7 +149,7 @@ def failure(test: str, seconds: float | None) -> str | None:
         child.wait()
     if child.returncode in (0, 5):  # 5: the file has no tests here
         return None
-    found = re.search(r"^(?:FAILED|ERROR) \S+", told, re.M)
+    found = re.search(r"^(?:FAILED|ERROR) \S+", output, re.M)
     return found[0] if found else f"ended with {child.returncode}"
 
 
@@ -168,9 +163,8 @@ def measured(tests: list[str]) -> dict[str, float]:
         name = f"{source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
         if name not in known:
             start = time.monotonic()
-            told = failure(test, None)
-            if told:
-                raise SystemExit(f"{source.name} fails without a mutant: {told}")
+            if message := failure(test, None):
+                raise SystemExit(f"{source.name} fails without a mutant: {message}")
             known[name] = time.monotonic() - start
             file.write_text(json.dumps(known))
             print(f"{source.name} without a mutant: {known[name]:.1f} s", flush=True)
@@ -181,9 +175,8 @@ def measured(tests: list[str]) -> dict[str, float]:
 def judged(tests: dict[str, float], kills: dict[str, int]) -> tuple[str, str, str]:
     """The outcome, the test that killed, and its words."""
     for test in sorted(tests, key=lambda test: tests[test] / (1 + kills[test])):
-        told = failure(test, 2 * tests[test] + 60)
-        if told:
-            return "killed", test, told
+        if message := failure(test, 2 * tests[test] + 60):
+            return "killed", test, message
     return "survived", "", ""
 
 
@@ -206,6 +199,7 @@ def main() -> None:
     parser.add_argument("tests", nargs="+", help="test files, as tests/test_method.py")
     parser.add_argument("--seed", type=int, default=1, help="of the choice (1)")
     asked = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # mutants crash often
 
     tests = refresh()
     plain = build()
@@ -214,10 +208,9 @@ def main() -> None:
     sources = {
         str(path.relative_to(TREE)): path.read_text() for path in sorted((TREE / "csrc").rglob("*.[ch]"))
     }
-    found = {one.diff(text): one for file, text in sources.items() for one in mutants_of(file, text)}
-    chosen = sorted(found, key=lambda name: hashlib.sha256(f"{asked.seed} {name}".encode()).digest())[
-        : asked.n
-    ]
+    found = {mutant.diff(text): mutant for file, text in sources.items() for mutant in mutants_of(file, text)}
+    order = sorted(found, key=lambda name: hashlib.sha256(f"{asked.seed} {name}".encode()).digest())
+    chosen = order[: asked.n]
 
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     known = {row["diff"]: row for row in rows}
@@ -234,25 +227,18 @@ def main() -> None:
         try:
             file.write_text(mutant.apply(text))
             changed = build()
-            outcome, by, told = "no C" if not changed else "same code", "", ""
+            outcome, by, told = "same code" if changed else "no C", "", ""
             if changed and changed != plain:
                 outcome, by, told = judged(seconds, kills)
         finally:
             file.write_text(text)
         kills[by] += 1
-        took = round(time.monotonic() - start, 1)
-        known[name] = {
-            "diff": name,
-            "kind": mutant.kind,
-            "outcome": outcome,
-            "by": by,
-            "told": told,
-            "seconds": took,
-            "tests": tests,
-        }
+        row = {"diff": name, "kind": mutant.kind, "outcome": outcome, "by": by, "told": told}
+        row |= {"seconds": round(time.monotonic() - start, 1), "tests": tests}
+        known[name] = row
         with RESULTS.open("a") as results:
-            results.write(json.dumps(known[name]) + "\n")
-        print(f"{number} of {len(chosen)}: {outcome} {by} ({took} s), {mutant.file}", flush=True)
+            results.write(json.dumps(row) + "\n")
+        print(f"{number} of {len(chosen)}: {outcome} {by} ({row['seconds']} s), {mutant.file}", flush=True)
     report([known[name] for name in chosen])
 
 

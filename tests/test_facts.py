@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,18 +52,12 @@ def converse(
     seen = []
     for number, (count, generated) in enumerate(passes):
         logits = session.forward(tiny.ids(count, number), generated=generated)
-        seen.append(
-            {
-                "logits": logits.tobytes(),
-                "sets": per_layer(session.last_trace, tiny.shape.n_layers),
-                "scores": [
-                    None if run["scores"] is None else run["scores"].tobytes() for run in session.last_trace
-                ],
-                "depths": session.depths.tolist(),
-                "kinds": session.kinds.tolist(),
-                "last_pass": session.last_pass.tolist(),
-            }
-        )
+        scores = [run["scores"] for run in session.last_trace]
+        state = {name: getattr(session, name).tolist() for name in ("depths", "kinds", "last_pass")}
+        state["sets"] = per_layer(session.last_trace, tiny.shape.n_layers)
+        state["scores"] = [None if values is None else values.tobytes() for values in scores]
+        state["logits"] = logits.tobytes()
+        seen.append(state)
     return seen
 
 
@@ -244,12 +239,13 @@ def test_windows_that_hold_the_context_change_nothing(tiny_of: Build, rules: dic
 
 def test_what_a_stage_drops_for_good_is_in_play_in_no_layer_of_later_passes(tiny_of: Build) -> None:
     """Each pass leaves ceil(keep n) prompt tokens in total; what other stages drop comes back."""
-    session = tiny_of(Shape(seed=26, n_layers=5)).load().session(pruning([(1, 0.6, True), (3, 0.2)]))
+    tiny = tiny_of(Shape(seed=26, n_layers=5))
+    session = tiny.load().session(pruning([(1, 0.6, True), (3, 0.2)]))
     session.trace = True
     gone: set[int] = set()
     n_prompt = revived = 0
     for number, (count, generated) in enumerate(CONVERSATION):
-        session.forward(tiny_of(Shape(seed=26, n_layers=5)).ids(count, number), generated=generated)
+        session.forward(tiny.ids(count, number), generated=generated)
         n_prompt += 0 if generated else count
         sets = [set(in_play) for in_play, _ in per_layer(session.last_trace, 5)]
         assert sets[0] == set(range(session.length)) - gone
@@ -279,18 +275,8 @@ def test_parts_of_a_dense_prompt_give_the_bits_of_one_pass(
     tiny_of: Build, dtype: str, compute: str, kv: str, windows: tuple[int, ...]
 ) -> None:
     """1025 rows and a few more leave a remainder that must not be summed in the order of few rows."""
-    tiny = tiny_of(
-        Shape(
-            seed=27,
-            n_layers=3,
-            hidden=64,
-            head_dim=16,
-            context=2100,
-            dtype=dtype,
-            windows=windows,
-            post_norms=windows != (0,),
-        )
-    )
+    shape = Shape(seed=27, n_layers=3, hidden=64, head_dim=16, context=2100, dtype=dtype, windows=windows)
+    tiny = tiny_of(replace(shape, post_norms=windows != (0,)))
     model = tiny.load(compute=compute, kv=kv)
     for parts in ([512, 513], [550, 550], [984, 200], [193, 700, 192, 1011]):
         ids = tiny.ids(sum(parts))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import signal
@@ -10,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,29 +88,23 @@ class House:
         (self.root / "cuda" / "build_cuda.py").write_text(finds)
         patch.setenv("FAKES", str(self.fakes))
         patch.setenv("PATH", f"{self.fakes / 'bin'}:/usr/bin:/bin")
-        patch.setattr(sys, "path", list(sys.path))
-        patch.delitem(sys.modules, "build_cuda", raising=False)
-        spec = importlib.util.spec_from_file_location("gpu_check", self.script)
-        assert spec
-        assert spec.loader
-        self.module: Any = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, "gpu_check", self.module)
-        spec.loader.exec_module(self.module)
+        patch.syspath_prepend(self.script.parent)
+        for name in ("gpu_check", "build_cuda"):
+            patch.delitem(sys.modules, name, raising=False)
+        self.module: Any = import_module("gpu_check")
         self.limits: dict[str, float] = {}
-        limit = self.module.Check.limit
-        patch.setattr(
-            self.module.Check,
-            "limit",
-            lambda check, step: min(self.limits.get(step.name, 60), limit(check, step)),
-        )
         self.commands: dict[str, list[str]] = {}
-        plain = self.module.Check.run
+        run, limit = self.module.Check.run, self.module.Check.limit
 
-        def run(check: Any, step: Any) -> None:
+        def noted(check: Any, step: Any) -> None:
             self.commands[step.name] = step.command
-            plain(check, step)
+            run(check, step)
 
-        patch.setattr(self.module.Check, "run", run)
+        def shorter(check: Any, step: Any) -> float:
+            return float(min(self.limits.get(step.name, 60), limit(check, step)))
+
+        patch.setattr(self.module.Check, "run", noted)
+        patch.setattr(self.module.Check, "limit", shorter)
 
     def trouble(self, step: str, kind: str) -> None:
         """The step's command, known from an earlier run, misbehaves."""
@@ -310,14 +304,15 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_step_that_no_time_is_left_for_is_a_failure(house: House) -> None:
+def test_options_list_the_phases_limit_the_time_and_ask_for_more(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that no time is left for is a failure. --full takes seven rounds and twice the time."""
+    assert house.run("--list") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PHASES)
     house.built()
     assert house.run("--phase", "products", "--minutes", "0.1") == 1
     assert house.rows["matrix products"] == ["FAILED", "0", "no time was left"]
-
-
-def test_full_takes_seven_rounds_and_twice_the_time(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    house.built()
     house.limits = {"every op": 1000}
     assert house.run("--full", "--phase", "ops", "--phase", "attention", "--phase", "sanitizers") == 0
     assert house.called("--rounds 7")
@@ -358,9 +353,3 @@ def test_a_tool_that_is_missing_ends_the_check_at_once(
     assert house.run() == 2
     assert tool in capsys.readouterr().err
     assert not house.results.exists()
-
-
-def test_the_phases_are_listed(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    assert house.run("--list") == 0
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == list(PHASES)

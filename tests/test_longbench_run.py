@@ -68,6 +68,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return benchmark(tmp_path_factory.mktemp("longbench"), 4)
 
 
+def change(file: Path, fields: dict[str, Any]) -> None:
+    """Replaces fields of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
 def manifest(conditions: dict[str, Any]) -> Manifest:
     return new_manifest("a model", conditions, {})
 
@@ -134,15 +139,6 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
     grown = run(llm, data, tmp_path, pruning=late, datasets=["lcc"], limit=1, max_length=400).rows[-1]
     assert list(grown["used"]) == ["0"]
     assert grown["changed_nothing"] is False
-
-
-def test_token_use_is_left_out_where_generated_tokens_are_pruned_too(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path
-) -> None:
-    setting = lazyllm.Pruning({1: 0.5}, prune_generated=True)
-    (row,) = run(llm, data, tmp_path, pruning=setting, datasets=["lcc"], limit=1).rows
-    assert row["used"] is None
-    assert not token_use_by_setting([row])
 
 
 def test_compression_counts_in_tokens_of_the_whole_prompt(
@@ -215,25 +211,29 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
 def test_a_failed_item_is_an_error_row_and_runs_again_where_that_is_wished(
     llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = LongBench.score
+    def fails(name: str) -> Callable[..., Any]:
+        whole = getattr(LongBench, name)
 
-    def failing(self: LongBench, task: Any, prediction: str, item: Any) -> float:
-        if item["_id"] == "lcc-1":
-            raise ValueError("no such answer")
-        return whole(self, task, prediction, item)
+        def failing(*arguments: Any) -> Any:
+            if arguments[3]["_id"] == "lcc-0":
+                raise ValueError(f"no {name}")
+            return whole(*arguments)
+
+        return failing
 
     options: dict[str, Any] = {"pruning": None, "datasets": ["lcc"]}
-    with monkeypatch.context() as patched:
-        patched.setattr(LongBench, "score", failing)
-        result = run(llm, data, tmp_path, **options)
-    bad = next(row for row in result.rows if row["item"] == "lcc-1")
-    assert bad["error"] == "ValueError: no such answer"
-    assert "score" not in bad
-    assert len(result.summary.rows) == 3
-    assert "lcc-1" in (tmp_path / "report.md").read_text()
-    assert len(run(llm, data, tmp_path, **options).summary.failed) == 1
-    again = run(llm, data, tmp_path, retry_failed=True, **options)
-    assert len(again.summary.rows) == len(again.rows) == 4
+    for name, warm_ups in (("prompt", 2), ("score", 0)):  # a prompt fails in the warm-up, too
+        with monkeypatch.context() as patched:
+            patched.setattr(LongBench, name, fails(name))
+            result = run(llm, data, tmp_path / name, warm_ups=warm_ups, **options)
+        (bad,) = result.summary.failed
+        assert (bad["item"], bad["error"]) == ("lcc-0", f"ValueError: no {name}")
+        assert "score" not in bad
+        assert len(result.summary.rows) == 3
+        assert "lcc-0" in (tmp_path / name / "report.md").read_text()
+        assert len(run(llm, data, tmp_path / name, **options).summary.failed) == 1
+        again = run(llm, data, tmp_path / name, retry_failed=True, **options)
+        assert len(again.summary.rows) == len(again.rows) == 4
 
 
 @pytest.mark.parametrize(
@@ -271,21 +271,6 @@ def test_weights_that_change_end_the_run_and_a_rerun_goes_on(data: Path, tmp_pat
     made = run(lazyllm.load(folder), data, tmp_path / "out", **options)
     assert [row["item"] for row in made.summary.rows] == ["lcc-0", "lcc-1", "lcc-2"]
     assert not made.summary.failed
-
-
-def test_a_prompt_that_fails_in_the_warm_up_fails_as_an_item(
-    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = LongBench.prompt
-
-    def failing(self: LongBench, model: lazyllm.LLM, task: Any, asked: Any) -> Any:
-        if asked["_id"] == "lcc-0":
-            raise ValueError("no such prompt")
-        return whole(self, model, task, asked)
-
-    monkeypatch.setattr(LongBench, "prompt", failing)
-    made = run(llm, data, tmp_path, pruning=None, datasets=["lcc"], warm_ups=2)
-    assert [row["item"] for row in made.summary.failed] == ["lcc-0"]
 
 
 def test_each_setting_is_warmed_at_its_own_length(
@@ -334,45 +319,23 @@ def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> N
     assert all(row["new_tokens"] <= 3 for row in result.rows)
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "words"),
-    [
-        (longbench.run, {"sample": 2}, "sample is for LongBench's own items and needs data"),
-        (longbench.run, {"edit_sim": "levenshtein"}, "edit_sim is for LongBench's own items"),
-        (longbench.run, {"datasets": ["hotpotqa"]}, "hotpotqa is of LongBench and needs data"),
-        (longbench.run, {"datasets": "trec"}, r'datasets must be a list such as \["trec"\], not \'trec\''),
-        (longbench.run, {"dataset": ["trec"]}, r"run has no option 'dataset'; did you mean datasets\?"),
-        (longbench.run_niah, {"depth": [50]}, r"run_niah has no option 'depth'; did you mean depths\?"),
-        (longbench.run_ruler, {"lengths": 600}, r"lengths must be a list such as \[1024, 4096\], not 600"),
-    ],
-)
-def test_options_of_other_tasks_and_wrong_ones_are_refused(
-    llm: lazyllm.LLM, tmp_path: Path, function: Callable[..., Any], options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises((TypeError, ValueError), match=words):
-        function(llm, out=tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
-    for function in (longbench.run, longbench.run_niah, longbench.run_ruler, lazyllm.reproduce.reproduce):
-        options = {"targets": "table1"} if function is lazyllm.reproduce.reproduce else {"lengths": [600]}
-        if function is longbench.run:
-            options = {}
+    calls: dict[Callable[..., Any], dict[str, Any]] = {
+        longbench.run: {},
+        longbench.run_niah: {"lengths": [600]},
+        longbench.run_ruler: {"lengths": [600]},
+        lazyllm.reproduce.reproduce: {"targets": "table1"},
+    }
+    for function, options in calls.items():
         with pytest.raises(TypeError, match=r'llm must be an open model such as lazyllm.load\("path"\), not'):
             function("path", out=tmp_path, **options)
-
-
-def test_texts_longer_than_the_context_are_refused_before_work(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"length 601, a prompt and its answer, is more than .* 600"):
-        longbench.run_niah(llm, out=tmp_path / "run", lengths=[600, 601], depths=[0], chat="none")
-    assert not (tmp_path / "run").exists()
 
 
 # ---- token use -----------------------------------------------------------------------------------
 
 
 def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tmp_path: Path) -> None:
+    """It is left out where generated tokens are pruned too."""
     setting = SETTINGS[1]
     made = run(llm, data, tmp_path, datasets=["qasper"], limit=1, pruning=setting)
     row = made.rows[0]
@@ -388,6 +351,10 @@ def test_token_use_ends_at_what_the_cache_holds(llm: lazyllm.LLM, data: Path, tm
     for layer, series in row["used"].items():
         assert len(series) == len(tokens)
         assert series[-1] == (depths > int(layer)).sum()
+    generated_too = lazyllm.Pruning({1: 0.5}, prune_generated=True)
+    row = run(llm, data, tmp_path, pruning=generated_too, datasets=["lcc"], limit=1).rows[-1]
+    assert row["used"] is None
+    assert not token_use_by_setting([row])
 
 
 # ---- refused -------------------------------------------------------------------------------------
@@ -425,12 +392,11 @@ def test_other_conditions_in_the_same_folder_are_refused(
     options = {"limit": 1, "data": data, **options}
     if "limits" in options:
         altered = options["data"] = benchmark(tmp_path / "data", 4)
-        limits = json.dumps(dict.fromkeys(TEMPLATES, options.pop("limits")))
-        (altered / "dataset2maxlen.json").write_text(limits)
+        change(altered / "dataset2maxlen.json", dict.fromkeys(TEMPLATES, options.pop("limits")))
     if "model" in options:
         other = model_folder(tmp_path)
         for name, fields in options.pop("model").items():
-            (other / name).write_text(json.dumps({**json.loads((other / name).read_text()), **fields}))
+            change(other / name, fields)
         llm = lazyllm.load(other, device="cpu", threads=1)
     with pytest.raises(ValueError, match=words):
         run(llm, options.pop("data"), finished, **options)
@@ -444,51 +410,48 @@ def test_a_model_that_compresses_is_among_the_conditions(
     other = model_folder(tmp_path / "other")
     setting = f"compress:ratio=0.5,model={other}"
     made = run(llm, data, tmp_path / "run", pruning=setting, limit=1)
-    told = made.manifest["conditions"]["behind settings"]
-    assert [len(value) for value in told.values()] == [64]
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    assert [len(value) for value in made.manifest["conditions"]["behind settings"].values()] == [64]
+    change(other / "config.json", {"rms_norm_eps": 1e-4})
     assert run(llm, data, tmp_path / "run", pruning=setting, limit=1).rows == made.rows  # it has that model
     llm = lazyllm.load(llm.checkpoint.path, device="cpu", threads=1)
     with pytest.raises(ValueError, match=r"PromptCompression.*: sha256 of the model that compresses is"):
         run(llm, data, tmp_path / "run", pruning=setting, limit=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
-        ({"edit_sim": "levenshtein"}, ImportError, "needs the package rapidfuzz: pip install"),
-        ({"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
-        ({"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
-        ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
-        ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
-        ({"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),
-        ({"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
-        ({"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
-    ],
-    ids=str,
-)
 def test_what_no_item_could_be_run_with_is_refused_before_work(
-    llm: lazyllm.LLM,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    error: type[Exception],
-    words: str,
+    llm: lazyllm.LLM, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    with pytest.raises(error, match=words):
-        run(llm, data, tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
+    niah, ruler = longbench.run_niah, longbench.run_ruler
+    refused: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
+        (run, {"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
+        (run, {"edit_sim": "levenshtein"}, ImportError, "needs the package rapidfuzz: pip install"),
+        (run, {"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
+        (run, {"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
+        (run, {"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
+        (run, {"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
+        (run, {"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),
+        (run, {"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
+        (run, {"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
+        (run, {"data": None, "sample": 2}, ValueError, "sample is for LongBench's own items and needs data"),
+        (run, {"data": None, "edit_sim": "levenshtein"}, ValueError, "edit_sim is for LongBench's own items"),
+        (run, {"data": None, "datasets": ["hotpotqa"]}, ValueError, "hotpotqa is of LongBench and needs"),
+        (run, {"datasets": "trec"}, TypeError, r'datasets must be a list such as \["trec"\], not \'trec\''),
+        (run, {"dataset": ["trec"]}, TypeError, r"run has no option 'dataset'; did you mean datasets\?"),
+        (niah, {"depth": [50]}, TypeError, r"run_niah has no option 'depth'; did you mean depths\?"),
+        (niah, {"lengths": [600, 601]}, ValueError, "length 601, a prompt and its answer, is more than"),
+        (ruler, {"lengths": 600}, TypeError, r"lengths must be a list such as \[1024, 4096\], not 600"),
+    ]
+    for function, options, error, words in refused:
+        place = {"data": data} if function is run else {"chat": "none"}
+        with pytest.raises(error, match=words):
+            function(llm, out=tmp_path / "run", **{**place, **options})
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("chat_template")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no chat template"):
         run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", chat="template")
     assert not (tmp_path / "run").exists()
@@ -514,13 +477,11 @@ def test_two_runs_at_once_and_runs_without_answers_are_refused(tmp_path: Path) -
             longbench.Run(tmp_path)
 
 
-def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_no_result_is_named_and_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     (tmp_path / ITEMS).write_text('{"setting": "a"}\n{"setting": "b"}\n')
     with pytest.raises(ValueError, match=r"items\.jsonl, line 1"):
         RunFolder(tmp_path, manifest({}))
-
-
-def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / ITEMS).unlink()
     row = {"setting": "a", "dataset": "b", "item": "ü", "content": "1"}
     with RunFolder(tmp_path, manifest({})) as folder:
         made = folder.append(row, {"threads": 1})

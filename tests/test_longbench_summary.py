@@ -8,28 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lazyllm.evaluation import report
 from lazyllm.evaluation.intervals import interval, student_t
-from lazyllm.evaluation.report import (
-    generated_lengths_table,
-    lengths_table,
-    scores_table,
-    times_table,
-    warmth,
-)
 from lazyllm.evaluation.summary import Speed, Summary
 from lazyllm.evaluation.token_use import token_use
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.scores import plot_scores
 from lazyllm.support.tables import Table
-
-
-def test_generated_tasks_have_a_mean_by_length() -> None:
-    rows = [
-        row("dense", name, "1", score, 1.0)
-        for name, score in [("vt@400", 0.5), ("cwe@400", 1.0), ("vt@800", 0.25)]
-    ]
-    table = generated_lengths_table(Summary(rows, lambda name: "task"))
-    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
 
 
 def test_token_use_is_the_mean_over_items() -> None:
@@ -97,7 +82,7 @@ def test_times_by_hand() -> None:
     speeds = {setting: summary.speed(setting, "ttft") for setting in "pqr"}
     # dense was timed on the item of q elsewhere
     assert speeds == {"p": Speed(2.0, 2.0), "q": None, "r": Speed(2.0, 2.0)}
-    assert times_table(summary).rows == [
+    assert report.times_table(summary).rows == [
         ["slow", "dense", "3", "1.00 (1.00)", "1.00 (1.00)"],
         ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
         ["fast", "dense", "1", "1.00 (1.00)", "1.00 (1.00)"],
@@ -107,7 +92,7 @@ def test_times_by_hand() -> None:
     ]
     assert [row["timing"]["ttft"] for row in summary.timed("p") + summary.timed("q")] == [2.0] * 3 + [0.5]
     states = {"slow": {"warm-up runs": 0}, "fast": {"warm-up runs": 5}}
-    assert warmth(summary, states) == "cold or warm, after 5 short runs and one of each setting"
+    assert report.warmth(summary, states) == "cold or warm, after 5 short runs and one of each setting"
 
 
 SPREADS = {
@@ -179,7 +164,7 @@ def test_means_are_of_unrounded_scores() -> None:
     difference = summary.difference("p")
     assert difference is not None
     assert summary.mean_score("p") - summary.mean_score("dense") == pytest.approx(difference.value, abs=1e-9)
-    cells = {line[0]: line[1:] for line in scores_table(summary).rows}
+    cells = {line[0]: line[1:] for line in report.scores_table(summary).rows}
     assert cells["lcc"] == ["66.67", "33.33"]
     assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")
 
@@ -192,33 +177,38 @@ def test_differences_pair_the_items_that_both_have() -> None:
     difference = summary.difference("p")
     assert difference is not None
     assert difference.value == pytest.approx(-25)
-    assert scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
+    assert report.scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
 
 
 def test_tables_for_other_programs_hold_no_markdown() -> None:
-    table = scores_table(Summary([row("dense", "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
+    table = report.scores_table(Summary([row("dense", "lcc", 1, 0.5, 1.0)], lambda name: r"a\b ~ c^2 & d"))
     assert "**" in table.markdown()
     assert "**" not in table.csv() + table.latex()
     assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
 
 
-def test_longbench_e_is_told_by_length() -> None:
+def test_longbench_e_and_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
         {**row("dense", name, str(length), score, 1.0), "length": length}
         for name, length, score in [
             ("qasper_e", 3999, 0.25),
             ("qasper_e", 1000, 0.75),
-            ("qasper_e", 4000, 0.5),
+            ("qasper_e", 4000, 0.25),
+            ("qasper_e", 7999, 0.75),
             ("qasper_e", 8000, 1.0),
             ("qasper", 100, 0.1),
         ]
     ]
-    table = lengths_table(Summary(rows, lambda name: "QA"))
+    table = report.lengths_table(Summary(rows, lambda name: "QA"))
     assert table.rows == [
         ["qasper_e, 0-4k", "50.00"],
         ["qasper_e, 4-8k", "50.00"],
         ["qasper_e, 8k+", "100.00"],
     ]
+    scores = {"vt@400": 0.5, "cwe@400": 1.0, "vt@800": 0.25}
+    rows = [row("dense", name, "1", score, 1.0) for name, score in scores.items()]
+    table = report.generated_lengths_table(Summary(rows, lambda name: "task"))
+    assert table.rows == [["400 tokens, 2 tasks", "75.00"], ["800 tokens, 1 tasks", "25.00"]]
 
 
 def test_a_table_as_text_is_aligned_and_wraps_long_heads() -> None:

@@ -20,12 +20,13 @@ Manifest = dict[str, Any]
 
 
 def new_manifest(model: str, conditions: Mapping[str, Any], selection: Mapping[str, Any]) -> Manifest:
+    """A manifest; of `selection` it has what is not None."""
     manifest = {
         "format": FORMAT,
         "model": model,
         "conditions": conditions,
         "environments": {},
-        "selections": [selection],
+        "selections": [{name: value for name, value in selection.items() if value is not None}],
     }
     return parse_object(text_of(manifest), "the manifest")  # as plain as one that was read
 

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,6 @@ def check_device(device: str) -> None:
         raise TypeError(f"device must be a string, not {device!r}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", device):
         raise ValueError(f"device must be auto, cpu, cuda or cuda:N, not {device!r}")
-
-
-def check_weights(weights: str) -> None:
-    checked.choice(weights, "weights", ("auto", "q8", "q4"))
-
-
-def check_kv(kv: str) -> None:
-    checked.choice(kv, "kv", ("f32", "f16", "bf16"))
 
 
 def chosen_compute(compute: str, device: str) -> str:
@@ -59,19 +52,15 @@ def open_model(
 ) -> _core.Model:
     """Opens weights on a device; "auto" takes CUDA where it works and neither an arithmetic of the CPU nor
     a type of its keys and values is asked for, and logs the choice."""
-
     options: dict[str, Any] = {"threads": threads or 0, "libraries": libraries()}
     options |= {"compute": compute, "weights": weights, "kv": kv}
-
-    def opened(name: str) -> _core.Model:
-        return _core.Model(config.core(), *stored, device=name, **options)
-
+    opened = partial(_core.Model, config.core(), *stored, **options)
     if device != "auto" or (compute, kv) != ("f32", "f32"):
-        return opened("cpu" if device == "auto" else device)
+        return opened(device="cpu" if device == "auto" else device)
     try:
-        core = opened("cuda")
+        core = opened(device="cuda")
     except (DeviceError, MemoryError) as reason:
-        core = opened("cpu")
+        core = opened(device="cpu")
         log.info('device="auto" took the CPU (%s, %d threads): %s', core.isa, core.threads, reason)
     else:
         log.info('device="auto" took %s (%s)', core.device, core.isa)

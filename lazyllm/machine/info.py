@@ -24,7 +24,6 @@ PACKAGES = (
     "huggingface_hub",
     "matplotlib",
 )
-NAMESAKE = "lazyllm"
 CPUINFO = Path("/proc/cpuinfo")
 DESIGN = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")  # of a core, on ARM
 BOARDS = (Path("/sys/firmware/devicetree/base/model"), Path("/sys/class/dmi/id/product_name"))
@@ -48,8 +47,7 @@ def _shown(value: Any) -> str:
 
 
 def info() -> Info:
-    """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and
-    packages."""
+    """Version, instruction sets found and used, threads, CUDA or the reason why it is off, and packages."""
     from lazyllm import _core
     from lazyllm.machine.device import cuda_facts
 
@@ -71,10 +69,10 @@ def info() -> Info:
         cuda=cuda_facts(),
         packages={name: installed for name in PACKAGES if (installed := version(name))},
     )
-    if namesake := version(NAMESAKE):
+    if namesake := version("lazyllm"):
         table["warning"] = (
-            f"the unrelated distribution {NAMESAKE} {namesake} from PyPI is installed too; both provide the "
-            f"module lazyllm, and this one is lazyllm-engine: pip uninstall {NAMESAKE}, then install "
+            f"the unrelated distribution lazyllm {namesake} from PyPI is installed too; both provide the "
+            "module lazyllm, and this one is lazyllm-engine: pip uninstall lazyllm, then install "
             "lazyllm-engine again"
         )
     return table

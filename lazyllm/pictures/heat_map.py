@@ -13,7 +13,7 @@ import numpy as np
 
 from lazyllm.support.files import user_path
 
-Colour = tuple[int, int, int]
+Colour = tuple[int, ...]
 DAY = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)  # tokens of the fewest and of the most layers, on a light page
 NIGHT = (0x1C, 0x21, 0x28), (0x79, 0xB8, 0xFF)  # on a dark one
 
@@ -79,14 +79,19 @@ class Heatmap:
 
     def _html(self, more_rules: str = "") -> str:
         """The map as a <div>; its CSS rules name its id, a hash, and so apply to no other map on the page."""
-        levels = sorted({int(depth) for depth in self.prefill_depths[self.kinds == 0]})
+        depths, counts = np.unique(self.prefill_depths[self.kinds == 0], return_counts=True)
+        levels = depths.tolist()
         rules = f"{_rules(levels, *DAY)}@media (prefers-color-scheme: dark) {{\n{_rules(levels, *NIGHT)}}}\n"
-        legend = "".join(f'<span class="d{depth}">{escape(self._level(depth))}</span>' for depth in levels)
+        legend = "".join(
+            f'<span class="d{depth}">{"all" if depth == self.n_layers else f"{depth} of"} {self.n_layers} '
+            f"layers: {count} tokens</span>"
+            for depth, count in zip(levels, counts, strict=True)
+        )
         if revived := np.count_nonzero((self.depths > self.prefill_depths) & (self.kinds == 0)):
             legend += f'<span class="revived">revived later: {revived} tokens</span>'
         facts = f'<p class="facts">{escape(self.subtitle)}</p>' if self.subtitle else ""
-        rules += more_rules
         body = f'{facts}<div class="legend">{legend}</div><div class="text">{"".join(self._spans())}</div>'
+        rules += more_rules
         name = f"lazyllm-{sha256((rules + body).encode()).hexdigest()[:12]}"
         style = f"<style>{STYLE}{rules.replace('#ID', f'#{name}')}</style>"
         return f'<div class="lazyllm-map" id="{name}">{style}{body}</div>'
@@ -96,11 +101,6 @@ class Heatmap:
         target = user_path(path)
         target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
         return target
-
-    def _level(self, depth: int) -> str:
-        """The legend of tokens that so many layers computed."""
-        count = np.count_nonzero((self.prefill_depths == depth) & (self.kinds == 0))
-        return f"{'all' if depth == self.n_layers else f'{depth} of'} {self.n_layers} layers: {count} tokens"
 
     def _spans(self) -> Iterator[str]:
         """One span per run of tokens with equal depths, which are its tooltip."""
@@ -124,27 +124,20 @@ def _rules(levels: Sequence[int], fewest: Colour, most: Colour) -> str:
     """CSS rules for the colours of tokens by depth; their order is visible without colour vision."""
     colours = _colours(len(levels), fewest, most)
     return "".join(
-        f"#ID .d{depth} {{ background: {_hex(colour)}; color: {_ink(colour)}; }}\n"
+        f"#ID .d{depth} {{ background: #{bytes(colour).hex()}; color: {_ink(colour)}; }}\n"
         for depth, colour in zip(levels, colours, strict=True)
     )
 
 
 def _colours(count: int, fewest: Colour, most: Colour) -> list[Colour]:
     """`count` colours from `fewest` to `most`; one alone is `most`."""
-    shares = [i / (count - 1) for i in range(count)] if count > 1 else [1.0]
+    shares = np.arange(count) / (count - 1) if count > 1 else [1.0]
     between = np.array(fewest) + np.outer(shares, np.subtract(most, fewest))
-    return [(red, green, blue) for red, green, blue in np.rint(between).astype(int).tolist()]
-
-
-def _hex(colour: Colour) -> str:
-    return "#" + "".join(f"{value:02x}" for value in colour)
+    return [*map(tuple, np.rint(between).astype(int).tolist())]
 
 
 def _ink(colour: Colour) -> str:
     """Black or white, whichever has more contrast (at least 4.5 to 1)."""
-    linear = [
-        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
-        for value in (c / 255 for c in colour)
-    ]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000" if luminance > 0.179 else "#fff"
+    values = np.array(colour) / 255
+    linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+    return "#000" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "#fff"

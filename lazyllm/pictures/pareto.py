@@ -7,6 +7,8 @@ from math import floor, isnan, log10, nan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, label, legend_of_dots, new_figure, save
 
 if TYPE_CHECKING:
@@ -57,16 +59,10 @@ def plot_pareto(
     return save(figure, file)
 
 
-def placed(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """The place of a point of the axes in the figure, in typographic points from the lower left corner."""
-    scale = 72 / axes.figure.dpi
-    across, up = axes.transData.transform((x, y))
-    return float(across * scale), float(up * scale)
-
-
 def number_dots(axes: Axes, front: Sequence[Dot]) -> None:
     """Numbers right of the dots; those of close neighbours form a column beside the last neighbour."""
-    places = [placed(axes, dot.speedup, dot.value) for dot in front]
+    pixels = axes.transData.transform([(dot.speedup, dot.value) for dot in front] or np.empty((0, 2)))
+    places = (pixels * 72 / axes.figure.dpi).tolist()  # in typographic points from the lower left corner
     columns: list[float] = []
     for x, _ in reversed(places):
         columns.insert(0, columns[0] if columns and columns[0] - x < LABEL_WIDTH else x)
@@ -74,6 +70,5 @@ def number_dots(axes: Axes, front: Sequence[Dot]) -> None:
     for number, (dot, (x, y), column) in enumerate(zip(front, places, columns, strict=True), 1):
         label_y = min(y + 4, last_y - LABEL_HEIGHT) if column == last_column else y + 4
         offset = column - x + 6, label_y - y
-        place = (dot.speedup, dot.value)
-        axes.annotate(str(number), place, offset, textcoords="offset points", fontsize="small", zorder=4)
+        axes.annotate(str(number), dot[1:3], offset, textcoords="offset points", fontsize="small", zorder=4)
         last_column, last_y = column, label_y

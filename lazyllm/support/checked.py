@@ -63,10 +63,10 @@ def a_list(value: object, what: str, example: str) -> None:
 
 def keep(value: object, what: str) -> float:
     """The share of the prompt that a stage keeps."""
-    share = number(value, what)
-    if not 0.0 < share <= 1.0:
-        raise ValueError(f"{what} must be above 0 and at most 1, not {share}")
-    return share
+    converted = number(value, what)
+    if not 0.0 < converted <= 1.0:
+        raise ValueError(f"{what} must be above 0 and at most 1, not {converted}")
+    return converted
 
 
 def choice(value: object, what: str, choices: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ class Haystack:
     def __init__(self, text: str) -> None:
         sentences = (" ".join(sentence.split()) for sentence in SENTENCE_END.split(text))
         self.sentences = [sentence for sentence in sentences if sentence]
-        self._folded = " ".join(self.sentences).casefold()
+        self.folded = " ".join(self.sentences).casefold()
 
     @classmethod
     def read(cls, folder: str | Path) -> Haystack:
@@ -37,9 +37,6 @@ class Haystack:
         if not (haystack := cls("\n\n".join(texts))).sentences:
             raise ValueError(f"prose: {path} has no .txt file with text in it")
         return haystack
-
-    def holds(self, text: str) -> bool:
-        return text.casefold() in self._folded
 
     def first(self, words: int, start: int = 0) -> list[str]:
         """`words` words in whole sentences from sentence `start` on; the last sentence is cut to fit."""
@@ -88,8 +85,8 @@ def made_prose() -> Haystack:
 
 def distinct(candidates: Iterable[str], text: Haystack | None = None) -> Iterator[str]:
     """The candidates without repetitions and without those that occur in `text`, or else in the noise."""
-    seen: set[str] = set()
+    folded, seen = (text or noise()).folded, set[str]()
     for candidate in candidates:
-        if candidate not in seen and not (text or noise()).holds(candidate):
+        if candidate not in seen and candidate.casefold() not in folded:
             seen.add(candidate)
             yield candidate

@@ -10,12 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import Chat, chat_wrapper, post_process, wrapped_ids
+from lazyllm.evaluation.chats import Chat, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
 from lazyllm.evaluation.options import DEPTHS, RunOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task, Tasks
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task, Tasks
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
@@ -89,9 +89,8 @@ def niah_items(
 
     Items of a length differ only in depth.
     """
-    checked.a_list(lengths, "lengths", "[1024, 4096]")
-    checked.a_list(depths, "depths", "[0, 50, 100]")
-    for name, values in (("lengths", lengths), ("depths", depths)):
+    for name, values, example in (("lengths", lengths, "[1024, 4096]"), ("depths", depths, "[0, 50, 100]")):
+        checked.a_list(values, name, example)
         if not len(values) or len({*values}) < len(values):
             raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
     task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
@@ -137,10 +136,9 @@ class GeneratedTasks(Tasks):
         options: RunOptions,
         max_new_tokens: int | None = None,
     ) -> None:
-        self.items = items
+        self.items, self.selection, self.chat = items, selection, options.chat
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
-        self.selection = {name: value for name, value in selection.items() if value is not None}
-        self._chat, self._max_new_tokens = options.chat, max_new_tokens
+        self._max_new_tokens = max_new_tokens
 
     def check(self, llm: LLM) -> None:
         for name in self.items:
@@ -160,15 +158,9 @@ class GeneratedTasks(Tasks):
     ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
         text = kind_of(task.name).template.format(**{**item, "context": context})
-        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._chat), len(llm.tokenizer.encode(text))
+        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self.chat), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
         return ItemPrompt(ids, n_tokens, False, wrapper)
-
-    def stops(self, llm: LLM, task: Task) -> Stops:
-        return Stops()
-
-    def prediction(self, llm: LLM, text: str) -> str:
-        return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
         return string_match(prediction, item["answers"], any_answer=kind_of(task.name).name in QA)

@@ -81,33 +81,29 @@ def _rouge() -> Any:
     return rouge.Rouge(metrics=["rouge-l"])
 
 
-def _with_official_stack(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns, with the stack that a script has under Python's default recursion limit.
+def rouge(prediction: str, answer: str) -> float:
+    """F of ROUGE-L by the package rouge 1.0.1; 0 for texts without a sentence or with too long ones.
 
-    `rouge` recurses once per step through a pair of sentences, and its RecursionError is a score of 0.
+    The package recurses once per step through a pair of sentences, and its RecursionError is a score of 0. It
+    runs on the stack that a script has under Python's default recursion limit.
     """
-    outcome: Future[Any] = Future()
+    outcome: Future[float] = Future()
+    get_scores = _rouge().get_scores
 
-    def deeper(frames: int) -> None:
-        if frames > 0:
-            return deeper(frames - 1)
+    def run(spare_frames: int) -> None:
+        if spare_frames > 0:
+            return run(spare_frames - 1)
         try:
-            return outcome.set_result(function(*arguments))
+            scores = get_scores([prediction], [answer], True)
+            return outcome.set_result(float(scores["rouge-l"]["f"]))
+        except (ValueError, RecursionError):
+            return outcome.set_result(0.0)
         except BaseException as error:
             return outcome.set_exception(error)
 
-    spare = sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
-    Thread(target=deeper, args=(1 + spare,), daemon=True).start()
+    spare_frames = 1 + sys.getrecursionlimit() - OFFICIAL_RECURSION_LIMIT
+    Thread(target=run, args=(spare_frames,), daemon=True).start()
     return outcome.result()
-
-
-def rouge(prediction: str, answer: str) -> float:
-    """F of ROUGE-L by the package rouge 1.0.1; 0 for texts without a sentence or with too long ones."""
-    try:
-        scores = _with_official_stack(_rouge().get_scores, [prediction], [answer], True)
-    except (ValueError, RecursionError):
-        return 0.0
-    return float(scores["rouge-l"]["f"])
 
 
 def rouge_zh(prediction: str, answer: str) -> float:

@@ -98,9 +98,13 @@ def official() -> Templates:
 
 def read_templates(file: File) -> Templates:
     """The templates in a file, and the lengths beside it, or else the official ones."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
     beside: File = file.parent / LENGTH_FILE  # type: ignore[operator]
     lengths = beside if beside.is_file() else OFFICIAL / LENGTH_FILE
-    templates = Templates(str(file), json_object(file), json_object(lengths))
+    with zip_errors(file):
+        tables = [parse_object(table.read_bytes(), table) for table in (file, lengths)]
+    templates = Templates(str(file), *tables)
     for name, template in templates.prompts.items():
         if wrong := BRACES.findall(ALLOWED.sub("", template)) if is_text(template) else [template]:
             expected = "a template with the fields {input} and {context} only"
@@ -110,13 +114,6 @@ def read_templates(file: File) -> Templates:
             expected = f"a whole number from 1 to {MAX_NEW_TOKENS}"
             raise ValueError(f"{lengths}: {name} is {shortened(length)}; expected {expected}")
     return templates
-
-
-def json_object(file: File) -> dict[str, Any]:
-    if not file.is_file():
-        raise FileNotFoundError(f"{file} is missing; expected a file such as {PROMPT_FILE} of {ORIGIN}")
-    with zip_errors(file), file.open("rb") as stream:
-        return parse_object(stream.read(), file)
 
 
 def prompt_ids(
@@ -162,11 +159,7 @@ def make_prompt(
     if shorten:
         before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
         text = with_shorter_context(text, before, after, shorten)
-    if cut or shorten:
-        ids = tokenizer.encode(text)
-    return ItemPrompt(
-        ids if wrapper == "none" else wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper
-    )
+    return ItemPrompt(wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper)
 
 
 def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:

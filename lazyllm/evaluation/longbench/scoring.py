@@ -12,16 +12,12 @@ from lazyllm.support import checked
 Texts = Sequence[str]
 
 
-def _check_list(value: object, what: str) -> None:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise TypeError(f"{what} must be a list, not {value!r:.80}")
-    if not value:
+def _check_texts(texts: object, what: str) -> None:
+    if isinstance(texts, str | bytes) or not isinstance(texts, Sequence):
+        raise TypeError(f"{what} must be a list, not {texts!r:.80}")
+    if not texts:
         raise ValueError(f"{what} must not be empty")
-
-
-def _check_texts(texts: Sequence[object] | None, what: str) -> None:
-    _check_list(texts, what)
-    for text in texts or ():
+    for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{what} must hold strings only, not {text!r:.80}")
 
@@ -44,8 +40,6 @@ def score_item(
     if data.metric == "classification":
         _check_texts(all_classes, f"all_classes, the labels of {dataset},")
         options["all_classes"] = all_classes
-    if not isinstance(pred, str):
-        raise TypeError(f"the prediction{where} must be a string, not {pred!r:.80}")
     _check_texts(answers, f"the list of answers{where}")
     if data.first_line:
         pred = pred.lstrip("\n").split("\n")[0]
@@ -64,11 +58,11 @@ def score(
     `answers` has one list per prediction. `edit_sim`, for code, is "difflib", as with the benchmark's own
     requirements, or "levenshtein".
     """
-    _check_list(preds, "preds")
-    _check_list(answers, "answers")
+    _check_texts(preds, "preds")
     if len(preds) != len(answers):
         raise ValueError(f"preds and answers must be equally many, not {len(preds)} and {len(answers)}")
-    total = 0.0
-    for index, (pred, accepted) in enumerate(zip(preds, answers, strict=True)):
-        total += score_item(dataset, pred, accepted, all_classes, edit_sim, f" of item {index}")
-    return round(100 * total / len(preds), 2)
+    scores = [
+        score_item(dataset, pred, accepted, all_classes, edit_sim, f" of item {index}")
+        for index, (pred, accepted) in enumerate(zip(preds, answers, strict=True))
+    ]
+    return round(100 * sum(scores) / len(preds), 2)

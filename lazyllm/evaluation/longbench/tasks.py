@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lazyllm.evaluation.chats import chat_wrapper, post_process
+from lazyllm.evaluation.chats import chat_wrapper
 from lazyllm.evaluation.longbench import items
 from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
 from lazyllm.evaluation.longbench.prompt import find_templates, make_prompt
@@ -34,18 +34,17 @@ class LongBench(Tasks):
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = find_templates(data, options.prompts)
         self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
-        self._chat, self._edit_sim = options.chat, options.edit_sim
+        self.chat, self._edit_sim = options.chat, options.edit_sim
         self.items = {name: items.subset(items.read(data, name), options) for name in names}
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
-        selection = {
+        self.selection = {
             "data sets": names,
             "first items": options.limit,
             "sampled items": options.sample,
             "min item length": options.min_item_length,
             "max item length": options.max_item_length,
         }
-        self.selection = {name: value for name, value in selection.items() if value is not None}
         self.conditions = {
             "tasks": "LongBench",
             "prompts": {name: self._templates.verdict(name) for name in names},
@@ -56,7 +55,7 @@ class LongBench(Tasks):
         }
 
     def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self._chat)
+        chat_wrapper(llm.tokenizer, self.chat)
 
     def task(self, name: str) -> Task:
         limit = self._templates.max_new_tokens(name)
@@ -65,7 +64,7 @@ class LongBench(Tasks):
     def prompt(
         self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        return make_prompt(llm.tokenizer, item, self._max_length, self._chat, self._templates, shorten)
+        return make_prompt(llm.tokenizer, item, self._max_length, self.chat, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         ends = llm.tokenizer.eos_token_ids
@@ -73,9 +72,6 @@ class LongBench(Tasks):
             return Stops(ends)
         ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
         return Stops(ends, never_first=ends)
-
-    def prediction(self, llm: LLM, text: str) -> str:
-        return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
         return score_item(task.name, prediction, item["answers"], item["all_classes"], self._edit_sim)
