@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from copy import copy
 from functools import partial
 from secrets import randbits
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt
 from lazyllm.pruning import DENSE
 from lazyllm.stop_finder import StopFinder
+from lazyllm.support import checked
 from lazyllm.timeline import READ, Timeline
 from lazyllm.trace import Pass, Trace, table_of
 
@@ -27,6 +29,7 @@ class Drawn(NamedTuple):
     computed: float
     reached_top: float
     seconds: float
+    logprobs: dict[int, float]
 
 
 class Answer:
@@ -47,10 +50,35 @@ class Answer:
         self._passes: list[Pass] = []
         self._drawn: list[Drawn] = []
         sampling = request.sampling
-        self._ends = self._model.eos_token_ids | request.stop_ids
-        self._seed = randbits(63) if sampling.seed is None else sampling.seed
-        self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, self._seed)
+        self._ends = self._model.eos_token_ids | frozenset(request.stop_token_ids)
+        self._seed_with(randbits(63) if sampling.seed is None else sampling.seed)
         self._read_anew()
+
+    def _seed_with(self, seed: int) -> None:
+        sampling, self._seed = self._request.sampling, seed
+        self._sampler = _core.Sampler(sampling.temperature, sampling.top_p, sampling.top_k, seed)
+
+    def prefill(self, timeline: Timeline) -> None:
+        """Runs the prompt, and draws nothing yet: `branch` gives answers that go on from here."""
+        with timeline.exclusive_use():
+            started = time.perf_counter() - self._seconds
+            self._start(timeline)
+            timeline.reserve(len(self._prompt_ids) - self._n_run, self._request.max_new_tokens)
+            if self._begins is None:
+                timeline.run_pending()
+                self._record()
+                self._begins = timeline.length
+            self._run_prompt(timeline, timeline.core.forward)
+            self._record()
+            self._seconds = time.perf_counter() - started
+
+    def branch(self, fork: Timeline, index: int) -> Answer:
+        """An answer of its own in a fork of the timeline, with the seed of that index."""
+        branch = copy(self)
+        branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
+        branch._seed_with((self._seed + index) % checked.SEED_LIMIT)
+        branch._read_anew()
+        return branch
 
     def run(self, timeline: Timeline) -> Generator[str, None, Generation]:
         """Generates what the answer lacks, yields pieces of its text and returns the Generation.
@@ -76,7 +104,7 @@ class Answer:
                 raise
             finally:
                 self._seconds = time.perf_counter() - started
-                if request.chat and self._holds_prompt:
+                if self._encoded.in_chat and self._holds_prompt:
                     timeline.conversation.answered(
                         self._place, self._prompt_end, self._encoded.prompt, self._text, request.tools
                     )
@@ -130,29 +158,43 @@ class Answer:
             self._record()
             self._begins = core.length
         if core.length < self._due:
+            run: Callable[..., Any] = partial(core.advance, sampler=self._sampler)
+            if self._reads_logits:
+                run = core.forward
             if self._drawn:
-                core.advance([self._drawn[-1].token], self._sampler, generated=True)
+                run([self._drawn[-1].token], generated=True)
             else:
-                run: Callable[..., Any] = partial(core.advance, sampler=self._sampler)
-                if self._request.never_first:
-                    run = core.forward
-                n_run = self._n_run
-                n_given = self._encoded.n_given - n_run
-                timeline.run_pass(run, self._prompt_ids[n_run:], n_given, self._request.progress)
+                self._run_prompt(timeline, run)
         self._take(timeline, started)
+
+    def _run_prompt(self, timeline: Timeline, run: Callable[..., Any]) -> None:
+        n_run = self._n_run
+        n_given = self._encoded.n_given - n_run
+        timeline.run_pass(run, self._prompt_ids[n_run:], n_given, self._request.progress)
+
+    @property
+    def _reads_logits(self) -> bool:
+        """True if the next token is not drawn by the pass itself: something looks at its logits first."""
+        request = self._request
+        first = request.never_first and not self._drawn
+        return bool(first or request.logprobs or request.sampling.changes_logits)
 
     def _take(self, timeline: Timeline, started: float) -> None:
         """Takes the token that the last pass has drawn; draws it from the pass's logits if it has not."""
         core = self._core
         self._record()
-        if core.drawn is None:
+        n_logprobs, logits = self._request.logprobs, np.empty(0, np.float32)
+        if core.drawn is None or n_logprobs:
             logits = core.logits
+        if core.drawn is None:
+            allowed = logits.copy()
             if not self._drawn:
-                logits[list(self._request.never_first)] = -np.inf
-            core.drawn = self._sampler.sample(logits)
+                allowed[list(self._request.never_first)] = -np.inf
+            core.drawn = self._sampler.sample(self._request.sampling.applied(allowed, core.ids))
         assert core.drawn is not None
         seconds = time.perf_counter() - started
-        self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds))
+        logprobs = likeliest(logits, n_logprobs, core.drawn) if n_logprobs else {}
+        self._drawn.append(Drawn(core.drawn, timeline.computed, timeline.reached_top, seconds, logprobs))
 
     def _record(self) -> None:
         """Stores the pass that has just run, unless it has been stored."""
@@ -238,6 +280,7 @@ class Answer:
             speedup=self._speedup(),
             unpruned=self._unpruned(),
             seed=self._seed if self._request.sampling.temperature else None,
+            logprobs=[drawn.logprobs for drawn in self._drawn] if self._request.logprobs else None,
         )
 
     def _speedup(self) -> float | None:
@@ -258,3 +301,11 @@ class Answer:
         if self._pruning == DENSE or shortened or any(one.dropped for one in self._passes):
             return ""
         return self._pruning.why_unpruned(self._core.n_prompt, self._core.length)
+
+
+def likeliest(logits: np.ndarray, n: int, drawn: int) -> dict[int, float]:
+    """Logarithms of probabilities by token: of the `n` likeliest in falling order, and of the drawn one."""
+    values = logits - logits.max()
+    values -= np.log(np.exp(values).sum())
+    best = np.argsort(-values, kind="stable")[:n].tolist()
+    return {token: float(values[token]) for token in (*best, drawn)}

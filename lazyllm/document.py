@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import Generation, Options, Stream
+from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.prefix_cache import LEAST_PASS, PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
@@ -92,7 +92,7 @@ class Document:
 
     def _encoded(self, question: str) -> list[int]:
         conversation, core = self._session.conversation, self._session.core
-        return conversation.encode(core, self._prompt(question), self._in_chat).ids
+        return conversation.encode(core, self._prompt(question), Request(chat=self._in_chat)).ids
 
 
 class DocumentChat:

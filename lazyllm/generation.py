@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator as Pieces
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, TypedDict
 
@@ -34,7 +34,8 @@ class Generation:
     running this prompt, dense over pruned: 1.0 if nothing of it was dropped, None where a method's work
     cannot be counted. `unpruned` says why a setting dropped nothing in the whole answer, and is empty if it
     did, or is dense.
-    `seed` is that of the draws; None for a greedy answer.
+    `seed` is that of the draws; None for a greedy answer. `logprobs` has, for each new token, logarithms of
+    the model's own probabilities by token: the largest, as many as were asked for, and the new token's.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Generation:
     speedup: float | None
     unpruned: str
     seed: int | None
+    logprobs: list[dict[int, float]] | None
 
     @property
     def trace(self) -> Trace:
@@ -83,7 +85,7 @@ class Generation:
         )
 
     def __str__(self) -> str:
-        return f"{self.text}\n[{self.summary}]"
+        return self.text
 
     def __repr__(self) -> str:
         return f"<Generation {self.text[:60]!r}{'…' if len(self.text) > 60 else ''}: {self.summary}>"
@@ -99,25 +101,29 @@ class Options(TypedDict, total=False):
     max_new_tokens: int
     sampling: SamplingParams
     stop: str | Iterable[str]
+    stop_token_ids: Iterable[int]
     chat: bool
+    chat_template_kwargs: Mapping[str, Any]
+    tools: Tools
+    logprobs: int
     trace: bool
     progress: bool
-    tools: Tools
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of one answer, checked. `stop_ids` are more end tokens; the first token that is drawn is
-    none of `never_first`."""
+    """The options of one answer, checked; the first token that is drawn is none of `never_first`."""
 
     max_new_tokens: int = 128
     sampling: SamplingParams = GREEDY
     stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
     chat: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools = ()
+    logprobs: int = 0
     trace: bool = False
     progress: bool = True
-    tools: Tools = ()
-    stop_ids: frozenset[int] = frozenset()
     never_first: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -131,7 +137,10 @@ class Request:
         if "" in stops:
             raise ValueError("a stop string must not be empty")
         object.__setattr__(self, "stop", stops)
+        ends = frozenset(checked.whole(token, "a stop token id", 0) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", ends)
         object.__setattr__(self, "tools", tuple(self.tools))
+        checked.whole(self.logprobs, "logprobs", 0)
 
 
 class Stream(Iterator[str]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -188,43 +188,79 @@ class LLM(Model):
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
+    @overload
     def generate(
         self,
         prompt: Any,
         pruning: PruningInput = None,
+        *,
+        n: int,
+        prefix: Session | PrefixCache | None = None,
+        **options: Unpack[Options],
+    ) -> Any: ...
+
+    def generate(
+        self,
+        prompt: Any,
+        pruning: PruningInput = None,
+        *,
         max_new_tokens: int = 128,
         sampling: SamplingParams = GREEDY,
+        n: int = 1,
         stop: str | Iterable[str] = (),
+        stop_token_ids: Iterable[int] = (),
         chat: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Tools = (),
+        logprobs: int = 0,
+        prefix: Session | PrefixCache | None = None,
         trace: bool = False,
         progress: bool = True,
-        prefix: Session | PrefixCache | None = None,
-        tools: Tools = (),
-    ) -> Generation | list[Generation]:
+    ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
-        A prompt is text, token ids, or with `chat=True` a list of messages such as
-        `[{"role": "system", "content": …}, {"role": "user", "content": …}]`, with contents of text or parts
-        such as `{"type": "text", "text": …}`; `chat=True` makes plain text the user's turn of the chat
-        template. An answer ends at the checkpoint's end token, before the first of the `stop` strings, or
-        after `max_new_tokens`. The default `sampling` is greedy; with a seed the prompts of a list draw with
-        that seed, the next one, and so on. `trace` records tokens in play and their scores. `progress` shows
-        bars for lists and long prompts. `prefix` is a session that has read what precedes all prompts; each
-        continues a fork of it, with its setting. Or it is a `PrefixCache`, in which whole prompts find what
-        earlier ones have read of a beginning like theirs.
+        A prompt is text, token ids, or a list of messages such as `[{"role": "system", "content": …},
+        {"role": "user", "content": …}]`, with contents of text or parts such as `{"type": "text", "text":
+        …}`; `chat=True` makes plain text the user's turn of the chat template, which `chat_template_kwargs`
+        give further variables such as `{"enable_thinking": False}`. An answer ends at the checkpoint's end
+        token or one of `stop_token_ids`, before the first of the `stop` strings, or after `max_new_tokens`.
+        The default `sampling` is greedy; with a seed the prompts of a list draw with that seed, the next one,
+        and so on. With `n` above 1 there are as many answers to each prompt, which runs once. `logprobs`: how
+        many log probabilities to record for each new token. `trace` records tokens in play and their scores.
+        `progress` shows bars for lists and long prompts. `prefix` is a session that has read what precedes
+        all prompts; each continues a fork of it, with its setting. Or it is a `PrefixCache`, in which whole
+        prompts find what earlier ones have read of a beginning like theirs.
 
-        `tools`, with `chat=True`, are JSON schemas of functions for chat templates that know tools.
+        `tools` are JSON schemas of functions for chat templates that know tools.
 
         All prompts of a list are checked before the first is run. If one fails later, or Ctrl-C stops the
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
-        request = Request(max_new_tokens, sampling, stop, chat, trace, progress, tools)
-        if not is_batch(prompt):
-            return self._stream(prompt, pruning, prefix, request).finished()
+        request = Request(
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            chat=chat,
+            chat_template_kwargs=chat_template_kwargs or {},
+            tools=tools,
+            logprobs=logprobs,
+            trace=trace,
+            progress=progress,
+        )
+        if checked.whole(n, "n", 1) > 1 and not sampling.temperature:
+            raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
+
+        def answer(encoded: EncodedPrompt, request: Request, own: Session) -> Any:
+            return own.answers(encoded, request, n) if n > 1 else own.answer(encoded, request).finished()
+
+        if not is_batch(prompt):
+            encoded_prompt = session.checked_prompt(prompt, request)
+            return answer(encoded_prompt, request, session.fork() if session is prefix else session)
         encoded: list[EncodedPrompt] = []
-        answers: list[Generation] = []
+        answers: list[Any] = []
         try:
             for i, item in enumerate(prompt):
                 try:
@@ -234,7 +270,7 @@ class LLM(Model):
             with bar(len(prompt), "prompts", "prompt", progress and len(prompt) > 0) as line:
                 for i, item in enumerate(encoded):
                     quiet = replace(request, progress=False, sampling=sampling.for_prompt(i))
-                    answers.append(session.fork().answer(item, quiet).finished())
+                    answers.append(answer(item, quiet, session.fork()))
                     line.update()
         except BaseException as error:
             error.finished = answers  # type: ignore[attr-defined]
@@ -253,11 +289,7 @@ class LLM(Model):
         """Like `generate` for one prompt: an iterator over the text, which sets `generation` at its end."""
         if is_batch(prompt):
             raise TypeError("stream takes one prompt; give a list of prompts to generate")
-        return self._stream(prompt, pruning, prefix, Request(**options))
-
-    def _stream(
-        self, prompt: Any, pruning: PruningInput, prefix: Session | PrefixCache | None, request: Request
-    ) -> Stream:
+        request = Request(**options)
         session = self._continued(pruning, prefix, request.progress)
         encoded = session.checked_prompt(prompt, request)
         return (session.fork() if session is prefix else session).answer(encoded, request)

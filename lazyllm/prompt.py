@@ -21,17 +21,19 @@ Prompt = str | PromptIds | Messages
 
 EMPTY = "the prompt is empty; it must have at least one token"
 KINDS = "text, token ids or a list of messages"
+PLAIN = Request()
 ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A user's prompt and the ids that stand for it, which took `tokenize_seconds`. `n_given` counts the ids
-    before compression, which took `compress_seconds`."""
+    """A user's prompt and the ids that stand for it, which took `tokenize_seconds`; `in_chat` if it is a
+    chat's turn. `n_given` counts the ids before compression, which took `compress_seconds`."""
 
     prompt: Prompt
     ids: list[int]
     n_given: int
+    in_chat: bool
     tokenize_seconds: float
     compress_seconds: float = 0.0
 
@@ -163,33 +165,30 @@ class Conversation:
                 if message["role"] == "user":
                     message["content"] = self.method.compress(self.model, message["content"])
         seconds = time.perf_counter() - start
-        encoded = self.encode(core, short, request.chat, request.tools)
+        encoded = self.encode(core, short, request)
         return replace(encoded, prompt=prompt, n_given=whole.n_given, compress_seconds=seconds)
 
-    def encode(
-        self, core: _core.Session, prompt: Prompt, chat: bool = False, tools: Tools = ()
-    ) -> EncodedPrompt:
-        """A prompt that is to be appended to the context. `tools` are those of the whole chat, which its
-        first prompt names."""
+    def encode(self, core: _core.Session, prompt: Prompt, request: Request = PLAIN) -> EncodedPrompt:
+        """A prompt that is to be appended to the context. The request's tools are those of the whole chat,
+        which its first prompt names."""
         start = time.perf_counter()
-        if tools and not chat:
-            raise ValueError("tools are described by a chat template: they need chat=True")
+        chat = request.chat or is_messages(prompt)
+        if (request.tools or request.chat_template_kwargs) and not chat:
+            raise ValueError("tools and chat_template_kwargs are for a chat template: they need chat=True")
         if not isinstance(prompt, str | Sequence | np.ndarray) or isinstance(prompt, bytes):
             raise TypeError(f"a prompt must be {KINDS}, not {prompt!r:.80}")
         if not isinstance(prompt, str) and len(prompt) == 0:
             raise ValueError(EMPTY)
         text = prompt
         if chat:
-            text = self._rendered(core, _messages(prompt), self._tools(tools))
-        elif is_messages(prompt):
-            raise TypeError("a list of messages needs chat=True")
+            text = self._rendered(core, _messages(prompt), request)
         if isinstance(text, str):
             ids: Any = self.model.tokenizer.encode(text, add_special=core.length == 0 and not chat)
         else:
             self.check_ids_allowed()
             ids = text
         checked = checked_ids(ids, self.model.config.vocab)
-        return EncodedPrompt(prompt, checked, len(checked), time.perf_counter() - start)
+        return EncodedPrompt(prompt, checked, len(checked), chat, time.perf_counter() - start)
 
     def check_ids_allowed(self) -> None:
         if self.method.compresses:
@@ -216,18 +215,23 @@ class Conversation:
             raise ValueError("tools are those of the whole chat: other ones than its first prompt had")
         return tools
 
-    def _rendered(self, core: _core.Session, new: list[dict[str, Any]], tools: Tools) -> str:
+    def _rendered(self, core: _core.Session, new: list[dict[str, Any]], request: Request) -> str:
         """The text that the template renders for new messages after the chat so far.
 
         The last answer, which is in the context already, is rendered as a mark; the turn's text follows it.
         """
         self._check_turn(core.length)
         tokenizer = self.model.tokenizer
+        tools, variables = self._tools(request.tools), request.chat_template_kwargs
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return tokenizer.chat_text(messages, tools=tools, **variables)
+
         if not self.prompts:
-            return tokenizer.chat_text(new, tools=tools)
+            return render(new)
         mark = uuid4().hex  # in no message, whatever they say
         chat = [*self.messages[:-1], {"role": "assistant", "content": mark}, *new]
-        _, marked, tail = tokenizer.chat_text(chat, tools=tools).rpartition(mark)
+        _, marked, tail = render(chat).rpartition(mark)
         if not marked:
             raise ValueError(
                 "the chat template leaves earlier answers out, so a follow-up cannot extend its chat"

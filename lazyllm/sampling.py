@@ -48,12 +48,13 @@ class SamplingParams:
     @classmethod
     def of(cls, model: Model) -> SamplingParams:
         """Those that the checkpoint recommends, in its generation_config.json; greedy where it has none."""
-        given = model.checkpoint.generation_config
-        if given.get("do_sample") is False:
-            return cls(repetition_penalty=given.get("repetition_penalty") or 1.0)
+        given = {
+            name: value for name, value in model.checkpoint.generation_config.items() if value is not None
+        }
+        if not given.get("do_sample"):
+            return cls(repetition_penalty=given.get("repetition_penalty", 1.0))
         names = {item.name for item in fields(cls)} - {"seed"}
-        values = {name: value for name, value in given.items() if name in names and value is not None}
-        return cls(**{"temperature": 1.0 if values else 0.0, **values})
+        return cls(**{"temperature": 1.0, **{name: value for name, value in given.items() if name in names}})
 
     @property
     def changes_logits(self) -> bool:

@@ -147,10 +147,19 @@ class Session(Timeline):
     def answer(self, prompt: Prompt | EncodedPrompt, request: Request) -> Stream:
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         if not isinstance(prompt, EncodedPrompt):
-            prompt = self.conversation.encode(self.core, prompt, request.chat, request.tools)
+            prompt = self.conversation.encode(self.core, prompt, request)
         if self.setting.compresses:
             prompt = self.conversation.compressed(self.core, prompt, request)
         return Stream(Answer(self, prompt, request, self._prefixes).run(self))
+
+    def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> list[Generation]:
+        """`n` answers to a prompt that runs once; each goes on in a fork, with a seed of its own."""
+        if self.setting.compresses:
+            prompt = self.conversation.compressed(self.core, prompt, request)
+        answer = Answer(self, prompt, request, self._prefixes)
+        answer.prefill(self)
+        forks = (self.fork() for _ in range(n))
+        return [Stream(answer.branch(fork, i).run(fork)).finished() for i, fork in enumerate(forks)]
 
     def resume(self) -> Generation:
         """Goes on with the answer that was interrupted, as if it had not been; the whole of it.
@@ -167,7 +176,7 @@ class Session(Timeline):
 
         The length is not checked where the method compresses the text.
         """
-        encoded = self.conversation.encode(self.core, prompt, request.chat, request.tools)
+        encoded = self.conversation.encode(self.core, prompt, request)
         if self.conversation.repeats(self.core, encoded):
             raise ValueError(
                 "the prompt begins with what the prefix holds, which would stand in the context twice; give "

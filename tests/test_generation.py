@@ -83,7 +83,7 @@ def test_more_end_tokens_end_the_answer_even_at_once(llm: LLM) -> None:
     whole = llm.generate(IDS, max_new_tokens=8).token_ids
     request = Request(8, progress=False)
     for stop in whole:
-        made = llm.session().answer(IDS, replace(request, stop_ids=frozenset([stop]))).finished()
+        made = llm.session().answer(IDS, replace(request, stop_token_ids=frozenset([stop]))).finished()
         assert made.token_ids == whole[: whole.index(stop) + 1]
         assert made.finish_reason == "stop"
 

@@ -274,7 +274,7 @@ def test_random_drop_is_dense_on_the_shorter_prompt(llm: LLM) -> None:
     assert made.n_given == len(IDS)
     assert made.computed == made.reached_top == pytest.approx(math.ceil(0.37 * 50) / 50)
     assert plain.computed == 1.0
-    assert "RandomDrop(keep=0.37, seed=4)" in str(made)
+    assert "RandomDrop(keep=0.37, seed=4)" in repr(made)
 
 
 def test_each_prompt_of_a_conversation_is_sampled_by_itself(llm: LLM) -> None:

@@ -13,7 +13,6 @@ from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task
 from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
-from lazyllm.prompt import is_messages
 from lazyllm.support import checked
 
 NEEDLES = ("niah_single_2", "niah_multikey_1", "niah_multivalue")
@@ -92,7 +91,7 @@ def encoded(llm: LLM, prompts: Sequence[UserPrompt], new_tokens: int) -> dict[st
             if isinstance(prompt, str) and prompt:
                 ids = wrapped_ids(llm.tokenizer, prompt, chat_wrapper(llm.tokenizer))
             else:
-                ids = session.conversation.encode(session.core, prompt, is_messages(prompt)).ids
+                ids = session.conversation.encode(session.core, prompt).ids
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from None
         if len(ids) + new_tokens > llm.config.context:

@@ -23,6 +23,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--temperature", "default 0, greedy", "X")
     options.add(parser, "--top-p", "default 1, off", "X")
     options.add(parser, "--top-k", "default 0, off", "N")
+    options.add(parser, "--min-p", "default 0, off", "X")
+    options.add(parser, "--repetition-penalty", "default 1, off", "X")
     options.add(parser, "--seed", "of the draws; default a new one each time", "N")
     options.add_device(parser)
     heatmap = "write the prompt, coloured by depth, as HTML"
@@ -30,13 +32,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dataclasses import fields
+
     from lazyllm.methods import as_method
     from lazyllm.sampling import SamplingParams
 
     keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
     keywords["pruning"] = as_method(vars(args).get("pruning"))
     keywords["sampling"] = SamplingParams(
-        **options.keywords_of(args, "temperature", "top_p", "top_k", "seed")
+        **options.keywords_of(args, *(field.name for field in fields(SamplingParams)))
     )
     from_file = "prompt_file" in args or args.prompt == "-"
     text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt

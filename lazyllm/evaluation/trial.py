@@ -155,7 +155,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         stop=(),
         trace=False,
         progress=False,
-        stop_ids=frozenset(stops.ids),
+        stop_token_ids=frozenset(stops.ids),
         never_first=frozenset(stops.never_first),
     )
     answer = llm.session(ready.method).answer(ready.prompt.ids, request).finished()
