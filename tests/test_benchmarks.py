@@ -300,10 +300,7 @@ def test_generations_of_data_sets(folder: Path, tmp_path: Path, capsys: Captured
 
 
 def test_missing_peers_are_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_spec(name: str) -> object:
-        return None if name == "torch" else object()
-
-    monkeypatch.setattr(engines, "find_spec", find_spec)
+    monkeypatch.setattr(engines, "find_spec", lambda name: None if name == "torch" else object())
     here, notes = engines.choose_peers(None)
     assert here == ("llama.cpp",)
     assert [note for note in notes if "transformers is left out" in note and "pip install" in note]
