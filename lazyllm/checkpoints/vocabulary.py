@@ -1,4 +1,8 @@
-"""Vocabularies: text to token ids and back to bytes, with the library that a checkpoint's files need."""
+"""Vocabularies: text to token ids and back to bytes, with the library that a checkpoint's files need.
+
+Each has `size`, one more than its largest id, its `special` ids, and `strips_space`, true if decoded text
+loses one space at its start.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -27,18 +31,6 @@ def refusing(message: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise CheckpointError(f"{message}: {error}") from error
-
-
-class Vocabulary(Protocol):
-    size: int  # one more than the largest id
-    special: frozenset[int]
-    strips_space: bool  # decoded text loses one space at its start
-
-    def encode(self, text: str, add_special: bool) -> list[int]: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-    def token_id(self, content: str) -> int | None: ...
 
 
 def byte_letters() -> dict[str, int]:
@@ -227,3 +219,6 @@ class XgenVocabulary:
             return self.encoding.encode_single_token(content)
         except KeyError:
             return None
+
+
+Vocabulary = JsonVocabulary | SentencePieceVocabulary | XgenVocabulary
