@@ -174,13 +174,11 @@ class XgenVocabulary:
     """
 
     strips_space = False
-    marks = (
-        *("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "filename", "gh_stars"),
-        *("issue_start", "issue_comment", "issue_closed"),
-        *("jupyter_start", "jupyter_text", "jupyter_code", "jupyter_output", "empty_output"),
-        *("commit_before", "commit_msg", "commit_after", "reponame"),
-        *("dummy_0", "dummy_1", "dummy_2", "dummy_3", "sep", "eom"),
-    )
+    marks = """
+        fim_prefix fim_middle fim_suffix fim_pad filename gh_stars issue_start issue_comment issue_closed
+        jupyter_start jupyter_text jupyter_code jupyter_output empty_output
+        commit_before commit_msg commit_after reponame dummy_0 dummy_1 dummy_2 dummy_3 sep eom
+    """
     masks = 881
 
     def __init__(self, path: Path):
@@ -196,7 +194,7 @@ class XgenVocabulary:
             ) from error
         blanks = [b" " * n for n in range(31, 1, -1)] + [b"\t" * n for n in range(9, 1, -1)]
         ranks = base._mergeable_ranks | {blank: base.n_vocab + rank for rank, blank in enumerate(blanks)}
-        names = [*self.marks, *(f"mask_{number}" for number in range(self.masks, 0, -1))]
+        names = [*self.marks.split(), *(f"mask_{number}" for number in range(self.masks, 0, -1))]
         first = base.n_vocab + len(blanks)
         marks = {f"<{name}>": first + rank for rank, name in enumerate(names)}
         self.encoding = tiktoken.Encoding(
