@@ -82,7 +82,6 @@ def replace(folder: Path, name: str, other: Path) -> None:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    (tmp_path / "other").mkdir()
     return model_folder(tmp_path / "other", dataclasses.replace(SHAPE, seed=5)) / WEIGHTS
 
 

@@ -77,7 +77,6 @@ def in_use(name: str) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One of each kind of file, which opens."""
     place = tmp_path_factory.mktemp("whole")
-    (place / "folder").mkdir()
     made = {
         "folder": model_folder(place / "folder"),
         "sharded": RECORDED / "families" / "llama2",

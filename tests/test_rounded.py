@@ -33,12 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return made_folder(tmp_path / "model", SHAPE)
-
-
-def made_folder(folder: Path, shape: tiny.Shape) -> Path:
-    folder.mkdir()
-    return model_folder(folder, shape)
+    return model_folder(tmp_path / "model", SHAPE)
 
 
 def logits(path: Path, weights: str, **options: object) -> np.ndarray:
@@ -75,7 +70,7 @@ def test_rows_by_pairs(tmp_path: Path, cache: Path) -> None:
 def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: Path, tmp_path: Path) -> None:
     """The other file has the same size and, as after `cp -p`, the same time of change."""
     first = logits(folder, "q4", cache_weights=True)
-    other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
+    other = model_folder(tmp_path / "other", replace(SHAPE, seed=5))
     target = folder / "model.safetensors"
     times = target.stat()
     shutil.copyfile(other / "model.safetensors", target)
@@ -86,7 +81,7 @@ def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: 
 
 
 def test_a_file_that_is_replaced_before_it_is_rounded(folder: Path, cache: Path, tmp_path: Path) -> None:
-    other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
+    other = model_folder(tmp_path / "other", replace(SHAPE, seed=5))
     found = Checkpoint(folder)
     (other / "model.safetensors").rename(folder / "model.safetensors")
     (*_, path), _ = rounded.rounded(found, "q4", progress=False)
