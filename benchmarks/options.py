@@ -13,7 +13,7 @@ from benchmarks.measuring.goals import Goals, goals_of_model
 from benchmarks.measuring.place import Place
 from lazyllm.checkpoints.checkpoint import resolve
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.checkpoints.demo_model import demo_model
+from lazyllm.checkpoints.pypi_models import demo_model
 from lazyllm.support.checked import whole
 
 FULL: dict[str, Any] = {"tokens": (1024, 2048, 4096, 8192), "context": 4096, "rounds": 7}

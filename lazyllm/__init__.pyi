@@ -1,7 +1,7 @@
 from lazyllm import longbench as longbench
 from lazyllm import reproduce as reproduce
 from lazyllm.calibration.calibrate import calibrate as calibrate
-from lazyllm.checkpoints.demo_model import demo_model as demo_model
+from lazyllm.checkpoints.pypi_models import demo_model as demo_model
 from lazyllm.errors import CheckpointError as CheckpointError
 from lazyllm.errors import DeviceError as DeviceError
 from lazyllm.generation import Generation as Generation

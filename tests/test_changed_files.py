@@ -38,10 +38,6 @@ def folder(tmp_path: Path) -> Path:
     return model_folder(tmp_path, SHAPE)
 
 
-def shorten(path: Path, n_bytes: int) -> None:
-    os.truncate(path, n_bytes)
-
-
 def overwrite(path: Path, _: int) -> None:
     with path.open("r+b") as file:
         file.seek(-64, os.SEEK_END)
@@ -51,7 +47,7 @@ def overwrite(path: Path, _: int) -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(
     ("change", "n_bytes"),
-    [(shorten, 0), (shorten, 4096), (shorten, 300_000), (shorten, -1), (overwrite, 0)],
+    [(os.truncate, 0), (os.truncate, 4096), (os.truncate, 300_000), (os.truncate, -1), (overwrite, 0)],
     ids=["empty", "a page", "half", "a byte", "overwritten"],
 )
 def test_a_file_that_changes_between_passes(folder: Path, threads: int, change: Any, n_bytes: int) -> None:
@@ -86,7 +82,6 @@ def replace(folder: Path, name: str, other: Path) -> None:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    (tmp_path / "other").mkdir()
     return model_folder(tmp_path / "other", dataclasses.replace(SHAPE, seed=5)) / WEIGHTS
 
 
@@ -146,7 +141,7 @@ def test_a_file_that_changes_while_it_is_loaded(folder: Path, monkeypatch: pytes
 
 def test_a_file_that_is_cut_short_after_its_header_was_read(folder: Path) -> None:
     found = Checkpoint(folder)
-    shorten(folder / WEIGHTS, 300_000)
+    os.truncate(folder / WEIGHTS, 300_000)
     with pytest.raises(CheckpointError, match="lie past the end of a file of 300000 bytes"):
         open_model(found.config, (found.shards, found.tensors), "cpu", 1, "f32", "auto", "f32")
 

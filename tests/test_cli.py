@@ -69,7 +69,7 @@ def test_generate_prints_text_and_figures(
     folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = lazyllm.load(folder).generate("The sea", pruning={1: 0.6, 3: 0.3}, max_new_tokens=7)
-    monkeypatch.setattr("lazyllm.checkpoints.demo_model.demo_model", lambda: folder)
+    monkeypatch.setattr("lazyllm.checkpoints.pypi_models.demo_model", lambda: folder)
     for model in ([], ["--model", str(folder)]):
         call = ["generate", *model, "--prompt", "The sea", "--pruning", STAGES, "--max-new-tokens", "7"]
         assert cli.main(call) == 0
@@ -173,7 +173,7 @@ def test_output_paths_are_checked_before_the_model_is_loaded(
         raise AssertionError("the model is loaded")
 
     monkeypatch.setattr("lazyllm.llm.load", load)
-    monkeypatch.setattr("lazyllm.checkpoints.demo_model.demo_model", load)
+    monkeypatch.setattr("lazyllm.checkpoints.pypi_models.demo_model", load)
     (tmp_path / "file").touch()
     wrong = {str(tmp_path / "file" / "below"): "file"}
     if option == "--heatmap":

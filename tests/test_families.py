@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
-from tiny import fewer_if_sanitized
+from tiny import fewer_if_sanitized, pruning
 from tolerances import LOGITS, error
 
 from lazyllm import _core
@@ -19,34 +19,19 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return RECORDED / "families" / str(request.param)
 
 
-def test_logits_after_each_prefix(folder: Path) -> None:
+def test_logits_and_greedy_tokens(folder: Path) -> None:
+    """After each prefix of the prompt, run at once and in parts, and with a schedule that keeps all."""
     expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
-    dtype = FAMILIES[folder.name].dtype
+    parts, done = model.session(None), 0
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
-        assert error(model.session(None).forward(expected.prompt[:count]), logits) < LOGITS[dtype]
-
-
-def test_logits_when_fed_in_parts(folder: Path) -> None:
-    expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
-    session, done = model.session(None), 0
-    for count, logits in zip(expected.prefixes, expected.logits, strict=True):
-        got = session.forward(expected.prompt[done:count])
-        assert error(got, logits) < LOGITS[FAMILIES[folder.name].dtype]
+        for got in (
+            model.session(None).forward(expected.prompt[:count]),
+            model.session(pruning([(0, 1.0)])).forward(expected.prompt[:count]),
+            parts.forward(expected.prompt[done:count]),
+        ):
+            assert error(got, logits) < LOGITS[FAMILIES[folder.name].dtype]
         done = count
-
-
-def test_greedy_tokens(folder: Path) -> None:
-    expected = Expected.load(folder / "expected.npz")
-    assert greedy_tokens(open_model(folder), expected.prompt, len(expected.greedy)) == expected.greedy
-
-
-def test_a_schedule_that_keeps_all_changes_nothing(folder: Path) -> None:
-    """Pruning runs on every family; if nothing is dropped, the logits are the recorded ones."""
-    from tiny import pruning
-
-    expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
-    got = model.session(pruning([(0, 1.0)])).forward(expected.prompt)
-    assert error(got, expected.logits[-1]) < LOGITS[FAMILIES[folder.name].dtype]
+    assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy
 
 
 def test_recorded_files_are_those_of_the_families(folder: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from folders import model_folder
 from gguf import quants
 from tiny import Shape, write_safetensors
+from toys import stored_values
 
 import lazyllm
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint
 
 QUANTIZED = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
 FORMATS = ["F32", "F16", "BF16", *QUANTIZED]
@@ -91,14 +91,11 @@ def rounded(folder: Path, out: Path, kinds: dict[str, str]) -> Path:
     """The folder with each matrix rounded by the gguf package: to the format of the first part of its name in
     `kinds`, "" for all others."""
     shutil.copytree(folder, out)
-    found, stored = Checkpoint(folder), {}
-    for name, dtype, shape, shard, offset, nbytes in found.tensors:
-        raw = np.fromfile(found.shards[shard], np.uint8, nbytes, offset=offset)
-        values = _core.widen(raw.tobytes(), dtype).reshape(shape)
-        if len(shape) == 2:
+    stored = stored_values(folder)
+    for name, values in stored.items():
+        if values.ndim == 2:
             to = kind(next(to for part, to in kinds.items() if part in name))
-            values = quants.dequantize(quants.quantize(values, to), to)
-        stored[name] = values
+            stored[name] = quants.dequantize(quants.quantize(values, to), to)
     write_safetensors(out / "model.safetensors", stored, "F32")
     return out
 

@@ -141,8 +141,12 @@ def test_text(tmp_path: Path) -> None:
     assert here.tokenizer.chat_text(chat) == "hihi"
 
 
-def test_without_a_tokenizer(tmp_path: Path) -> None:
+def test_without_a_chat_template_or_a_tokenizer(tmp_path: Path) -> None:
     (metadata, tensors), stored = toy(["F16"])
+    del metadata["tokenizer.chat_template"]
+    llm = lazyllm.load(write_gguf(tmp_path / "plain.gguf", metadata, tensors, kind=stored), device="cpu")
+    with pytest.raises(ValueError, match=r"plain\.gguf has no chat template"):
+        llm.generate("hi", chat=True)
     bare = {name: value for name, value in metadata.items() if not name.startswith("tokenizer")}
     llm = lazyllm.load(
         write_gguf(tmp_path / "bare.gguf", bare, tensors, kind=stored), device="cpu", threads=1
@@ -183,14 +187,6 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*command, "--chat"]) == 0
     llm = lazyllm.load(path, device="cpu")
     assert len(conditions_of_model(llm, "auto", progress=False)["tokenizer sha256"]) == 64
-
-
-def test_no_chat_template(tmp_path: Path) -> None:
-    (metadata, tensors), stored = toy(["F16"])
-    del metadata["tokenizer.chat_template"]
-    llm = lazyllm.load(write_gguf(tmp_path / "plain.gguf", metadata, tensors, kind=stored), device="cpu")
-    with pytest.raises(ValueError, match=r"plain\.gguf has no chat template"):
-        llm.generate("hi", chat=True)
 
 
 def test_refused(tmp_path: Path) -> None:

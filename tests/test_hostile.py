@@ -8,7 +8,7 @@ import faulthandler
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,13 @@ from lazyllm.checkpoints import chat
 SECONDS = 60  # after which the whole run ends with a traceback: nothing may hang
 # bytes beside twice those of the files, for what a library loads when it is first used, and a sanitizer keeps
 SPARE = (512 if os.environ.get("LAZYLLM_SANITIZED") else 48) << 20
+TABLES = {
+    "folder": faults.FOLDER,
+    "sharded": faults.SHARDED,
+    "gguf": faults.GGUF,
+    "session": faults.SESSION,
+    "preset": faults.PRESET,
+}
 CANDIDATE = {"pruning": {"stages": [[1, 0.5]]}, "speedup": 2.0}
 
 
@@ -66,24 +73,10 @@ def in_use(name: str) -> int:
     return int(found[1]) << 10
 
 
-def refused(fault: Fault, place: Path, open_it: Callable[[Path], Any]) -> None:
-    """`place` is the folder, or the file that has no other beside it."""
-    file = place / fault.file if place.is_dir() else place
-    fault.change(file)
-    with bounded(place), pytest.raises(ValueError, match=fault.words) as caught:
-        open_it(place)
-    assert str(file) in str(caught.value)
-
-
-def named(table: list[Fault]) -> Any:
-    return pytest.mark.parametrize("fault", table, ids=[fault.name for fault in table])
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One of each kind of file, which opens."""
     place = tmp_path_factory.mktemp("whole")
-    (place / "folder").mkdir()
     made = {
         "folder": model_folder(place / "folder"),
         "sharded": RECORDED / "families" / "llama2",
@@ -119,34 +112,24 @@ def test_what_is_whole_opens(whole: dict[str, Path], llm: lazyllm.LLM) -> None:
     assert Preset.load(whole["preset"]).speedup == 2.0
 
 
-@named(faults.FOLDER)
-def test_folders(fault: Fault, whole: dict[str, Path], short: None, tmp_path: Path) -> None:
-    refused(fault, copied(whole["folder"], tmp_path), opened)
-
-
-@named(faults.SHARDED)
-def test_shards(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
-    refused(fault, copied(whole["sharded"], tmp_path), opened)
-
-
-@named(faults.GGUF)
-def test_gguf(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
-    refused(fault, copied(whole["gguf"], tmp_path), opened)
-
-
-@named(faults.SESSION)
-def test_sessions(fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, tmp_path: Path) -> None:
-    refused(fault, copied(whole["session"], tmp_path), llm.restore)
-
-
-@named(faults.PRESET)
-def test_presets(fault: Fault, whole: dict[str, Path], tmp_path: Path) -> None:
-    refused(fault, copied(whole["preset"], tmp_path), Preset.load)
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [pytest.param(kind, fault, id=fault.name) for kind, table in TABLES.items() for fault in table],
+)
+def test_faults(
+    kind: str, fault: Fault, whole: dict[str, Path], llm: lazyllm.LLM, short: None, tmp_path: Path
+) -> None:
+    place = copied(whole[kind], tmp_path)
+    file = place / fault.file if place.is_dir() else place
+    fault.change(file)
+    open_it = {"session": llm.restore, "preset": Preset.load}.get(kind, opened)
+    with bounded(place), pytest.raises(ValueError, match=fault.words) as caught:
+        open_it(place)
+    assert str(file) in str(caught.value)
 
 
 def test_faults_have_names_of_their_own() -> None:
-    tables = (faults.FOLDER, faults.SHARDED, faults.GGUF, faults.SESSION, faults.PRESET)
-    names = [fault.name for table in tables for fault in table]
+    names = [fault.name for table in TABLES.values() for fault in table]
     assert len(set(names)) == len(names) >= 200
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
+from faults import cut, holds, remove
 from folders import model_folder
 from test_gguf_checkpoint import toy
 from toys import write_gguf
@@ -33,12 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return made_folder(tmp_path / "model", SHAPE)
-
-
-def made_folder(folder: Path, shape: tiny.Shape) -> Path:
-    folder.mkdir()
-    return model_folder(folder, shape)
+    return model_folder(tmp_path / "model", SHAPE)
 
 
 def logits(path: Path, weights: str, **options: object) -> np.ndarray:
@@ -75,7 +70,7 @@ def test_rows_by_pairs(tmp_path: Path, cache: Path) -> None:
 def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: Path, tmp_path: Path) -> None:
     """The other file has the same size and, as after `cp -p`, the same time of change."""
     first = logits(folder, "q4", cache_weights=True)
-    other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
+    other = model_folder(tmp_path / "other", replace(SHAPE, seed=5))
     target = folder / "model.safetensors"
     times = target.stat()
     shutil.copyfile(other / "model.safetensors", target)
@@ -86,7 +81,7 @@ def test_another_checkpoint_in_its_place(keep_times: bool, folder: Path, cache: 
 
 
 def test_a_file_that_is_replaced_before_it_is_rounded(folder: Path, cache: Path, tmp_path: Path) -> None:
-    other = made_folder(tmp_path / "other", replace(SHAPE, seed=5))
+    other = model_folder(tmp_path / "other", replace(SHAPE, seed=5))
     found = Checkpoint(folder)
     (other / "model.safetensors").rename(folder / "model.safetensors")
     (*_, path), _ = rounded.rounded(found, "q4", progress=False)
@@ -95,26 +90,14 @@ def test_a_file_that_is_replaced_before_it_is_rounded(folder: Path, cache: Path,
     assert Path(path).read_bytes() != of_old
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-64])
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "cut": cut,
-    "empty": lambda path: path.write_bytes(b""),
-    "gone": Path.unlink,
-    "of something else": lambda path: path.write_bytes(b"\2" + b"\0" * 7 + b"{}"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files_are_made_anew(damage: str, folder: Path, cache: Path) -> None:
+def test_damaged_files_are_made_anew(folder: Path, cache: Path) -> None:
     is_as_on_loading(folder)
     (made,) = cache.glob("*.safetensors")
     whole = made.read_bytes()
-    DAMAGES[damage](made)
-    is_as_on_loading(folder)
-    assert made.read_bytes() == whole
+    for damage in (cut(-64), holds(b""), remove, holds(b"\2" + b"\0" * 7 + b"{}")):
+        damage(made)
+        is_as_on_loading(folder)
+        assert made.read_bytes() == whole
 
 
 def test_stopped_while_writing(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +122,7 @@ def test_another_version_is_made_anew(folder: Path, cache: Path, monkeypatch: py
 
 
 def test_nothing_to_keep(folder: Path, cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r'cache_weights keeps rounded weights; give weights="q8" or "q4" too'
-    ):
+    with pytest.raises(ValueError, match='cache_weights keeps rounded weights; give weights="q8" or "q4"'):
         lazyllm.load(folder, cache_weights=True)
     files, stored = toy(["Q8_0"])
     path = write_gguf(tmp_path / "q8.gguf", *files, kind=stored)

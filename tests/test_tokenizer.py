@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from families import RECORDED, family_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from toys import CORPUS, train_pieces
 
 from lazyllm import CheckpointError
@@ -47,9 +50,6 @@ def write(folder: Path, name: str, contents: dict[str, Any]) -> None:
 @pytest.fixture
 def byte_level(tmp_path: Path) -> Path:
     """A folder with a byte-level BPE tokenizer.json that puts <s> first."""
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -93,14 +93,10 @@ def test_byte_level_round_trips(byte_level: Path) -> None:
 
 
 def test_decode_is_that_of_the_tokenizers_package(byte_level: Path) -> None:
-    import numpy as np
-
     tokenizer = Tokenizer.from_folder(byte_level, config())
     for ids in np.random.default_rng(0).integers(0, 300, (50, 20)).tolist():
-        assert tokenizer.decode(ids, False) == tokenizer.vocabulary.tokenizer.decode(
-            ids, skip_special_tokens=False
-        )
-        assert tokenizer.decode(ids) == tokenizer.vocabulary.tokenizer.decode(ids)
+        for skip in (False, True):
+            assert tokenizer.decode(ids, skip) == tokenizer.vocabulary.tokenizer.decode(ids, skip)
 
 
 def test_special_ids(byte_level: Path) -> None:
@@ -120,14 +116,12 @@ def test_a_stream_never_splits_a_character(byte_level: Path) -> None:
 
 
 def test_truncation_and_padding_of_the_file_are_ignored(byte_level: Path) -> None:
-    from tokenizers import Tokenizer as Backend
-
     backend = Backend.from_file(str(byte_level / "tokenizer.json"))
     backend.enable_truncation(4)
     backend.enable_padding(length=16, pad_id=1)
     backend.save(str(byte_level / "tokenizer.json"))
-    ids = Tokenizer.from_folder(byte_level, config()).encode("the quick brown fox jumps")
-    assert Tokenizer.from_folder(byte_level, config()).decode(ids) == "the quick brown fox jumps"
+    tokenizer = Tokenizer.from_folder(byte_level, config())
+    assert tokenizer.decode(tokenizer.encode("the quick brown fox jumps")) == "the quick brown fox jumps"
 
 
 def test_bos_that_only_the_config_asks_for(byte_level: Path) -> None:
@@ -145,9 +139,6 @@ def test_bos_that_only_the_config_asks_for(byte_level: Path) -> None:
     [(None, ["one", " two"]), ("always", ["one", " two"]), ("never", [" one", " two"])],
 )
 def test_whole_words_and_metaspace(tmp_path: Path, scheme: str | None, pieces: list[str]) -> None:
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers
-
     mark = "▁" if scheme else ""
     backend = Backend(models.WordLevel({f"{mark}one": 0, f"{mark}two": 1, "?": 2}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -199,11 +190,10 @@ def test_pieces_are_those_of_sentencepiece(pieces: Path) -> None:
 def test_special_tokens_cut_the_text(pieces: Path) -> None:
     """The legacy form adds a leading space to every part, the newer form only to the first part."""
     added = {"320": {"content": "<|turn|>", "special": True}, "321": {"content": "<think>"}}
-    write(pieces, "tokenizer_config.json", {"added_tokens_decoder": added, "bos_token": "<s>"})
+    contents = {"added_tokens_decoder": added, "bos_token": "<s>"}
+    write(pieces, "tokenizer_config.json", contents)
     legacy = Tokenizer.from_folder(pieces, config())
-    write(
-        pieces, "tokenizer_config.json", {"added_tokens_decoder": added, "bos_token": "<s>", "legacy": False}
-    )
+    write(pieces, "tokenizer_config.json", contents | {"legacy": False})
     later = Tokenizer.from_folder(pieces, config())
     text = "hello<|turn|>the fox</s><think>dog"
     part = legacy.encode("the fox", add_special=False)
@@ -238,15 +228,9 @@ def xgen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         special_tokens={"<|endoftext|>": 50256},
     )
     monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": base}.__getitem__)
-    write(
-        tmp_path,
-        "tokenizer_config.json",
-        {
-            "tokenizer_class": "XgenTokenizer",
-            "auto_map": {"AutoTokenizer": ["tokenization_xgen.XgenTokenizer", None]},
-            "eos_token": "<|endoftext|>",
-        },
-    )
+    code = {"AutoTokenizer": ["tokenization_xgen.XgenTokenizer", None]}
+    contents = {"tokenizer_class": "XgenTokenizer", "auto_map": code, "eos_token": "<|endoftext|>"}
+    write(tmp_path, "tokenizer_config.json", contents)
     return tmp_path
 
 
@@ -263,11 +247,8 @@ def test_xgen_ids(xgen: Path) -> None:
     text = "a   b\t\t\tc" + " " * 40 + "é"
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode([256]) == ""  # XGen gives two spaces another id
-    assert [tokenizer.vocabulary.token_id(text) for text in ("<|endoftext|>", "h", "hi")] == [
-        50256,
-        104,
-        None,
-    ]
+    ids = [tokenizer.vocabulary.token_id(text) for text in ("<|endoftext|>", "h", "hi")]
+    assert ids == [50256, 104, None]
 
 
 def test_xgen_without_gpt2s_vocabulary(xgen: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,11 +40,8 @@ def test_the_template_describes_the_tools(llm: LLM) -> None:
     assert "<tools>" not in text(llm, llm.generate("Hi", chat=True, max_new_tokens=1).prompt_ids)
     stream = llm.stream("Hi", chat=True, tools=[WEATHER], max_new_tokens=1)
     assert stream.finished().prompt_ids == told.prompt_ids
-
-
-def test_calls_and_their_results_are_messages(llm: LLM) -> None:
-    told = llm.generate(CALL, chat=True, tools=[WEATHER], max_new_tokens=1)
-    assert "calm" in text(llm, told.prompt_ids)
+    called = llm.generate(CALL, chat=True, tools=[WEATHER], max_new_tokens=1)
+    assert "calm" in text(llm, called.prompt_ids)  # calls and their results are messages
 
 
 def test_a_chat_keeps_its_tools(llm: LLM, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from families import FAMILIES, RECORDED
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.gguf_checkpoint import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import FIELDS, GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
@@ -109,18 +109,10 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     arch = "gemma3" if gemma else config["model_type"]
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
-    fields: dict[str, Any] = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": kv_heads,
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_theta"],
-    }
+    fields = {key: config[name] for name, key in FIELDS.items() if name in config}
+    fields["attention.head_count_kv"] = kv_heads
     if "head_dim" in config:
-        fields |= {"attention.key_length": config["head_dim"], "rope.dimension_count": config["head_dim"]}
+        fields["rope.dimension_count"] = config["head_dim"]
     if scaling := config.get("rope_scaling"):
         fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
         fields |= {"rope.scaling.factor": scaling["factor"]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -151,7 +150,9 @@ class ModelConfig:
         architecture = read_architecture(fields)
         family = FAMILIES[architecture]
         fields = with_defaults(fields, family)
-        refuse_unsupported(fields, family)
+        fields.only(*family.activation, "other activations")
+        for name, (value, meaning) in UNSUPPORTED.items():
+            fields.only(name, value, meaning)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
         if heads % kv_heads:
@@ -203,9 +204,7 @@ class ModelConfig:
 
     def core(self) -> dict[str, Any]:
         """The fields that the C core takes."""
-        fields = asdict(self)
-        for name in DESCRIPTION:
-            del fields[name]
+        fields = {name: value for name, value in asdict(self).items() if name not in DESCRIPTION}
         local = self.local_inv_freq
         return fields | {
             "inv_freq": np.array(self.inv_freq, np.float32),
@@ -251,14 +250,6 @@ def with_defaults(fields: Fields, family: Family) -> Fields:
         fields = text
     missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
     return Fields(fields.source, {"sliding_window": DEFAULT_WINDOW} | fields.values | missing, fields.names)
-
-
-def refuse_unsupported(fields: Fields, family: Family) -> None:
-    field, activation = family.activation
-    for name, (value, meaning) in {field: (activation, "other activations"), **UNSUPPORTED}.items():
-        if fields.get(name, value) != value:
-            expected = repr(value) if isinstance(value, str) else json.dumps(value)
-            fields.refuse(name, f"{expected}: {meaning} are not supported")
 
 
 def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,6 +85,12 @@ class Fields:
         if not isinstance(value, bool):
             self.refuse(name, "true or false")
         return value
+
+    def only(self, name: str, value: Any, meaning: str) -> None:
+        """Refuses other values than the one that runs, and says what they mean; a missing field runs."""
+        if self.get(name, value) != value:
+            expected = repr(value) if isinstance(value, str) else json.dumps(value)
+            self.refuse(name, f"{expected}: {meaning} are not supported")
 
     def section(self, name: str) -> Fields:
         """The fields of the object in a field; none where it is missing."""

@@ -170,13 +170,9 @@ class GgufCheckpoint(Checkpoint):
         values["rope_theta"] = fields.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
         for name in [name for name, value in values.items() if value is None]:
             fields.refuse(name, "a value: every GGUF file has it")
-        unsupported = UNSUPPORTED | {
-            "rope.dimension_count": (values["head_dim"], "partial rotary embeddings")
-        }
-        for key, (value, meaning) in unsupported.items():
-            if self.field(key) not in (None, value):
-                metadata = Fields(self.path, self.metadata)
-                metadata.refuse(f"{self.arch}.{key}", f"{value}: {meaning} are not supported")
+        partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
+        for key, (value, meaning) in (UNSUPPORTED | partial).items():
+            Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
         config = {
             "architectures": [ARCHITECTURES[self.arch]],
             "model_type": FAMILIES[ARCHITECTURES[self.arch]].model_type,

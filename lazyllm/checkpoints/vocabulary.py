@@ -1,4 +1,8 @@
-"""Vocabularies: text to token ids and back to bytes, with the library that a checkpoint's files need."""
+"""Vocabularies: text to token ids and back to bytes, with the library that a checkpoint's files need.
+
+Each has `size`, one more than its largest id, its `special` ids, and `strips_space`, true if decoded text
+loses one space at its start.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -27,18 +31,6 @@ def refusing(message: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise CheckpointError(f"{message}: {error}") from error
-
-
-class Vocabulary(Protocol):
-    size: int  # one more than the largest id
-    special: frozenset[int]
-    strips_space: bool  # decoded text loses one space at its start
-
-    def encode(self, text: str, add_special: bool) -> list[int]: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-    def token_id(self, content: str) -> int | None: ...
 
 
 def byte_letters() -> dict[str, int]:
@@ -182,13 +174,11 @@ class XgenVocabulary:
     """
 
     strips_space = False
-    marks = (
-        *("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "filename", "gh_stars"),
-        *("issue_start", "issue_comment", "issue_closed"),
-        *("jupyter_start", "jupyter_text", "jupyter_code", "jupyter_output", "empty_output"),
-        *("commit_before", "commit_msg", "commit_after", "reponame"),
-        *("dummy_0", "dummy_1", "dummy_2", "dummy_3", "sep", "eom"),
-    )
+    marks = """
+        fim_prefix fim_middle fim_suffix fim_pad filename gh_stars issue_start issue_comment issue_closed
+        jupyter_start jupyter_text jupyter_code jupyter_output empty_output
+        commit_before commit_msg commit_after reponame dummy_0 dummy_1 dummy_2 dummy_3 sep eom
+    """
     masks = 881
 
     def __init__(self, path: Path):
@@ -204,7 +194,7 @@ class XgenVocabulary:
             ) from error
         blanks = [b" " * n for n in range(31, 1, -1)] + [b"\t" * n for n in range(9, 1, -1)]
         ranks = base._mergeable_ranks | {blank: base.n_vocab + rank for rank, blank in enumerate(blanks)}
-        names = [*self.marks, *(f"mask_{number}" for number in range(self.masks, 0, -1))]
+        names = [*self.marks.split(), *(f"mask_{number}" for number in range(self.masks, 0, -1))]
         first = base.n_vocab + len(blanks)
         marks = {f"<{name}>": first + rank for rank, name in enumerate(names)}
         self.encoding = tiktoken.Encoding(
@@ -227,3 +217,6 @@ class XgenVocabulary:
             return self.encoding.encode_single_token(content)
         except KeyError:
             return None
+
+
+Vocabulary = JsonVocabulary | SentencePieceVocabulary | XgenVocabulary

@@ -176,7 +176,7 @@ def read_prompts(args: argparse.Namespace) -> list[str] | None:
 
 
 def loaded(args: argparse.Namespace) -> LLM:
-    from lazyllm.checkpoints.demo_model import demo_model
+    from lazyllm.checkpoints.pypi_models import demo_model
     from lazyllm.llm import load
 
     keywords = keywords_of(args, "device", "threads", "compute", "weights", "kv", "cache_weights")
