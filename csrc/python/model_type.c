@@ -36,40 +36,14 @@ static int parse_arrays(PyObject *dict, lazy_config *c, config_arrays *arrays)
 
 static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
-    const struct {
-        const char *name;
-        int *value;
-    } ints[] = {
-        { "n_layers", &c->n_layers }, { "hidden", &c->hidden }, { "n_heads", &c->n_heads }, { "n_kv_heads", &c->n_kv_heads },
-        { "head_dim", &c->head_dim }, { "ffn", &c->ffn },       { "vocab", &c->vocab },     { "context", &c->context },
+    const core_field fields[] = {
+        FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),       FIELD(INT, c, n_heads),        FIELD(INT, c, n_kv_heads),
+        FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),          FIELD(INT, c, vocab),          FIELD(INT, c, context),
+        FIELD(FLOAT, c, norm_eps),     FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
+        FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),    FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
+        FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),  FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
     };
-    const struct {
-        const char *name;
-        float *value;
-    } floats[] = {
-        { "norm_eps", &c->norm_eps },
-        { "rope_scale", &c->rope_scale },
-        { "query_scalar", &c->query_scalar },
-        { "embedding_scale", &c->embedding_scale },
-    };
-    const struct {
-        const char *name;
-        bool *value;
-    } flags[] = {
-        { "tied", &c->tied },       { "qkv_bias", &c->qkv_bias },           { "o_bias", &c->o_bias },
-        { "qk_norm", &c->qk_norm }, { "norm_plus_one", &c->norm_plus_one }, { "post_norms", &c->post_norms },
-        { "gelu", &c->gelu },       { "paired_rope", &c->paired_rope },
-    };
-    double number;
-    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
-        if (field_int(dict, WHAT, ints[i].name, ints[i].value)) return -1;
-    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
-        if (field_double(dict, WHAT, floats[i].name, &number)) return -1;
-        *floats[i].value = (float)number;
-    }
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-        if (field_bool(dict, WHAT, flags[i].name, flags[i].value)) return -1;
-    return parse_arrays(dict, c, arrays);
+    return fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) ? -1 : parse_arrays(dict, c, arrays);
 }
 
 enum { MAX_RANK = 8 };

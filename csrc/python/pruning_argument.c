@@ -101,6 +101,11 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
         PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
         return -1;
     }
+    const core_field fields[] = {
+        FIELD(INT, pruning, sink),       FIELD(INT, pruning, window),           FIELD(INT, pruning, queries),
+        FIELD(INT, pruning, layers),     FIELD(INT, pruning, smooth),           FIELD(DOUBLE, pruning, memory),
+        FIELD(INT, pruning, min_tokens), FIELD(BOOL, pruning, prune_generated), FIELD(BOOL, pruning, average),
+    };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
     PyObject *stages = field_object(dict, WHAT, "stages"), *decode = stages ? field_object(dict, WHAT, "decode") : NULL;
@@ -108,11 +113,7 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     int code = 0;
     if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
         !(pruning->protect = parse_tuples(protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span, &pruning->n_protect)) ||
-        field_int(dict, WHAT, "sink", &pruning->sink) || field_int(dict, WHAT, "window", &pruning->window) ||
-        field_int(dict, WHAT, "queries", &pruning->queries) || parse_pooling(dict, &pruning->pooling) ||
-        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
-        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
+        fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) || parse_pooling(dict, &pruning->pooling) ||
         parse_policy(dict, policy)) {
         pruning_release(pruning);
         code = -1;
