@@ -3,7 +3,7 @@
 
 static void convert_key(void *to, const void *key, lazy_dtype dtype, int d)
 {
-    BY_KV_TYPE(convert_any(to, key, type, d));
+    BY_FLOAT_TYPE(convert_any(to, key, type, d));
 }
 
 /* ---- attention in columns --------------------------------------------------------------- */
@@ -45,7 +45,7 @@ INLINE void pair_values_of(float *to, const void *first, const void *second, laz
 
 static void pair_values(void *to, const void *first, const void *second, lazy_dtype dtype, int d)
 {
-    BY_KV_TYPE(pair_values_of(to, first, second, type, d));
+    BY_FLOAT_TYPE(pair_values_of(to, first, second, type, d));
 }
 
 /* (n, width) powers as operands, in place. */

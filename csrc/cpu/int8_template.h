@@ -174,28 +174,16 @@ INLINE void tile_of(const tile_product *t, const int rows, const bool halves, co
     }
 }
 
-#define TILE(rows, halves, offsets)                                                                                    \
-    case rows: tile_of(t, rows, halves, offsets); break;
-static void tile_plain(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, false, false)
+#define TILES(name, halves, offsets)                                                                                   \
+    static void name(const tile_product *t, int rows)                                                                  \
+    {                                                                                                                  \
+        switch (rows) {                                                                                                \
+            EACH_NUMBER(TILE_ROWS, CASE, n, tile_of(t, n, halves, offsets))                                            \
+        }                                                                                                              \
     }
-}
-
-static void tile_with_halves(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, true, false)
-    }
-}
-
-static void tile_with_offsets(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, false, true)
-    }
-}
+TILES(tile_plain, false, false)
+TILES(tile_with_halves, true, false)
+TILES(tile_with_offsets, false, true)
 
 static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype,
                  int k, int rows, int cols, bool accumulate)

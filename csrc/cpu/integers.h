@@ -62,9 +62,5 @@ INLINE void round_row_of(lazy_q8_0 *to, const void *row, lazy_dtype dtype, int k
 
 static void round_row(void *to, const void *row, lazy_dtype dtype, int k)
 {
-    switch (dtype) {
-    case LAZY_F32: round_row_of(to, row, LAZY_F32, k); break;
-    case LAZY_F16: round_row_of(to, row, LAZY_F16, k); break;
-    default: round_row_of(to, row, LAZY_BF16, k);
-    }
+    BY_FLOAT_TYPE(round_row_of(to, row, type, k));
 }

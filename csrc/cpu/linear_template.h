@@ -106,12 +106,8 @@ static void pack_quantized(operand *panel, const void *const *row, int n, lazy_d
 
 static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
-    switch (dtype) {
-    case LAZY_F32: pack_any(panel, row, n, LAZY_F32, k); break;
-    case LAZY_F16: pack_any(panel, row, n, LAZY_F16, k); break;
-    case LAZY_BF16: pack_any(panel, row, n, LAZY_BF16, k); break;
-    default: pack_quantized(panel, row, n, dtype, k);
-    }
+    BY_FLOAT_TYPE(pack_any(panel, row, n, type, k));
+    if (lazy_is_quantized(dtype)) pack_quantized(panel, row, n, dtype, k);
 }
 
 /* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j]; k operands */

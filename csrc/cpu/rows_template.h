@@ -217,7 +217,7 @@ INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype,
                      const int32_t *slot, int n, int d)
 {
-    BY_KV_TYPE(key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d));
+    BY_FLOAT_TYPE(key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d));
 }
 
 static __attribute__((noinline)) void add_rest_of_values(float *o, const float weight[4], const four_rows *values,
@@ -259,7 +259,7 @@ INLINE void value_sums_any(float *o, const float *p, int64_t p_stride, int n_hea
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype,
                        const int32_t *slot, int n, int d)
 {
-    BY_KV_TYPE(value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d));
+    BY_FLOAT_TYPE(value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d));
 }
 
 const lazy_row_kernels JOIN(lazy_rows_, ISA) = {

@@ -203,8 +203,8 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
     for (; i < n; i++) y[i] = widen_one(x, dtype, i);
 }
 
-/* Makes the call with the type of K and V as a constant, `type`. */
-#define BY_KV_TYPE(call)                                                                                               \
+/* Makes the call with `dtype`, where its values are no blocks, as a constant: `type`. */
+#define BY_FLOAT_TYPE(call)                                                                                            \
     switch (dtype) {                                                                                                   \
         CASE(LAZY_F32, type, call)                                                                                     \
         CASE(LAZY_F16, type, call)                                                                                     \
