@@ -61,12 +61,11 @@ void pruning_release(lazy_pruning *pruning);
 /* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
 typedef struct core_field {
     const char *key;
-    enum { FIELD_INT, FIELD_FLOAT, FIELD_DOUBLE, FIELD_BOOL } type;
-    void *out; /* an int, a float, a double or a bool */
+    enum { FIELD_INT, FIELD_FLOAT, FIELD_DOUBLE, FIELD_BOOL, FIELD_OBJECT } type;
+    void *out; /* an int, a float, a double, a bool or the object (borrowed) */
 } core_field;
 #define FIELD(type, of, name) { #name, FIELD_##type, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
-PyObject *field_object(PyObject *dict, const char *what, const char *key); /* borrowed */
 
 /* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on failure); the array
  * must be freed with PyMem_Free. 0 or -1 with an exception. */

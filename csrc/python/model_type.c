@@ -19,23 +19,9 @@ static int check_length(const char *name, Py_ssize_t n, int wanted, const char *
     return -1;
 }
 
-static int parse_arrays(PyObject *dict, lazy_config *c, config_arrays *arrays)
-{
-    Py_ssize_t n;
-    PyObject *inv_freq = field_object(dict, WHAT, "inv_freq");
-    if (!inv_freq || array_parse_floats(inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
-    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
-    PyObject *windows = field_object(dict, WHAT, "windows");
-    if (!windows || array_parse_ints(windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
-    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
-    PyObject *local = field_object(dict, WHAT, "local_inv_freq");
-    if (!local || local == Py_None) return local ? 0 : -1;
-    if (array_parse_floats(local, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
-    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
-}
-
 static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
+    config_arrays objects; /* borrowed */
     const core_field fields[] = {
         FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),       FIELD(INT, c, n_heads),        FIELD(INT, c, n_kv_heads),
         FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),          FIELD(INT, c, vocab),          FIELD(INT, c, context),
@@ -43,7 +29,21 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
         FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),    FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
         FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),  FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
     };
-    return fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) ? -1 : parse_arrays(dict, c, arrays);
+    const core_field vectors[] = {
+        FIELD(OBJECT, &objects, inv_freq),
+        FIELD(OBJECT, &objects, windows),
+        FIELD(OBJECT, &objects, local_inv_freq),
+    };
+    Py_ssize_t n;
+    if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields)) return -1;
+    if (fields_parse(dict, WHAT, vectors, sizeof vectors / sizeof *vectors)) return -1;
+    if (array_parse_floats(objects.inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
+    if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (objects.local_inv_freq == Py_None) return 0;
+    if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
+    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
 }
 
 enum { MAX_RANK = 8 };
