@@ -17,6 +17,11 @@
 /* Bytes of one activation, or of one value of K or V, of that type. */
 static inline size_t lazy_dtype_width(lazy_dtype dtype) { return dtype == LAZY_F32 ? 4 : 2; }
 
+/* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
+static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
+static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
+static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
+
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;
 

@@ -11,7 +11,9 @@ static lazy_buffer *add(lazy_cache *cache, void *slot, int pieces, size_t per_to
     return b;
 }
 
-/* Adds one of K, V and Aux. */
+enum { PAGE = 4096 };
+
+/* Adds one of K, V and Aux, which lie in shared memory one after the other, in whole pages. */
 static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token, bool sparse, int least, int most, const char *what)
 {
     lazy_buffer *b = add(cache, slot, pieces, per_token, what);
@@ -19,6 +21,8 @@ static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token
     b->sparse = sparse;
     b->least = least;
     b->most = most;
+    b->shared_offset = cache->shared_bytes;
+    cache->shared_bytes += (per_token * (size_t)cache->model->config.context * (size_t)pieces + PAGE - 1) / PAGE * PAGE;
 }
 
 int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *err)

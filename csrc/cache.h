@@ -23,7 +23,8 @@ typedef struct lazy_buffer {
     bool sparse;      /* only some tokens have rows */
     int least, most;
     const char *what;
-    int capacity; /* tokens; at least the cache's */
+    int capacity;         /* tokens; at least the cache's */
+    size_t shared_offset; /* of K, V and Aux: where the buffer lies in shared memory */
 } lazy_buffer;
 
 /* Scores of one stage that decode steps remember. */
@@ -40,6 +41,7 @@ typedef struct lazy_cache {
     int capacity;         /* tokens */
     lazy_buffer *buffers; /* (n_buffers,) all buffers below with a capacity in their shape */
     int n_buffers;
+    size_t shared_bytes; /* of K, V and Aux with room for the model's context */
 
     lazy_shared *shared;    /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
     int written;            /* positions below it may have rows, of passes that did not end too */

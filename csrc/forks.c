@@ -3,49 +3,34 @@
 #include "memory.h"
 #include "numeric.h"
 
-enum { PAGE = 4096 };
-
-/* Bytes of a buffer with room for the model's context, in whole pages. */
-static size_t shared_bytes(const lazy_cache *cache, const lazy_buffer *b)
+/* The memory of a buffer, one of K, V and Aux, in shared memory. */
+static lazy_room shared_room(const lazy_cache *cache, const lazy_shared *shared, const lazy_buffer *b)
 {
-    return (b->per_token * (size_t)cache->model->config.context * (size_t)b->pieces + PAGE - 1) / PAGE * PAGE;
+    return (lazy_room){ shared->data + b->shared_offset, cache->model->config.context };
 }
 
-/* K, V and Aux lie in the shared memory one after the other. */
 static void place_rows(lazy_cache *cache)
 {
-    char *data = cache->shared->data;
-    for (lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++) {
-        if (!b->has_rows) continue;
-        lazy_buffer_place(cache, b, (lazy_room){ data, cache->model->config.context });
-        data += shared_bytes(cache, b);
-    }
+    for (lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
+        if (b->has_rows) lazy_buffer_place(cache, b, shared_room(cache, cache->shared, b));
 }
 
 /* Moves K, V and Aux into shared memory as its owner, if the backend has such memory. */
 static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, lazy_error *err)
 {
-    lazy_backend *backend = cache->model->backend;
+    const lazy_ops *ops = cache->model->backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_buffers;
     lazy_shared *shared;
-    size_t bytes = 0;
-    for (const lazy_buffer *b = cache->buffers; b < end; b++)
-        if (b->has_rows) bytes += shared_bytes(cache, b);
-    if (cache->shared || !backend->ops->share_open || backend->ops->share_open(backend, &shared, bytes, NULL)) return LAZY_OK;
+    if (cache->shared || !ops->share_open || ops->share_open(cache->model->backend, &shared, cache->shared_bytes, NULL)) return LAZY_OK;
     int code = LAZY_OK;
-    char *data = shared->data;
-    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++) {
-        if (!b->has_rows) continue;
-        lazy_room to = { data, cache->model->config.context };
-        code = lazy_buffer_copy(cache, b, to, lazy_room_of(b), depths, length, err);
-        data += shared_bytes(cache, b);
-    }
+    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
+        if (b->has_rows) code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
     if (code) {
-        backend->ops->share_close(shared);
+        ops->share_close(shared);
         return code;
     }
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
-        if (b->has_rows) backend->ops->free(backend, *b->slot);
+        if (b->has_rows) ops->free(cache->model->backend, *b->slot);
     cache->shared = shared;
     cache->written = length;
     place_rows(cache);
@@ -64,19 +49,16 @@ static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_err
 static int list_parts(const lazy_cache *cache, int length, lazy_stretch **parts, int *n, lazy_error *err)
 {
     const lazy_buffer *end = cache->buffers + cache->n_buffers;
-    size_t n_pieces = 0, offset = 0;
+    size_t n_pieces = 0, context = (size_t)cache->model->config.context;
     for (const lazy_buffer *b = cache->buffers; b < end; b++)
         if (b->has_rows) n_pieces += (size_t)b->pieces;
     int code = lazy_alloc((void **)parts, n_pieces, sizeof **parts, "the parts of shared memory", err);
     *n = 0;
-    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++) {
-        if (!b->has_rows) continue;
-        for (size_t i = 0; i < (size_t)b->pieces; i++) {
-            size_t begin = offset + i * (size_t)cache->model->config.context * b->per_token;
+    for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
+        for (size_t i = 0; b->has_rows && i < (size_t)b->pieces; i++) {
+            size_t begin = b->shared_offset + i * context * b->per_token;
             (*parts)[(*n)++] = (lazy_stretch){ begin, begin + (size_t)length * b->per_token };
         }
-        offset += shared_bytes(cache, b);
-    }
     return code;
 }
 

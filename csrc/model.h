@@ -40,9 +40,4 @@ struct lazy_model {
 /* Fails if a shard has changed since it was opened. */
 int lazy_model_check(const lazy_model *model, lazy_error *err);
 
-/* Widths of the projections' outputs: H D, G D and (H + 2G) D. */
-static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->head_dim; }
-static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
-static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
-
 #endif

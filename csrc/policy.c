@@ -12,50 +12,37 @@ int lazy_policy_ask(const lazy_policy *policy, const lazy_view *view, float *sco
     return cache->model->backend->ops->upload(cache->stream, scores, staging, (size_t)view->n_in_play * sizeof *scores, err);
 }
 
-/* Rows of one axis in backend memory: n of them, from `first` on. */
-static int download_rows(const lazy_view *view, void *out, const void *from, size_t row_bytes, int first, int n, lazy_error *err)
-{
-    const lazy_cache *cache = view->state->cache;
-    return cache->model->backend->ops->download(cache->stream, out, (const char *)from + (size_t)first * row_bytes, (size_t)n * row_bytes,
-                                                err);
-}
-
-/* (G, n, D) of a cache (G, capacity, D) */
-static int download_heads(const lazy_view *view, char *out, const char *from, int first, int n, lazy_error *err)
-{
-    size_t row = (size_t)view->config->head_dim * lazy_dtype_width(view->kv);
-    size_t capacity = (size_t)view->state->cache->kv[view->state->layer].capacity;
-    int code = LAZY_OK;
-    for (int g = 0; g < view->config->n_kv_heads && !code; g++)
-        code = download_rows(view, out + (size_t)g * (size_t)n * row, from + (size_t)g * capacity * row, row, first, n, err);
-    return code;
-}
-
-static int download_protected(const lazy_view *view, uint8_t *out, int first, int n, lazy_error *err)
-{
-    int code = download_rows(view, out, view->state->cache->flags, sizeof *out, first, n, err);
-    for (int i = 0; i < n && !code; i++) out[i] = out[i] != LAZY_PRUNABLE;
-    return code;
-}
-
 int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n, void *out, lazy_error *err)
 {
     const lazy_layer_state *state = view->state;
+    const lazy_cache *cache = state->cache;
     const lazy_config *c = view->config;
-    size_t width = lazy_dtype_width(view->activations);
-    int size = part == LAZY_VIEW_IN_PLAY                                                           ? view->n_in_play
-               : part == LAZY_VIEW_PROTECTED || part == LAZY_VIEW_KEYS || part == LAZY_VIEW_VALUES ? view->length
-                                                                                                   : view->n_rows;
-    if (first < 0 || n < 0 || first > size - n)
-        return lazy_fail(err, LAZY_INVALID, "%d entries of a view from %d on; this part has %d", n, first, size);
-    switch (part) {
-    case LAZY_VIEW_IN_PLAY: return download_rows(view, out, state->in_play, sizeof *state->in_play, first, n, err);
-    case LAZY_VIEW_ROWS: return download_rows(view, out, state->rows, sizeof *state->rows, first, n, err);
-    case LAZY_VIEW_PROTECTED: return download_protected(view, out, first, n, err);
-    case LAZY_VIEW_PROJECTIONS: return download_rows(view, out, state->cache->qkv, (size_t)lazy_qkv_width(c) * width, first, n, err);
-    case LAZY_VIEW_KEYS: return download_heads(view, out, state->cache->kv[state->layer].k, first, n, err);
-    case LAZY_VIEW_VALUES: return download_heads(view, out, state->cache->kv[state->layer].v, first, n, err);
-    case LAZY_VIEW_HIDDEN: return download_rows(view, out, state->x, (size_t)c->hidden * width, first, n, err);
-    }
-    return lazy_fail(err, LAZY_INVALID, "a view has no part %d", (int)part);
+    const lazy_kv *kv = &cache->kv[state->layer];
+    const size_t width = lazy_dtype_width(view->activations), head_bytes = (size_t)c->head_dim * lazy_dtype_width(view->kv);
+    const size_t qkv_bytes = (size_t)lazy_qkv_width(c) * width;
+    const struct {
+        const void *data; /* (pieces, kv->capacity, bytes) of which each piece has `size` entries */
+        size_t bytes;
+        int size, pieces;
+    } parts[] = {
+        [LAZY_VIEW_IN_PLAY] = { state->in_play, sizeof *state->in_play, view->n_in_play, 1 },
+        [LAZY_VIEW_ROWS] = { state->rows, sizeof *state->rows, view->n_rows, 1 },
+        [LAZY_VIEW_PROTECTED] = { cache->flags, sizeof *cache->flags, view->length, 1 },
+        [LAZY_VIEW_PROJECTIONS] = { cache->qkv, qkv_bytes, view->n_rows, 1 },
+        [LAZY_VIEW_KEYS] = { kv->k, head_bytes, view->length, c->n_kv_heads },
+        [LAZY_VIEW_VALUES] = { kv->v, head_bytes, view->length, c->n_kv_heads },
+        [LAZY_VIEW_HIDDEN] = { state->x, (size_t)c->hidden * width, view->n_rows, 1 },
+    };
+    if ((size_t)part >= sizeof parts / sizeof *parts) return lazy_fail(err, LAZY_INVALID, "a view has no part %d", (int)part);
+    if (first < 0 || n < 0 || first > parts[part].size - n)
+        return lazy_fail(err, LAZY_INVALID, "%d entries of a view from %d on; this part has %d", n, first, parts[part].size);
+    int code = LAZY_OK;
+    size_t bytes = parts[part].bytes;
+    for (size_t i = 0; i < (size_t)parts[part].pieces && !code; i++)
+        code = cache->model->backend->ops->download(cache->stream, (char *)out + i * (size_t)n * bytes,
+                                                    (const char *)parts[part].data + (i * (size_t)kv->capacity + (size_t)first) * bytes,
+                                                    (size_t)n * bytes, err);
+    uint8_t *flags = out;
+    for (int i = 0; part == LAZY_VIEW_PROTECTED && i < n && !code; i++) flags[i] = flags[i] != LAZY_PRUNABLE;
+    return code;
 }

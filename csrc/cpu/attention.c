@@ -335,7 +335,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .products = stream->scores_follow ? scratch->shares : NULL,
         .m = m,
         .scale = scale_of(c),
-        .width = qkv_width(c),
+        .width = lazy_qkv_width(c),
         .group = c->n_heads / c->n_kv_heads,
     };
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);

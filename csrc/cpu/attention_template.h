@@ -1,10 +1,9 @@
 /* attention_template.h — the source of attention in columns, for the operands of linear_template.h; lazy_kernels in
  * kernels.h specifies each function. */
 
-static void convert_key(void *to, const void *key, lazy_dtype dtype, int d){
-#define WORK(type) convert_any(to, key, type, d)
-    BY_KV_TYPE(WORK)
-#undef WORK
+static void convert_key(void *to, const void *key, lazy_dtype dtype, int d)
+{
+    BY_FLOAT_TYPE(convert_any(to, key, type, d));
 }
 
 /* ---- attention in columns --------------------------------------------------------------- */
@@ -44,10 +43,9 @@ INLINE void pair_values_of(float *to, const void *first, const void *second, laz
 #endif
 }
 
-static void pair_values(void *to, const void *first, const void *second, lazy_dtype dtype, int d){
-#define WORK(type) pair_values_of(to, first, second, type, d)
-    BY_KV_TYPE(WORK)
-#undef WORK
+static void pair_values(void *to, const void *first, const void *second, lazy_dtype dtype, int d)
+{
+    BY_FLOAT_TYPE(pair_values_of(to, first, second, type, d));
 }
 
 /* (n, width) powers as operands, in place. */

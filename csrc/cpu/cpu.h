@@ -48,9 +48,6 @@ typedef struct lazy_cpu_stream {
     double *block_sums; /* (tokens,) for smoothing */
 } lazy_cpu_stream;
 
-/* Values in a row of q, k and v: (H + 2G) D. */
-static inline int qkv_width(const lazy_config *c) { return (c->n_heads + 2 * c->n_kv_heads) * c->head_dim; }
-
 /* The row of K or V, `k_or_v` of kv, of one key head and slot: (D,) of the backend's type kv. */
 static inline char *kv_row(const lazy_stream *stream, lazy_kv kv, void *k_or_v, int head, int slot)
 {

@@ -30,9 +30,7 @@ enum { STRETCH_OPERANDS = sizeof(stretch) / sizeof(operand) };
 
 INLINE words dot_digits(words sum, words integers, const int32_t bytes[DIGITS][WORDS])
 {
-#pragma GCC unroll 4
-    for (int d = 0; d < DIGITS; d++)
-        sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
+    EACH(d, DIGITS) sum = DOT_GROUP((words)((unsigned_words)sum << (d ? 8 : 0)), integers, words_at(bytes[d]));
     return sum;
 }
 
@@ -59,15 +57,12 @@ INLINE float round_group_to_digits(int32_t bytes[DIGITS][WORDS], const vec value
         max_int((int32_t)((uint32_t)top + (uint32_t)carry) >> FRACTION, SMALLEST) - BITS + 1; /* of a NaN anything */
     float twice_inverse = float_of_bits((2 * BIAS + 1 - exponent) << FRACTION);
     ints rounded[GROUP_VECTORS];
-#pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) rounded[v] = round_half(value[v] * twice_inverse);
+    EACH(v, GROUP_VECTORS) rounded[v] = round_half(value[v] * twice_inverse);
 #pragma GCC unroll 4
     for (int d = DIGITS - 1; d >= 0; d--) {
         words low = LOW_BYTES(rounded);
         memcpy(bytes[d], &low, sizeof low);
-#pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++)
-            rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
+        EACH(v, GROUP_VECTORS) rounded[v] = (ints)((unsigned_ints)rounded[v] + 128) >> 8; /* the byte was signed */
     }
     return top < INFINITE ? float_of_bits(exponent << FRACTION) : NAN;
 #endif
@@ -78,8 +73,7 @@ static void convert(void *to, const float *from, int k)
     stretch *s = to;
     for (int g = 0; k > 0 || g; k -= LAZY_GROUP, from += LAZY_GROUP) {
         vec value[GROUP_VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
+        EACH(v, GROUP_VECTORS) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
         s->scales[g] = round_group_to_digits(s->bytes[g], value);
         words sums = dot_digits((words){ 0 }, splat_bytes(1), s->bytes[g]);
         eight wide = __builtin_convertvector(sums, eight);
@@ -101,8 +95,7 @@ INLINE vec scales_at(const char *row, lazy_dtype dtype, int n)
 {
     if (lazy_formats[dtype].values > LAZY_GROUP) return integer_scales(row, dtype, 0);
     words halves; /* pairs of scale and offset, or what follows the scale */
-#pragma GCC unroll 8
-    for (int g = 0; g < STRETCH; g++) {
+    EACH(g, STRETCH) {
         int32_t pair;
         memcpy(&pair, row + min_int(g, n - 1) * lazy_formats[dtype].bytes, sizeof pair);
         halves[g] = pair;
@@ -143,13 +136,11 @@ typedef float factors[DOT_ROWS][4][16]; /* of rows of x and columns: the product
 INLINE void begin_stretch(factors factor, eight sum[][4], const dot_products *t, int n, const int rows, const int cols)
 {
     const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
-#pragma GCC unroll 4
-    for (int c = 0; c < cols; c++) {
+    EACH(c, cols) {
         const char *weights = t->w + c * t->spacing;
         vec scales =
             long_block || n >= STRETCH ? scales_at(weights, t->dtype, STRETCH) : scales_at(weights, t->dtype, n);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+        EACH(r, rows) {
             vec x = load(((const stretch *)(t->x + r * t->x_stride))->scales);
             if (t->dtype == LAZY_Q6_K) x = SHUFFLE(vec, x, x, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
             vec both = scales * x;
@@ -172,21 +163,18 @@ INLINE void add_group(eight sum[][4], const dot_products *t, factors factor, int
     const bool long_block = lazy_formats[t->dtype].values > LAZY_GROUP;
     enum { LINE = 56 }; /* of 64 bytes; blocks begin anywhere */
     words integers[4];
-#pragma GCC unroll 4
-    for (int c = 0; c < cols; c++) {
+    EACH(c, cols) {
         const char *block = t->w + c * t->spacing;
         if (!long_block) __builtin_prefetch(block + FETCH_AHEAD);
         else if (at == 0 || at / LINE > (at - bytes) / LINE)
             __builtin_prefetch(block + at + 2 * FETCH_AHEAD, 0, 2); /* into the L2 cache */
         integers[c] = integers_of(block, t->dtype, in_block);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    EACH(r, rows) {
         const stretch *x = (const stretch *)(t->x + r * t->x_stride);
         words zero_sums = words_at(x->zero_sums[g]), start = { 0 };
         if (DIGITS == 1 && t->dtype == LAZY_Q8_0) start = (words){ -x->zero_sum[g] };
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) {
+        EACH(c, cols) {
             words product = dot_digits(start, integers[c], x->bytes[g]);
             eight scale = splat_eight(factor[r][c][g]);
             if (t->dtype == LAZY_Q6_K) {
@@ -203,10 +191,8 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
     const int bytes = lazy_formats[t.dtype].bytes;
     eight sum[DOT_ROWS][4];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) sum[r][c] = (eight){ 0 };
+    EACH(r, rows)
+        EACH(c, cols) sum[r][c] = (eight){ 0 };
     for (int left = ceil_div(t.k, LAZY_GROUP); left > 0; left -= STRETCH, t.x += STRETCH_OPERANDS) {
         factors factor;
         begin_stretch(factor, sum, &t, left, rows, cols);
@@ -215,19 +201,13 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             continue;
         }
         eight in_block[DOT_ROWS][4] = { 0 };
-#pragma GCC unroll 8
-        for (int g = 0; g < STRETCH; g++) add_group(in_block, &t, factor, g, g, rows, cols);
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-            for (int c = 0; c < cols; c++)
-                sum[r][c] += in_block[r][c] * splat_eight(scale_of_block(t.w + c * t.spacing, t.dtype));
+        EACH(g, STRETCH) add_group(in_block, &t, factor, g, g, rows, cols);
+        EACH(r, rows)
+            EACH(c, cols) sum[r][c] += in_block[r][c] * splat_eight(scale_of_block(t.w + c * t.spacing, t.dtype));
         t.w += bytes;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) {
+    EACH(r, rows)
+        EACH(c, cols) {
             float *out = t.y + r * t.y_stride + c * t.y_spacing, total = sum_eight(&sum[r][c]);
             *out = t.accumulate ? *out + total : total;
         }

@@ -31,8 +31,7 @@ static void convert(void *to, const float *from, int k)
 {
     for (group *out = to; k > 0; k -= LAZY_GROUP, from += LAZY_GROUP, out++) {
         vec value[GROUP_VECTORS];
-#pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
+        EACH(v, GROUP_VECTORS) value[v] = load_part(from + v * LANES, k - v * LANES, 0.0f);
         words rounded = round_group(&out->scale, value),
               sums = -DOT_GROUP((words){ 0 }, splat_bytes(ZERO_POINT), rounded);
         sums += SHUFFLE(words, sums, sums, 2, 3, 0, 1, 6, 7, 4, 5);
@@ -90,11 +89,9 @@ static void pack_stretch(float *panel, const void *const *row, int n, lazy_dtype
                     k);
     for (int word = 0; word < n_words; word += LANES) {
         vec v[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) v[i] = load((const float *)integers[i] + word);
+        EACH(i, LANES) v[i] = load((const float *)integers[i] + word);
         transpose(v);
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
+        EACH(i, LANES)
             if (word + i < n_words)
                 store(panel + ((word + i) / WORDS * PANEL_ROWS + (word + i) % WORDS) * TILE_COLS, v[i]);
     }
@@ -124,27 +121,20 @@ INLINE void tile_words(vec sum[][TILE_VECTORS], const operand *a, int64_t a_stri
                        const int first, const int n_words, const int start, const int scale)
 {
     ints total[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = a[r * a_stride + start] - (ints){ 0 };
+    EACH(r, rows)
+        EACH(v, TILE_VECTORS) total[r][v] = a[r * a_stride + start] - (ints){ 0 };
 #pragma GCC unroll 1
     for (int i = first; i < first + n_words; i++) {
         ints column[TILE_VECTORS];
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) column[v] = (ints)load(panel + i * TILE_COLS + v * LANES);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
+        EACH(v, TILE_VECTORS) column[v] = (ints)load(panel + i * TILE_COLS + v * LANES);
+        EACH(r, rows) {
             ints value = a[r * a_stride + i] - (ints){ 0 };
-#pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
+            EACH(v, TILE_VECTORS) total[r][v] = DOT_BYTES(total[r][v], column[v], value);
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
+    EACH(r, rows) {
         vec x_scale = splat(((const group *)(a + r * a_stride))->scale);
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) {
+        EACH(v, TILE_VECTORS) {
             vec scaled = __builtin_convertvector(total[r][v], vec) * load(panel + scale * TILE_COLS + v * LANES);
             sum[r][v] += scaled * x_scale;
         }
@@ -156,10 +146,8 @@ INLINE void tile_of(const tile_product *t, const int rows, const bool halves, co
 {
     enum { SUM = offsetof(group, sum) / 4, HALF_SUMS = offsetof(group, half_sum) / 4 };
     vec sum[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] = splat(0.0f);
+    EACH(r, rows)
+        EACH(v, TILE_VECTORS) sum[r][v] = splat(0.0f);
     const operand *a = t->a;
     const float *panel = t->panel;
     for (int g = 0; g < t->groups; g++, panel += PANEL_ROWS * TILE_COLS, a += GROUP_OPERANDS) {
@@ -168,52 +156,34 @@ INLINE void tile_of(const tile_product *t, const int rows, const bool halves, co
             tile_words(sum, a, t->a_stride, panel, rows, WORDS / 2, WORDS / 2, HALF_SUMS + 1, OTHER_ROW);
         } else tile_words(sum, a, t->a_stride, panel, rows, 0, WORDS, SUM, SCALE_ROW);
         if (!offsets) continue;
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
+        EACH(r, rows) {
             const group *x = (const group *)(a + r * t->a_stride);
             vec whole = splat((float)x->sum * x->scale);
-#pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++) sum[r][v] += whole * load(panel + OTHER_ROW * TILE_COLS + v * LANES);
+            EACH(v, TILE_VECTORS) sum[r][v] += whole * load(panel + OTHER_ROW * TILE_COLS + v * LANES);
         }
     }
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) {
+    EACH(r, rows) {
         float *out = t->c + r * t->c_stride;
         if (t->cols == TILE_COLS) {
-#pragma GCC unroll 4
-            for (int v = 0; v < TILE_VECTORS; v++)
-                store(out + v * LANES, t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+            EACH(v, TILE_VECTORS) store(out + v * LANES, t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
             continue;
         }
         float part[TILE_COLS];
-#pragma GCC unroll 4
-        for (int v = 0; v < TILE_VECTORS; v++) store(part + v * LANES, sum[r][v]);
+        EACH(v, TILE_VECTORS) store(part + v * LANES, sum[r][v]);
         for (int j = 0; j < t->cols; j++) out[j] = t->accumulate ? out[j] + part[j] : part[j];
     }
 }
 
-#define TILE(rows, halves, offsets)                                                                                    \
-    case rows: tile_of(t, rows, halves, offsets); break;
-static void tile_plain(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, false, false)
+#define TILES(name, halves, offsets)                                                                                   \
+    static void name(const tile_product *t, int rows)                                                                  \
+    {                                                                                                                  \
+        switch (rows) {                                                                                                \
+            EACH_NUMBER(TILE_ROWS, CASE, n, tile_of(t, n, halves, offsets))                                            \
+        }                                                                                                              \
     }
-}
-
-static void tile_with_halves(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, true, false)
-    }
-}
-
-static void tile_with_offsets(const tile_product *t, int rows)
-{
-    switch (rows) {
-        EACH_NUMBER(TILE_ROWS, TILE, false, true)
-    }
-}
+TILES(tile_plain, false, false)
+TILES(tile_with_halves, true, false)
+TILES(tile_with_offsets, false, true)
 
 static void tile(float *c, int64_t c_stride, const void *a, int64_t a_stride, const void *panel, lazy_dtype dtype,
                  int k, int rows, int cols, bool accumulate)

@@ -23,8 +23,7 @@ INLINE float sum_eight(const eight *e)
 INLINE int32_t largest_magnitude_bits(const vec value[GROUP_VECTORS])
 {
     ints largest = { 0 };
-#pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) largest = LARGER_INTS((ints)value[v] & 0x7fffffff, largest);
+    EACH(v, GROUP_VECTORS) largest = LARGER_INTS((ints)value[v] & 0x7fffffff, largest);
     return LARGEST_LANE(largest);
 }
 
@@ -44,8 +43,7 @@ INLINE words round_group(float *scale, const vec value[GROUP_VECTORS])
     *scale = isfinite(most) ? most / 127.0f : NAN;
     float twice_inverse = *scale >= FLT_MIN ? 1.0f / *scale * 2.0f : 0.0f;
     ints rounded[GROUP_VECTORS];
-#pragma GCC unroll 8
-    for (int v = 0; v < GROUP_VECTORS; v++) rounded[v] = round_half(value[v] * twice_inverse);
+    EACH(v, GROUP_VECTORS) rounded[v] = round_half(value[v] * twice_inverse);
     return LOW_BYTES(rounded);
 }
 
@@ -55,8 +53,7 @@ INLINE void round_row_of(lazy_q8_0 *to, const void *row, lazy_dtype dtype, int k
     for (int i = 0; i < k; i += LAZY_GROUP, to++) {
         vec value[GROUP_VECTORS];
         float scale;
-#pragma GCC unroll 8
-        for (int v = 0; v < GROUP_VECTORS; v++) value[v] = widen_part(row, dtype, i + v * LANES, k);
+        EACH(v, GROUP_VECTORS) value[v] = widen_part(row, dtype, i + v * LANES, k);
         words rounded = round_group(&scale, value);
         to->scale = lazy_narrow_f16(scale);
         memcpy(to->q, &rounded, sizeof rounded);
@@ -65,9 +62,5 @@ INLINE void round_row_of(lazy_q8_0 *to, const void *row, lazy_dtype dtype, int k
 
 static void round_row(void *to, const void *row, lazy_dtype dtype, int k)
 {
-    switch (dtype) {
-    case LAZY_F32: round_row_of(to, row, LAZY_F32, k); break;
-    case LAZY_F16: round_row_of(to, row, LAZY_F16, k); break;
-    default: round_row_of(to, row, LAZY_BF16, k);
-    }
+    BY_FLOAT_TYPE(round_row_of(to, row, type, k));
 }

@@ -68,8 +68,7 @@ INLINE void pack_any(operand *panel, const void *const *row, int n, lazy_dtype d
         int kk = 0;
         for (; kk + STEP <= k && j + LANES <= n; kk += STEP) {
             vec v[LANES];
-#pragma GCC unroll 16
-            for (int i = 0; i < LANES; i++) {
+            EACH(i, LANES) {
                 v[i] = operands(row[j + i], dtype, kk);
                 __builtin_prefetch((const char *)row[j + i] + lazy_row_bytes(dtype, kk) + FETCH_AHEAD);
             }
@@ -107,12 +106,8 @@ static void pack_quantized(operand *panel, const void *const *row, int n, lazy_d
 
 static void pack(void *panel, const void *const *row, int n, lazy_dtype dtype, int k)
 {
-    switch (dtype) {
-    case LAZY_F32: pack_any(panel, row, n, LAZY_F32, k); break;
-    case LAZY_F16: pack_any(panel, row, n, LAZY_F16, k); break;
-    case LAZY_BF16: pack_any(panel, row, n, LAZY_BF16, k); break;
-    default: pack_quantized(panel, row, n, dtype, k);
-    }
+    BY_FLOAT_TYPE(pack_any(panel, row, n, type, k));
+    if (lazy_is_quantized(dtype)) pack_quantized(panel, row, n, dtype, k);
 }
 
 /* c[r, j] (+)= sum over kk of a[r * a_row + kk * a_step] * b[kk * b_stride + j]; k operands */
@@ -140,22 +135,17 @@ static __attribute__((noinline)) void store_part_of_tile(const tile_product *t, 
 INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const int rows, const int vectors)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) sum[r][v] = splat(0.0f);
+    EACH(r, rows)
+        EACH(v, vectors) sum[r][v] = splat(0.0f);
 
     const operand *a = t->a, *b = t->b;
     for (int kk = 0; kk < t->k; kk++, a += a_step, b += t->b_stride) {
         vec column[TILE_VECTORS];
         for (int i = 0; i < 2 && t->prefetch[i]; i++) __builtin_prefetch(t->prefetch[i] + kk * TILE_ROWS);
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) column[v] = load((const float *)b + v * LANES);
-#pragma GCC unroll 16
-        for (int r = 0; r < rows; r++) {
+        EACH(v, vectors) column[v] = load((const float *)b + v * LANES);
+        EACH(r, rows) {
             vec x = splat_operand(a[r * a_row]);
-#pragma GCC unroll 4
-            for (int v = 0; v < vectors; v++) sum[r][v] = multiply_add(sum[r][v], column[v], x);
+            EACH(v, vectors) sum[r][v] = multiply_add(sum[r][v], column[v], x);
         }
     }
     const bool whole = t->cols == vectors * LANES;
@@ -163,9 +153,7 @@ INLINE void tile_of(const tile_product *t, int64_t a_row, int64_t a_step, const 
     int64_t stride = whole ? t->c_stride : vectors * LANES;
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++, out += stride)
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++)
-            store(out + v * LANES, whole && t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
+        EACH(v, vectors) store(out + v * LANES, whole && t->accumulate ? load(out + v * LANES) + sum[r][v] : sum[r][v]);
     if (!whole) store_part_of_tile(t, part, rows, vectors * LANES);
 }
 
@@ -232,10 +220,8 @@ static void form_row(void *to, const char *row, lazy_dtype dtype, int k)
 INLINE void dots_of(dot_products t, const int rows, const int cols)
 {
     vec sum[DOT_ROWS][4];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) sum[r][c] = splat(0.0f);
+    EACH(r, rows)
+        EACH(c, cols) sum[r][c] = splat(0.0f);
     int kk = 0;
     const operand *x = t.x;
 #ifndef OPERANDS_BF16
@@ -243,14 +229,11 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
         const char *block = t.w + lazy_row_bytes(t.dtype, kk);
         const int groups = lazy_formats[t.dtype].values / LAZY_GROUP;
         scales s[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) read_scales(s[c], block + c * t.spacing, t.dtype);
-#pragma GCC unroll 8
-        for (int g = 0; g < groups; g++) {
+        EACH(c, cols) read_scales(s[c], block + c * t.spacing, t.dtype);
+        EACH(g, groups) {
             uint8_t room[4][LAZY_GROUP];
             const uint8_t *q[4];
-#pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) {
+            EACH(c, cols) {
                 const char *here = block + c * t.spacing;
                 q[c] = group_at(room[c], here, t.dtype, g);
                 __builtin_prefetch(here + g * lazy_formats[t.dtype].bytes / groups +
@@ -259,13 +242,10 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #pragma GCC unroll 8
             for (int v = 0; v < GROUP_VECTORS; v++, x += LANES) {
                 vec wide[4];
-#pragma GCC unroll 4
-                for (int c = 0; c < cols; c++) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
-#pragma GCC unroll 8
-                for (int r = 0; r < rows; r++) {
+                EACH(c, cols) wide[c] = widen_group(q[c], t.dtype, s[c], g, v);
+                EACH(r, rows) {
                     vec values = load((const float *)x + r * t.x_stride);
-#pragma GCC unroll 4
-                    for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
+                    EACH(c, cols) sum[r][c] = multiply_add(sum[r][c], wide[c], values);
                 }
             }
         }
@@ -273,8 +253,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
 #endif
     for (; kk + STEP <= t.k; kk += STEP, x += LANES) {
         vec wide[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < cols; c++) {
+        EACH(c, cols) {
             const char *row = t.w + c * t.spacing;
             wide[c] = operands(row, t.dtype, kk);
             const char *here = row + kk * (t.dtype == LAZY_F32 ? 4 : 2);
@@ -283,11 +262,9 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
                 __builtin_prefetch(here + 2 * FETCH_AHEAD, 0,
                                    2); /* into the L2 cache: loads are too few to keep the L1's misses going */
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
+        EACH(r, rows) {
             vec v = load((const float *)x + r * t.x_stride);
-#pragma GCC unroll 4
-            for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
+            EACH(c, cols) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
         }
     }
     if (kk < t.k) { /* by vectors too: a sum must not depend on whether its column is computed with three others */
@@ -299,8 +276,7 @@ INLINE void dots_of(dot_products t, const int rows, const int cols)
             for (int c = 0; c < cols; c++) sum[r][c] = multiply_add(sum[r][c], wide[c], v);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
+    EACH(r, rows) {
         four total =
             cols == 4 ? sum_lanes_of_four(sum[r][0], sum[r][1], sum[r][2], sum[r][3]) : (four){ sum_lanes(sum[r][0]) };
         float *out = t.y + r * t.y_stride;

@@ -194,8 +194,7 @@ INLINE void widen_blocks(float *y, const void *x, lazy_dtype dtype, int n)
     for (; n > 0; n -= lazy_formats[dtype].values, block += lazy_formats[dtype].bytes) {
         scales s;
         read_scales(s, block, dtype);
-#pragma GCC unroll 8
-        for (int g = 0; g < lazy_formats[dtype].values / LAZY_GROUP; g++) {
+        EACH(g, lazy_formats[dtype].values / LAZY_GROUP) {
             uint8_t room[LAZY_GROUP];
             const uint8_t *q = group_at(room, block, dtype, g);
 #pragma GCC unroll 8

@@ -76,7 +76,7 @@ static void rotate_rows(void *job, int task, int worker)
     bool fits = true;
     int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
-        float *q = t->qkv + (int64_t)r * qkv_width(c), *k = q + q_width, *v = k + kv_width;
+        float *q = t->qkv + (int64_t)r * lazy_qkv_width(c), *k = q + q_width, *v = k + kv_width;
         const float *rope = t->rope + (int64_t)t->rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) {
             if (t->q_norm) kernels->rows->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);

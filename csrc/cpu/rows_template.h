@@ -156,24 +156,21 @@ INLINE four_rows rows_at(const void *base, size_t row_bytes, const int32_t *slot
 {
     int stream = n / 4, left = step < stream ? 4 : n - 4 * stream;
     four_rows rows = { .n = left };
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
+    EACH(i, 4) {
         rows.token[i] = step < stream ? i * stream + step : 4 * stream + (i < left ? i : left - 1);
         rows.row[i] = (const char *)base + (size_t)slot[rows.token[i]] * row_bytes;
     }
     return rows;
 }
 
-/* Calls work(number of heads) for groups of up to DOT_ROWS heads, which share the loads of four rows. */
-#define BY_HEADS(work)                                                                                                 \
-    for (int h = 0, heads; h < n_heads; h += heads) {                                                                  \
-        heads = min_int(n_heads - h, DOT_ROWS);                                                                        \
-        switch (heads) {                                                                                               \
-            EACH_NUMBER(DOT_ROWS, HEADS, work)                                                                         \
+/* Makes the call for groups of up to DOT_ROWS heads, which share the loads of four rows, from head `h` on; their number
+ * is a constant, `heads`. */
+#define BY_HEADS(call)                                                                                                 \
+    for (int h = 0; h < n_heads; h += DOT_ROWS) {                                                                      \
+        switch (min_int(n_heads - h, DOT_ROWS)) {                                                                      \
+            EACH_NUMBER(DOT_ROWS, CASE, heads, call)                                                                   \
         }                                                                                                              \
     }
-#define HEADS(n, work)                                                                                                 \
-    case n: work(n); break;
 
 /* total[c] += the products of values i … d-1 of four rows. Apart, and of any type: few models' heads are no whole
  * vectors. */
@@ -188,24 +185,18 @@ INLINE void key_dots_of(float *s, int64_t s_stride, const float *q, const four_r
                         const int heads)
 {
     vec sum[DOT_ROWS][4];
-#pragma GCC unroll 8
-    for (int h = 0; h < heads; h++)
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) sum[h][c] = splat(0.0f);
+    EACH(h, heads)
+        EACH(c, 4) sum[h][c] = splat(0.0f);
     int i = 0;
     for (; i + LANES <= d; i += LANES) {
         vec key[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) key[c] = widen(keys->row[c], dtype, i);
-#pragma GCC unroll 8
-        for (int h = 0; h < heads; h++) {
+        EACH(c, 4) key[c] = widen(keys->row[c], dtype, i);
+        EACH(h, heads) {
             vec v = load(q + h * d + i);
-#pragma GCC unroll 4
-            for (int c = 0; c < 4; c++) sum[h][c] += key[c] * v;
+            EACH(c, 4) sum[h][c] += key[c] * v;
         }
     }
-#pragma GCC unroll 8
-    for (int h = 0; h < heads; h++) {
+    EACH(h, heads) {
         four total = sum_lanes_of_four(sum[h][0], sum[h][1], sum[h][2], sum[h][3]);
         float sums[4];
         memcpy(sums, &total, sizeof sums);
@@ -219,18 +210,14 @@ INLINE void key_dots_any(float *s, int64_t s_stride, const float *q, int n_heads
 {
     for (int step = 0; step < ceil_div(n, 4); step++) {
         four_rows keys = rows_at(key, lazy_row_bytes(dtype, d), slot, step, n);
-#define WORK(heads) key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, dtype, d, heads)
-        BY_HEADS(WORK)
-#undef WORK
+        BY_HEADS(key_dots_of(s + h * s_stride, s_stride, q + h * d, &keys, dtype, d, heads));
     }
 }
 
 static void key_dots(float *s, int64_t s_stride, const float *q, int n_heads, const void *key, lazy_dtype dtype,
                      const int32_t *slot, int n, int d)
 {
-#define WORK(type) key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d)
-    BY_KV_TYPE(WORK)
-#undef WORK
+    BY_FLOAT_TYPE(key_dots_any(s, s_stride, q, n_heads, key, type, slot, n, d));
 }
 
 static __attribute__((noinline)) void add_rest_of_values(float *o, const float weight[4], const four_rows *values,
@@ -244,19 +231,15 @@ INLINE void value_sums_of(float *o, const float *p, int64_t p_stride, const four
                           const int heads)
 {
     float weight[DOT_ROWS][4] = { 0 };
-#pragma GCC unroll 8
-    for (int h = 0; h < heads; h++)
+    EACH(h, heads)
         for (int c = 0; c < values->n; c++) weight[h][c] = p[h * p_stride + values->token[c]];
     int i = 0;
     for (; i + LANES <= d; i += LANES) {
         vec value[4];
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; c++) value[c] = widen(values->row[c], dtype, i);
-#pragma GCC unroll 8
-        for (int h = 0; h < heads; h++) {
+        EACH(c, 4) value[c] = widen(values->row[c], dtype, i);
+        EACH(h, heads) {
             vec sum = load(o + h * d + i);
-#pragma GCC unroll 4
-            for (int c = 0; c < 4; c++) sum += value[c] * weight[h][c];
+            EACH(c, 4) sum += value[c] * weight[h][c];
             store(o + h * d + i, sum);
         }
     }
@@ -269,18 +252,14 @@ INLINE void value_sums_any(float *o, const float *p, int64_t p_stride, int n_hea
 {
     for (int step = 0; step < ceil_div(n, 4); step++) {
         four_rows values = rows_at(value, lazy_row_bytes(dtype, d), slot, step, n);
-#define WORK(heads) value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, dtype, d, heads)
-        BY_HEADS(WORK)
-#undef WORK
+        BY_HEADS(value_sums_of(o + h * d, p + h * p_stride, p_stride, &values, dtype, d, heads));
     }
 }
 
 static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, const void *value, lazy_dtype dtype,
                        const int32_t *slot, int n, int d)
 {
-#define WORK(type) value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d)
-    BY_KV_TYPE(WORK)
-#undef WORK
+    BY_FLOAT_TYPE(value_sums_any(o, p, p_stride, n_heads, value, type, slot, n, d));
 }
 
 const lazy_row_kernels JOIN(lazy_rows_, ISA) = {

@@ -88,7 +88,7 @@ int lazy_cpu_scores(lazy_stream *stream, float *scores, const void *qkv, const i
     bool has_products = scratch->has_products && t.n_rows == 1;
     scratch->has_products = false; /* overwritten below */
     for (t.row = 0; t.row < t.n_rows && !code; t.row++) {
-        t.q = (const float *)qkv + (int64_t)(first + t.row) * qkv_width(c);
+        t.q = (const float *)qkv + (int64_t)(first + t.row) * lazy_qkv_width(c);
         t.seen = scratch->seen[t.row];
         int tasks = has_products ? 0 : c->n_kv_heads * ceil_div(t.seen.end - t.seen.begin, TOKENS_PER_TASK);
         code = lazy_cpu_run(stream, multiply_keys, &t, tasks, err);

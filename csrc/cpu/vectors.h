@@ -18,6 +18,17 @@
 #define STRING_(x)  #x
 #define STRING(x)   STRING_(x)
 
+/* A loop that is unrolled: i goes from 0 to n - 1, and n is a constant of 16 at most. */
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+
+/* One case of a switch, whose value is a constant for the call. */
+#define CASE(value, name, call)                                                                                        \
+    case value: {                                                                                                      \
+        const int name = value;                                                                                        \
+        call;                                                                                                          \
+        break;                                                                                                         \
+    }
+
 /* work(1, …) to work(most, …); most: 2, 3, 4, 6, 7 or 14 */
 #define EACH_NUMBER(most, work, ...) JOIN(UP_TO_, most)(work, __VA_ARGS__)
 #define UP_TO_2(work, ...)           work(1, __VA_ARGS__) work(2, __VA_ARGS__)
@@ -144,10 +155,8 @@ INLINE void transpose(vec v[LANES])
     vec from[LANES];
 #pragma GCC unroll 4
     for (int round = 1; round < LANES; round *= 2) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) from[i] = v[i];
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
+        EACH(i, LANES) from[i] = v[i];
+        EACH(i, LANES / 2) {
             v[2 * i] = SHUFFLE(vec, from[i], from[i + LANES / 2], LOW);
             v[2 * i + 1] = SHUFFLE(vec, from[i], from[i + LANES / 2], HIGH);
         }
@@ -194,12 +203,13 @@ INLINE void widen_any(float *y, const void *x, lazy_dtype dtype, int n)
     for (; i < n; i++) y[i] = widen_one(x, dtype, i);
 }
 
-/* Calls work(type of K and V), a constant. */
-#define BY_KV_TYPE(work)                                                                                               \
+/* Makes the call with `dtype`, where its values are no blocks, as a constant: `type`. */
+#define BY_FLOAT_TYPE(call)                                                                                            \
     switch (dtype) {                                                                                                   \
-    case LAZY_F32: work(LAZY_F32); break;                                                                              \
-    case LAZY_F16: work(LAZY_F16); break;                                                                              \
-    default: work(LAZY_BF16);                                                                                          \
+        CASE(LAZY_F32, type, call)                                                                                     \
+        CASE(LAZY_F16, type, call)                                                                                     \
+        CASE(LAZY_BF16, type, call)                                                                                    \
+    default: break;                                                                                                    \
     }
 
 #endif

@@ -29,10 +29,18 @@ PyObject *array_of_counts(const lazy_layer_count *from, Py_ssize_t n)
     return copy_of(NPY_INT32, 2, (npy_intp[]){ n, FIELDS }, from);
 }
 
+static PyObject *new_array(int type, int rank, const npy_intp *shape, void **data)
+{
+    PyObject *array = PyArray_SimpleNew(rank, shape, type);
+    if (array) *data = PyArray_DATA((PyArrayObject *)array);
+    return array;
+}
+
 PyObject *array_new_float(Py_ssize_t n, float **data)
 {
-    PyObject *array = PyArray_SimpleNew(1, (npy_intp[]){ n }, NPY_FLOAT32);
-    if (array) *data = PyArray_DATA((PyArrayObject *)array);
+    void *floats;
+    PyObject *array = new_array(NPY_FLOAT32, 1, (npy_intp[]){ n }, &floats);
+    if (array) *data = floats;
     return array;
 }
 
@@ -41,44 +49,27 @@ static const int TYPES[] = { [LAZY_F32] = NPY_FLOAT32, [LAZY_F16] = NPY_FLOAT16,
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data)
 {
     const lazy_config *c = view->config;
-    int type = TYPES[view->activations], rank = 3;
-    npy_intp shape[3] = { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim };
+    const npy_intp list[] = { n }, hidden[] = { n, c->hidden }, heads[] = { c->n_kv_heads, n, c->head_dim },
+                   projections[] = { n, c->n_heads + 2 * c->n_kv_heads, c->head_dim };
     switch (part) {
     case LAZY_VIEW_IN_PLAY:
-    case LAZY_VIEW_ROWS:
-        type = NPY_INT32;
-        rank = 1;
-        break;
-    case LAZY_VIEW_PROTECTED:
-        type = NPY_UINT8;
-        rank = 1;
-        break;
-    case LAZY_VIEW_PROJECTIONS: break;
+    case LAZY_VIEW_ROWS: return new_array(NPY_INT32, 1, list, data);
+    case LAZY_VIEW_PROTECTED: return new_array(NPY_UINT8, 1, list, data);
     case LAZY_VIEW_KEYS:
-    case LAZY_VIEW_VALUES:
-        type = TYPES[view->kv];
-        shape[0] = c->n_kv_heads;
-        shape[1] = n;
-        break;
-    case LAZY_VIEW_HIDDEN:
-        shape[1] = c->hidden;
-        rank = 2;
-        break;
+    case LAZY_VIEW_VALUES: return new_array(TYPES[view->kv], 3, heads, data);
+    case LAZY_VIEW_HIDDEN: return new_array(TYPES[view->activations], 2, hidden, data);
+    case LAZY_VIEW_PROJECTIONS: break;
     }
-    PyObject *array = PyArray_SimpleNew(rank, shape, type);
-    if (array) *data = PyArray_DATA((PyArrayObject *)array);
-    return array;
+    return new_array(TYPES[view->activations], 3, projections, data);
 }
 
 PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data)
 {
     const lazy_config *c = lazy_model_config(model);
-    npy_intp heads[3] = { c->n_kv_heads, n, c->head_dim }, rows[2] = { n, c->hidden };
-    PyObject *array = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? PyArray_SimpleNew(3, heads, TYPES[lazy_model_kv(model)])
-                      : part == LAZY_STATE_AUX ? PyArray_SimpleNew(2, rows, TYPES[lazy_model_activations(model)])
-                                               : PyArray_SimpleNew(1, rows, NPY_FLOAT32);
-    if (array) *data = PyArray_DATA((PyArrayObject *)array);
-    return array;
+    const npy_intp heads[] = { c->n_kv_heads, n, c->head_dim }, rows[] = { n, c->hidden };
+    if (part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES) return new_array(TYPES[lazy_model_kv(model)], 3, heads, data);
+    if (part == LAZY_STATE_AUX) return new_array(TYPES[lazy_model_activations(model)], 2, rows, data);
+    return new_array(NPY_FLOAT32, 1, rows, data);
 }
 
 int array_parse_ids(PyObject *object, int32_t **ids, int *n)

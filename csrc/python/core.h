@@ -59,14 +59,19 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
 void pruning_release(lazy_pruning *pruning);
 
 /* fields.c: typed members of a dict. 0 or -1 with an exception naming `what` and the key. */
-int field_int(PyObject *dict, const char *what, const char *key, int *out);
-int field_double(PyObject *dict, const char *what, const char *key, double *out);
-int field_bool(PyObject *dict, const char *what, const char *key, bool *out);
-PyObject *field_object(PyObject *dict, const char *what, const char *key); /* borrowed */
+typedef struct core_field {
+    const char *key;
+    enum { FIELD_INT, FIELD_FLOAT, FIELD_DOUBLE, FIELD_BOOL, FIELD_OBJECT } type;
+    void *out; /* an int, a float, a double, a bool or the object (borrowed) */
+} core_field;
+#define FIELD(type, of, name) { #name, FIELD_##type, &(of)->name }
+int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
 /* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on failure); the array
  * must be freed with PyMem_Free. 0 or -1 with an exception. */
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
+/* The index of the name among n parts; -1 with an exception. */
+int string_find_part(const char *const *parts, size_t n, const char *name);
 
 /* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and calls
  * callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */

@@ -1,49 +1,43 @@
 /* fields.c — typed members of a dict. */
 #include "core.h"
 
-PyObject *field_object(PyObject *dict, const char *what, const char *key)
+static int parse_int(PyObject *value, const char *what, const core_field *field)
 {
-    PyObject *value = PyDict_GetItemString(dict, key);
-    if (!value) PyErr_Format(PyExc_ValueError, "%s: %s is missing", what, key);
-    return value;
-}
-
-int field_int(PyObject *dict, const char *what, const char *key, int *out)
-{
-    PyObject *value = field_object(dict, what, key);
-    if (!value) return -1;
-    if (!PyLong_Check(value) || PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: %s is %R; it must be an int", what, key, value);
-        return -1;
-    }
     int overflow;
     long number = PyLong_AsLongAndOverflow(value, &overflow);
     if (overflow || number < INT32_MIN || number > INT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "%s: %s is %R, which does not fit 32 bits", what, key, value);
+        PyErr_Format(PyExc_ValueError, "%s: %s is %R, which does not fit 32 bits", what, field->key, value);
         return -1;
     }
-    *out = (int)number;
+    *(int *)field->out = (int)number;
     return 0;
 }
 
-int field_double(PyObject *dict, const char *what, const char *key, double *out)
+int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n)
 {
-    PyObject *value = field_object(dict, what, key);
-    if (!value) return -1;
-    *out = PyFloat_AsDouble(value);
-    if (*out != -1.0 || !PyErr_Occurred()) return 0;
-    PyErr_Format(PyExc_TypeError, "%s: %s is %R; it must be a number", what, key, value);
-    return -1;
-}
-
-int field_bool(PyObject *dict, const char *what, const char *key, bool *out)
-{
-    PyObject *value = field_object(dict, what, key);
-    if (!value) return -1;
-    if (!PyBool_Check(value)) {
-        PyErr_Format(PyExc_TypeError, "%s: %s is %R; it must be True or False", what, key, value);
-        return -1;
+    static const char *const kinds[] = { "an int", "a number", "a number", "True or False" };
+    for (const core_field *field = fields; field < fields + n; field++) {
+        PyObject *value = PyDict_GetItemString(dict, field->key);
+        if (!value) {
+            PyErr_Format(PyExc_ValueError, "%s: %s is missing", what, field->key);
+            return -1;
+        }
+        bool real = field->type == FIELD_FLOAT || field->type == FIELD_DOUBLE, flag = PyBool_Check(value);
+        double number = real ? PyFloat_AsDouble(value) : 0;
+        bool fits = field->type == FIELD_INT ? PyLong_Check(value) && !flag : field->type == FIELD_BOOL ? flag : !real || !PyErr_Occurred();
+        if (!fits) {
+            PyErr_Format(PyExc_TypeError, "%s: %s is %R; it must be %s", what, field->key, value, kinds[field->type]);
+            return -1;
+        }
+        switch (field->type) {
+        case FIELD_INT:
+            if (parse_int(value, what, field)) return -1;
+            break;
+        case FIELD_FLOAT: *(float *)field->out = (float)number; break;
+        case FIELD_DOUBLE: *(double *)field->out = number; break;
+        case FIELD_BOOL: *(bool *)field->out = value == Py_True; break;
+        case FIELD_OBJECT: *(PyObject **)field->out = value; break;
+        }
     }
-    *out = value == Py_True;
     return 0;
 }

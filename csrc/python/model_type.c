@@ -19,57 +19,31 @@ static int check_length(const char *name, Py_ssize_t n, int wanted, const char *
     return -1;
 }
 
-static int parse_arrays(PyObject *dict, lazy_config *c, config_arrays *arrays)
-{
-    Py_ssize_t n;
-    PyObject *inv_freq = field_object(dict, WHAT, "inv_freq");
-    if (!inv_freq || array_parse_floats(inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
-    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
-    PyObject *windows = field_object(dict, WHAT, "windows");
-    if (!windows || array_parse_ints(windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
-    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
-    PyObject *local = field_object(dict, WHAT, "local_inv_freq");
-    if (!local || local == Py_None) return local ? 0 : -1;
-    if (array_parse_floats(local, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
-    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
-}
-
 static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
-    const struct {
-        const char *name;
-        int *value;
-    } ints[] = {
-        { "n_layers", &c->n_layers }, { "hidden", &c->hidden }, { "n_heads", &c->n_heads }, { "n_kv_heads", &c->n_kv_heads },
-        { "head_dim", &c->head_dim }, { "ffn", &c->ffn },       { "vocab", &c->vocab },     { "context", &c->context },
+    config_arrays objects; /* borrowed */
+    const core_field fields[] = {
+        FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),       FIELD(INT, c, n_heads),        FIELD(INT, c, n_kv_heads),
+        FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),          FIELD(INT, c, vocab),          FIELD(INT, c, context),
+        FIELD(FLOAT, c, norm_eps),     FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
+        FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),    FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
+        FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),  FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
     };
-    const struct {
-        const char *name;
-        float *value;
-    } floats[] = {
-        { "norm_eps", &c->norm_eps },
-        { "rope_scale", &c->rope_scale },
-        { "query_scalar", &c->query_scalar },
-        { "embedding_scale", &c->embedding_scale },
+    const core_field vectors[] = {
+        FIELD(OBJECT, &objects, inv_freq),
+        FIELD(OBJECT, &objects, windows),
+        FIELD(OBJECT, &objects, local_inv_freq),
     };
-    const struct {
-        const char *name;
-        bool *value;
-    } flags[] = {
-        { "tied", &c->tied },       { "qkv_bias", &c->qkv_bias },           { "o_bias", &c->o_bias },
-        { "qk_norm", &c->qk_norm }, { "norm_plus_one", &c->norm_plus_one }, { "post_norms", &c->post_norms },
-        { "gelu", &c->gelu },       { "paired_rope", &c->paired_rope },
-    };
-    double number;
-    for (size_t i = 0; i < sizeof ints / sizeof *ints; i++)
-        if (field_int(dict, WHAT, ints[i].name, ints[i].value)) return -1;
-    for (size_t i = 0; i < sizeof floats / sizeof *floats; i++) {
-        if (field_double(dict, WHAT, floats[i].name, &number)) return -1;
-        *floats[i].value = (float)number;
-    }
-    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
-        if (field_bool(dict, WHAT, flags[i].name, flags[i].value)) return -1;
-    return parse_arrays(dict, c, arrays);
+    Py_ssize_t n;
+    if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields)) return -1;
+    if (fields_parse(dict, WHAT, vectors, sizeof vectors / sizeof *vectors)) return -1;
+    if (array_parse_floats(objects.inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
+    if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (objects.local_inv_freq == Py_None) return 0;
+    if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
+    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
 }
 
 enum { MAX_RANK = 8 };

@@ -10,16 +10,15 @@ static const char *const PARTS[] = {
     [LAZY_VIEW_PROJECTIONS] = "projections", [LAZY_VIEW_KEYS] = "keys", [LAZY_VIEW_VALUES] = "values",
     [LAZY_VIEW_HIDDEN] = "hidden",
 };
-enum { N_PARTS = sizeof PARTS / sizeof *PARTS };
 
 PyObject *policy_view(SessionObject *self, PyObject *args)
 {
     const char *name;
-    int first, n, part = 0;
+    int first, n;
     if (!PyArg_ParseTuple(args, "sii", &name, &first, &n)) return NULL;
     if (!self->view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
-    while (part < N_PARTS && strcmp(name, PARTS[part]) != 0) part++;
-    if (part == N_PARTS) return PyErr_Format(PyExc_ValueError, "there is no part %s", name);
+    int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
+    if (part < 0) return NULL;
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
     void *data;
     lazy_error err = { 0 };

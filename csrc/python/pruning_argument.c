@@ -53,42 +53,37 @@ static int parse_span(PyObject *tuple, void *out)
     return 0;
 }
 
-static int parse_decode(PyObject *object, lazy_pruning *pruning)
+static bool is_text(PyObject *value, const char *text)
 {
-    if (!PyUnicode_Check(object)) {
-        pruning->decode = LAZY_DECODE_OWN;
-        return parse_stages(object, &pruning->decode_stages, &pruning->n_decode_stages);
-    }
-    if (PyUnicode_CompareWithASCIIString(object, "same") == 0) pruning->decode = LAZY_DECODE_SAME;
-    else if (PyUnicode_CompareWithASCIIString(object, "frozen") == 0) pruning->decode = LAZY_DECODE_FROZEN;
-    else {
-        PyErr_Format(PyExc_ValueError, "pruning: decode is %R; it must be \"same\", \"frozen\" or stages", object);
-        return -1;
-    }
-    return 0;
+    return PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, text) == 0;
 }
 
-static int parse_policy(PyObject *dict, PyObject **policy)
+static int parse_decode(PyObject *value, lazy_pruning *pruning)
 {
-    PyObject *value = field_object(dict, WHAT, "policy");
-    if (!value) return -1;
+    bool frozen = is_text(value, "frozen");
+    pruning->decode = !PyUnicode_Check(value) ? LAZY_DECODE_OWN : frozen ? LAZY_DECODE_FROZEN : LAZY_DECODE_SAME;
+    if (pruning->decode == LAZY_DECODE_OWN) return parse_stages(value, &pruning->decode_stages, &pruning->n_decode_stages);
+    if (frozen || is_text(value, "same")) return 0;
+    PyErr_Format(PyExc_ValueError, "pruning: decode is %R; it must be \"same\", \"frozen\" or stages", value);
+    return -1;
+}
+
+static int parse_pooling(PyObject *value, lazy_pooling *pooling)
+{
+    bool largest = is_text(value, "max");
+    *pooling = largest ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
+    if (largest || is_text(value, "mean")) return 0;
+    PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\" or \"max\"", value);
+    return -1;
+}
+
+static int parse_policy(PyObject *value, PyObject **policy)
+{
     if (value != Py_None && !PyCallable_Check(value)) {
         PyErr_Format(PyExc_TypeError, "pruning: policy is %R; it must be callable or None", value);
         return -1;
     }
     if (value != Py_None) *policy = Py_NewRef(value);
-    return 0;
-}
-
-static int parse_pooling(PyObject *dict, lazy_pooling *pooling)
-{
-    PyObject *value = field_object(dict, WHAT, "pooling");
-    if (!value) return -1;
-    if (PyUnicode_Check(value) && PyUnicode_CompareWithASCIIString(value, "max") == 0) *pooling = LAZY_POOLING_MAX;
-    else if (!PyUnicode_Check(value) || PyUnicode_CompareWithASCIIString(value, "mean") != 0) {
-        PyErr_Format(PyExc_ValueError, "pruning: pooling is %R; it must be \"mean\" or \"max\"", value);
-        return -1;
-    }
     return 0;
 }
 
@@ -101,19 +96,25 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
         PyErr_Format(PyExc_TypeError, "pruning is %R; it must be a dict or None", dict);
         return -1;
     }
+    struct {
+        PyObject *stages, *decode, *protect, *pooling, *policy;
+    } objects; /* borrowed */
+    const core_field fields[] = {
+        FIELD(OBJECT, &objects, stages),       FIELD(OBJECT, &objects, decode), FIELD(OBJECT, &objects, protect),
+        FIELD(OBJECT, &objects, pooling),      FIELD(OBJECT, &objects, policy), FIELD(INT, pruning, sink),
+        FIELD(INT, pruning, window),           FIELD(INT, pruning, queries),    FIELD(INT, pruning, layers),
+        FIELD(INT, pruning, smooth),           FIELD(DOUBLE, pruning, memory),  FIELD(INT, pruning, min_tokens),
+        FIELD(BOOL, pruning, prune_generated), FIELD(BOOL, pruning, average),
+    };
     dict = PyDict_Copy(dict);
     if (!dict) return -1;
-    PyObject *stages = field_object(dict, WHAT, "stages"), *decode = stages ? field_object(dict, WHAT, "decode") : NULL;
-    PyObject *protect = decode ? field_object(dict, WHAT, "protect") : NULL;
     int code = 0;
-    if (!protect || parse_stages(stages, &pruning->stages, &pruning->n_stages) || parse_decode(decode, pruning) ||
-        !(pruning->protect = parse_tuples(protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span, &pruning->n_protect)) ||
-        field_int(dict, WHAT, "sink", &pruning->sink) || field_int(dict, WHAT, "window", &pruning->window) ||
-        field_int(dict, WHAT, "queries", &pruning->queries) || parse_pooling(dict, &pruning->pooling) ||
-        field_int(dict, WHAT, "layers", &pruning->layers) || field_int(dict, WHAT, "smooth", &pruning->smooth) ||
-        field_double(dict, WHAT, "memory", &pruning->memory) || field_int(dict, WHAT, "min_tokens", &pruning->min_tokens) ||
-        field_bool(dict, WHAT, "prune_generated", &pruning->prune_generated) || field_bool(dict, WHAT, "average", &pruning->average) ||
-        parse_policy(dict, policy)) {
+    if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) ||
+        parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) || parse_decode(objects.decode, pruning) ||
+        parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, policy) ||
+        !(pruning->protect =
+              parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span, &pruning->n_protect))) {
+        Py_CLEAR(*policy);
         pruning_release(pruning);
         code = -1;
     }

@@ -1,30 +1,24 @@
 /* state.c — the parts of a session's state as arrays, to be saved and restored. */
 #include "core.h"
 
-#include <string.h>
-
 #include "../format.h"
 
 static const char *const PARTS[] = {
     [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values", [LAZY_STATE_AUX] = "aux", [LAZY_STATE_REMEMBERED] = "remembered",
     [LAZY_STATE_LOGITS] = "logits",
 };
-enum { N_PARTS = sizeof PARTS / sizeof *PARTS };
-
-static int find_part(const char *name)
+/* The part of that name of a session that is at rest; -1 with an exception. */
+static int find_part(const SessionObject *self, const char *name)
 {
-    for (int part = 0; part < N_PARTS; part++)
-        if (strcmp(name, PARTS[part]) == 0) return part;
-    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
-    return -1;
+    int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
+    return part < 0 || session_at_rest(self) ? part : -1;
 }
 
 PyObject *state_length(SessionObject *self, PyObject *args)
 {
     const char *name;
     int layer, part;
-    if (!PyArg_ParseTuple(args, "si", &name, &layer)) return NULL;
-    if ((part = find_part(name)) < 0 || !session_at_rest(self)) return NULL;
+    if (!PyArg_ParseTuple(args, "si", &name, &layer) || (part = find_part(self, name)) < 0) return NULL;
     int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer);
     return PyLong_FromLong(n < 0 ? 0 : n);
 }
@@ -33,8 +27,7 @@ PyObject *state_get(SessionObject *self, PyObject *args)
 {
     const char *name;
     int layer, part;
-    if (!PyArg_ParseTuple(args, "si", &name, &layer)) return NULL;
-    if ((part = find_part(name)) < 0 || !session_at_rest(self)) return NULL;
+    if (!PyArg_ParseTuple(args, "si", &name, &layer) || (part = find_part(self, name)) < 0) return NULL;
     int n = lazy_session_state_length(self->session, (lazy_state_part)part, layer), code;
     if (n <= 0) Py_RETURN_NONE;
     void *data;
@@ -61,7 +54,7 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     const lazy_dtype kv = lazy_model_kv(self->model->model), activations = lazy_model_activations(self->model->model);
     lazy_error err = { 0 };
     PyObject *result = NULL;
-    if ((part = find_part(name)) < 0 || !session_at_rest(self)) goto end;
+    if ((part = find_part(self, name)) < 0) goto end;
     size_t bytes = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? lazy_row_bytes(kv, c->n_kv_heads * c->head_dim)
                    : part == LAZY_STATE_AUX                             ? lazy_row_bytes(activations, c->hidden)
                                                                         : sizeof(float);

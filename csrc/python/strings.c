@@ -1,5 +1,7 @@
-/* strings.c — lists of strings from Python. */
+/* strings.c — strings from Python: lists of them, and names of parts. */
 #include "core.h"
+
+#include <string.h>
 
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n)
 {
@@ -15,4 +17,12 @@ int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n)
     }
     if (!good) Py_CLEAR(*owner);
     return good ? 0 : -1;
+}
+
+int string_find_part(const char *const *parts, size_t n, const char *name)
+{
+    for (size_t part = 0; part < n; part++)
+        if (strcmp(name, parts[part]) == 0) return (int)part;
+    PyErr_Format(PyExc_ValueError, "there is no part %s", name);
+    return -1;
 }

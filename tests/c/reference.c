@@ -250,7 +250,7 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
     int d = c->head_dim;
     bool fits = true;
     for (int r = 0; r < n; r++) {
-        float *q = (float *)qkv + (int64_t)r * qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
+        float *q = (float *)qkv + (int64_t)r * lazy_qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
         const float *angles = rope + (int64_t)rows[r] * d;
         for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, angles, q_norm, eps);
         for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, angles, k_norm, eps);
@@ -286,7 +286,7 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int d = c->head_dim, width = qkv_width(c);
+    int d = c->head_dim, width = lazy_qkv_width(c);
     double *sums = (double *)scratch_of(stream, 0);
     float *value = (float *)(sums + d);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);
@@ -313,7 +313,7 @@ static int reference_scores(lazy_stream *stream, float *scores, const void *qkv,
     (void)err;
     const lazy_config *c = stream->config;
     lazy_cpu_stream *scratch = (lazy_cpu_stream *)stream;
-    int width = qkv_width(c), counted = 0;
+    int width = lazy_qkv_width(c), counted = 0;
     double *sums = scratch->block_sums; /* over heads */
     memset(scores, 0, (size_t)m * sizeof *scores);
     lazy_cpu_see(scratch->seen, rows, n, in_play, m, window);

@@ -32,9 +32,50 @@ static float random_float(void) { return (float)((double)random_bits() / 2147483
 static lazy_compute computing;
 static lazy_dtype keeping; /* K and V */
 
+enum { GUARDS = 16 };
+static const uint32_t GUARD = 0x7fc0dead; /* a NaN of our own */
+
+static struct block {
+    uint32_t *memory;
+    bool guarded;
+    size_t n; /* words between the guards */
+} blocks[1000];
+static size_t n_blocks;
+
+__attribute__((noinline)) static void *block_of(size_t bytes, bool guarded, size_t n)
+{
+    if (n_blocks == sizeof blocks / sizeof *blocks) abort();
+    uint32_t *memory = malloc(bytes);
+    blocks[n_blocks++] = (struct block){ memory, guarded, n };
+    return memory;
+}
+
+/* Memory of the test under way, without guards: a sanitizer sees what is read behind its end. */
+static void *room(size_t bytes) { return block_of(bytes, false, 0); }
+
+/* n words of the test under way between guards, poisoned with NaN. */
+static void *guarded(size_t n)
+{
+    uint32_t *memory = block_of((n + 2 * GUARDS) * sizeof *memory, true, n);
+    for (size_t i = 0; i < n + 2 * GUARDS; i++) memory[i] = GUARD;
+    return memory + GUARDS;
+}
+
+/* Frees the memory of the test under way. True if all guards are whole. */
+static bool all_freed(void)
+{
+    bool whole = true;
+    for (const struct block *b = blocks; b < blocks + n_blocks; b++) {
+        for (size_t i = 0; b->guarded && i < GUARDS; i++) whole = whole && b->memory[i] == GUARD && b->memory[GUARDS + b->n + i] == GUARD;
+        free(b->memory);
+    }
+    n_blocks = 0;
+    return whole;
+}
+
 static float *random_floats(size_t n)
 {
-    float *data = malloc((n + 1) * sizeof *data);
+    float *data = room((n + 1) * sizeof *data);
     for (size_t i = 0; i < n; i++) {
         data[i] = random_float();
         if (computing == LAZY_COMPUTE_F32) continue; /* with int8, attention is in bf16 */
@@ -44,26 +85,6 @@ static float *random_floats(size_t n)
         memcpy(&data[i], &bits, sizeof bits);
     }
     return data;
-}
-
-enum { GUARDS = 16 };
-static const uint32_t GUARD = 0x7fc0dead; /* a NaN of our own */
-
-/* n words between guards, poisoned with NaN; freed by freed(). */
-static void *guarded(size_t n)
-{
-    uint32_t *memory = malloc((n + 2 * GUARDS) * sizeof *memory);
-    for (size_t i = 0; i < n + 2 * GUARDS; i++) memory[i] = GUARD;
-    return memory + GUARDS;
-}
-
-static bool freed(void *data, size_t n)
-{
-    uint32_t *memory = (uint32_t *)data - GUARDS;
-    bool whole = true;
-    for (size_t i = 0; i < GUARDS; i++) whole = whole && memory[i] == GUARD && memory[GUARDS + n + i] == GUARD;
-    free(memory);
-    return whole;
 }
 
 /* Largest difference as a share of the largest value; NaN anywhere gives infinity. */
@@ -137,7 +158,7 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
             continue;
         }
         size_t n = (size_t)part->rows * lazy_row_bytes(part->dtype, cols) / sizeof(uint16_t);
-        uint16_t *half = malloc((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
+        uint16_t *half = room((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
         uint32_t f16_bits = computing == LAZY_COMPUTE_BF16 && part->dtype == LAZY_F16 ? 0xbbf8 : 0xbbff;
         for (size_t k = 0; k < n; k++)
             half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & f16_bits);
@@ -150,7 +171,7 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
 /* A copy of (n, cols) values as products take them: in int8, groups of 32 rounded to multiples of a 127th of their largest value. */
 static float *as_operands(const float *x, int n, int cols)
 {
-    float *copy = malloc((size_t)n * (size_t)cols * sizeof *copy);
+    float *copy = room((size_t)n * (size_t)cols * sizeof *copy);
     memcpy(copy, x, (size_t)n * (size_t)cols * sizeof *copy);
     for (int i = 0; i < n * cols && computing == LAZY_COMPUTE_INT8; i += i % cols + 32 > cols ? cols - i % cols : 32) {
         int here = i % cols + 32 > cols ? cols - i % cols : 32;
@@ -176,8 +197,8 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
 {
     lazy_matrix copy = *w;
     int padded = (w->cols + LAZY_GROUP - 1) / LAZY_GROUP * LAZY_GROUP;
-    float *wide = malloc((size_t)padded * sizeof *wide);
-    char *rounded = malloc((size_t)padded * sizeof *wide);
+    float *wide = room((size_t)padded * sizeof *wide);
+    char *rounded = room((size_t)padded * sizeof *wide);
     for (int i = 0; i < w->n_parts; i++) {
         lazy_part *part = &copy.part[i];
         size_t bytes = lazy_row_bytes(part->dtype, w->cols);
@@ -185,10 +206,10 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         if (computing == LAZY_COMPUTE_BF16 && lazy_is_quantized(to) && !fixed) to = LAZY_BF16;
         if (computing == LAZY_COMPUTE_INT8 && !lazy_is_quantized(to)) to = LAZY_Q8_0;
         if (to == part->dtype) {
-            part->data = memcpy(malloc((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
+            part->data = memcpy(room((size_t)part->rows * bytes + 1), part->data, (size_t)part->rows * bytes);
             continue;
         }
-        float *values = malloc((size_t)part->rows * (size_t)w->cols * sizeof *values);
+        float *values = room((size_t)part->rows * (size_t)w->cols * sizeof *values);
         for (int r = 0; r < part->rows; r++) {
             memset(wide, 0, (size_t)padded * sizeof *wide);
             reference_widen(wide, (const char *)part->data + (size_t)r * bytes, part->dtype, w->cols);
@@ -200,20 +221,7 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
         part->data = values;
         part->dtype = LAZY_F32;
     }
-    free(wide);
-    free(rounded);
     return copy;
-}
-
-static void free_parts(lazy_matrix *w)
-{
-    for (int i = 0; i < w->n_parts; i++) free((void *)w->part[i].data);
-}
-
-static void free_matrix(lazy_matrix *w)
-{
-    free_parts(w);
-    free((void *)w->bias);
 }
 
 static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased,
@@ -231,17 +239,11 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
     lazy_matrix taken = weights_as_operands(&w, fixed);
     float *x_taken = as_operands(x, n, cols);
     plain.backend->ops->matmul(plain.stream, want, x_taken, n, &taken, accumulate, NULL);
-    free_parts(&taken);
-    free(x_taken);
     double error = error_of(got, want, size);
     check(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
           "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts, w.rows, cols, dtype,
           mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
-    check(freed(got, size), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
-    freed(want, size);
-    free(x);
-    free(before);
-    free_matrix(&w);
+    check(all_freed(), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
 }
 
 /* Columns of one block, of several, and so many that they are packed in several stretches. */
@@ -269,11 +271,11 @@ static void test_rounded_weights(side fast, int n)
     int cols = 32 * random_int(1, 40);
     for (int dtype = LAZY_F32; dtype <= LAZY_BF16; dtype++) {
         lazy_matrix w = random_matrix(1, 75, cols, (lazy_dtype)dtype, false, false), blocks = w;
-        float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(75 * cols) * sizeof *wide);
+        float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(75 * cols) * sizeof *wide);
         reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
         for (int i = 0; i < 32; i++) wide[i] *= 0x1p-30f; /* the scale of this group is below those of f16 */
         for (int i = 32; i < 75 * cols; i += 5) wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
-        blocks.part[0].data = malloc(75 * lazy_row_bytes(LAZY_Q8_0, cols));
+        blocks.part[0].data = room(75 * lazy_row_bytes(LAZY_Q8_0, cols));
         blocks.part[0].dtype = LAZY_Q8_0;
         lazy_quantize((void *)blocks.part[0].data, wide, LAZY_Q8_0, 75 * cols);
         lazy_matrix floats = w;
@@ -285,12 +287,7 @@ static void test_rounded_weights(side fast, int n)
         fast.backend->ops->matmul(fast.stream, want, x, n, &blocks, false, NULL);
         check(memcmp(got, want, size * sizeof *got) == 0, "%s matmul n %d, cols %d: other products than those of blocks of 8 bits",
               fast.backend->variant, n, cols);
-        freed(got, size);
-        freed(want, size);
-        free(x);
-        free(wide);
-        free_parts(&blocks);
-        free_matrix(&w);
+        check(all_freed(), "%s matmul n %d, cols %d: wrote outside its output", fast.backend->variant, n, cols);
     }
 }
 
@@ -306,9 +303,7 @@ static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
     fast.backend->ops->matmul(fast.stream, y, x, n, &w, false, NULL);
     for (int i = 0; i < n * ROWS; i++) n_wrong += isfinite(y[i]) == (i / ROWS == row || i % ROWS == column);
     check(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.backend->variant, n, dtype, bad, n_wrong);
-    freed(y, (size_t)n * ROWS);
-    free(x);
-    free_matrix(&w);
+    check(all_freed(), "%s matmul n %d, dtype %d: wrote outside its output", fast.backend->variant, n, dtype);
 }
 
 /* y = x . w of a table's dots, by itself. */
@@ -320,8 +315,6 @@ static float *dots_of(const lazy_products *products, const float *x, int n, cons
     for (int r = 0; r < n; r++) products->convert(operands + (size_t)r * stride, x + r * cols, cols);
     float *room = guarded(ROOM);
     products->dots(y, rows, operands, (int64_t)stride, n, w, dtype, rows, cols, false, room);
-    check(freed(room, ROOM), "%s: wrote outside its room", products->name);
-    check(freed(operands, (size_t)n * stride), "%s: wrote outside its %d operands", products->name, n);
     return y;
 }
 
@@ -335,7 +328,7 @@ static void test_quantized_dots(const char *variant)
             int cols = lazy_formats[dtype].values * random_int(1, 9);
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             lazy_matrix taken = weights_as_operands(&w, false);
-            float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
+            float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
             reference_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
             for (int i = 0; i < n * ROWS; i++) {
                 double sum = 0;
@@ -345,11 +338,7 @@ static void test_quantized_dots(const char *variant)
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             double error = error_of(y, want, (size_t)(n * ROWS));
             check(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n, lazy_formats[dtype].name, cols, error);
-            freed(y, (size_t)(n * ROWS));
-            free(x);
-            free(wide);
-            free_parts(&taken);
-            free_matrix(&w);
+            check(all_freed(), "%s dots n %d, cols %d: wrote outside operands, room or output", products->name, n, cols);
         }
 }
 
@@ -364,7 +353,7 @@ static void test_fixed_products(const char *variant)
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
             double share = computing == LAZY_COMPUTE_F32 ? 0x1p-23 : computing == LAZY_COMPUTE_BF16 ? 0x1p-15 : 1.0 / 254;
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
-            float *x = random_floats((size_t)(n * cols)), *wide = malloc((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
+            float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
             for (int k = 0; k < n * cols; k++) x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
             reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
@@ -387,10 +376,7 @@ static void test_fixed_products(const char *variant)
                 check(fabs(y[j] - sum) <= bound, "%s n %d, %s, cols %d: %g is not %g within %g", products->name, n,
                       lazy_formats[dtype].name, cols, y[j], sum, bound);
             }
-            freed(y, (size_t)(n * ROWS));
-            free(x);
-            free(wide);
-            free_matrix(&w);
+            check(all_freed(), "%s n %d, cols %d: wrote outside operands, room or output", products->name, n, cols);
         }
 }
 
@@ -424,14 +410,9 @@ static void test_gated(side fast, side plain, int n, int cols)
     lazy_matrix taken = weights_as_operands(&w, false);
     float *x_taken = as_operands(x, n, cols);
     plain.backend->ops->gated(plain.stream, want, x_taken, n, &taken, NULL);
-    free_parts(&taken);
-    free(x_taken);
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", fast.backend->variant, n, cols, error);
-    check(freed(got, size), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
-    freed(want, size);
-    free(x);
-    free_matrix(&w);
+    check(all_freed(), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
 }
 
 static void test_rmsnorm(side fast, side plain, int n, int d)
@@ -444,10 +425,7 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
     plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, accumulate, NULL);
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s rmsnorm n %d, d %d: error %.2g", fast.backend->variant, n, d, error);
-    check(freed(got, size), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
-    freed(want, size);
-    free(x);
-    free(weight);
+    check(all_freed(), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
 }
 
 /* Values whose squares overflow f32 are finite all the same, and so is their norm. */
@@ -486,10 +464,7 @@ static void test_checked_norm(side s, int n, int d)
         }
         x[at] = kept;
     }
-    check(freed(got, size), "%s checked_rmsnorm n %d, d %d: wrote outside its output", s.backend->variant, n, d);
-    freed(want, size);
-    free(x);
-    free(weight);
+    check(all_freed(), "%s checked_rmsnorm n %d, d %d: wrote outside its output", s.backend->variant, n, d);
 }
 
 /* online_softmax's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
@@ -572,7 +547,7 @@ static void test_dequantization(const char *variant)
 static void test_surprisal(side fast, side plain, int n, int vocab)
 {
     float *logits = random_floats((size_t)n * (size_t)vocab), *got = guarded((size_t)n), *want = guarded((size_t)n);
-    int32_t *ids = malloc((size_t)n * sizeof *ids);
+    int32_t *ids = room((size_t)n * sizeof *ids);
     for (int r = 0; r < n; r++) {
         ids[r] = random_int(0, vocab - 1);
         for (int v = 0; v < vocab; v++) logits[(int64_t)r * vocab + v] = 30.0f * logits[(int64_t)r * vocab + v] - 50.0f * (float)(r % 3);
@@ -581,10 +556,7 @@ static void test_surprisal(side fast, side plain, int n, int vocab)
     fast.backend->ops->surprisal(fast.stream, got, logits, n, vocab, ids, NULL);
     double error = error_of(got, want, (size_t)n);
     check(error < TOLERANCE, "%s surprisal n %d, vocab %d: error %.2g", fast.backend->variant, n, vocab, error);
-    check(freed(got, (size_t)n), "%s surprisal n %d, vocab %d: wrote outside its output", fast.backend->variant, n, vocab);
-    freed(want, (size_t)n);
-    free(logits);
-    free(ids);
+    check(all_freed(), "%s surprisal n %d, vocab %d: wrote outside its output", fast.backend->variant, n, vocab);
 }
 
 /* Logits that are no number, or infinite, may not pass for a surprisal. */
@@ -624,7 +596,7 @@ static void test_argmax(side fast)
 /* An ascending random subset of n of 0 … length-1 that holds the last one. */
 static int32_t *random_positions(int n, int length)
 {
-    int32_t *positions = malloc((size_t)n * sizeof *positions);
+    int32_t *positions = room((size_t)n * sizeof *positions);
     int left = n - 1, out = 0;
     for (int i = 0; i < length - 1; i++)
         if (random_int(1, length - 1 - i) <= left) {
@@ -661,8 +633,6 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     double error = error_of(got, want, size);
     check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
           "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length, window, d, error);
-    check(freed(got, size), "%s attention n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
-    freed(want, size);
 
     int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
@@ -678,13 +648,7 @@ static void test_attention(side fast, side plain, int n, int m, int length)
           queries, pooling, error);
     check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant,
           n, m, queries, sum);
-    check(freed(scores, (size_t)m), "%s scores n %d, m %d: wrote outside its output", fast.backend->variant, n, m);
-    freed(expected, (size_t)m);
-    free(in_play);
-    free(rows);
-    free(qkv);
-    free(k);
-    free(v);
+    check(all_freed(), "%s attention and scores n %d, m %d: wrote outside their outputs", fast.backend->variant, n, m);
 }
 
 static void test_rotate(side fast, side plain, int n, bool normed)
@@ -711,16 +675,7 @@ static void test_rotate(side fast, side plain, int n, bool normed)
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
     for (int r = 0; r < n; r++) error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
     check(error < TOLERANCE, "%s rotate n %d%s: error %.2g", fast.backend->variant, n, normed ? ", normed" : "", error);
-    for (int i = 0; i < 2; i++) {
-        bool whole = freed(q[i], qkv_size);
-        whole = freed(k[i], kv_size) && whole;
-        whole = freed(v[i], kv_size) && whole;
-        check(whole, "%s rotate n %d: wrote outside its outputs", sides[i].backend->variant, n);
-    }
-    free(rows);
-    free(from);
-    free(rope);
-    free(weight);
+    check(all_freed(), "%s rotate n %d: wrote outside its outputs", fast.backend->variant, n);
 }
 
 /* ---- K and V of 16 bits ----------------------------------------------------------------- */
@@ -773,7 +728,7 @@ static float *attended(const char *variant, const lazy_config *c, lazy_dtype typ
     uint64_t before = seed;
     size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
     float *qkv = random_floats((size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d), *k = random_floats(kv_size),
-          *v = random_floats(kv_size), *y = malloc((size + (size_t)m) * sizeof *y);
+          *v = random_floats(kv_size), *y = room((size + (size_t)m) * sizeof *y);
     for (size_t i = 0; i < kv_size; i++) { /* to 8 bits, which every type has */
         k[i] = roundf(k[i] * 128) / 128;
         v[i] = roundf(v[i] * 128) / 128;
@@ -786,14 +741,6 @@ static float *attended(const char *variant, const lazy_config *c, lazy_dtype typ
     s.backend->ops->attention(s.stream, y, qkv, rows, n, kv, in_play, m, window, NULL);
     s.backend->ops->scores(s.stream, y + size, qkv, rows, n, n / 2 + 1, LAZY_POOLING_MEAN, 0, kv, in_play, m, window, NULL);
     close_side(s);
-    free(in_play);
-    free(rows);
-    free(qkv);
-    free(k);
-    free(v);
-    size_t words = kv_size * lazy_row_bytes(type, 1) / sizeof(uint32_t);
-    bool whole = freed(kv.k, words);
-    check(freed(kv.v, words) && whole, "%s attention wrote to K or V", variant);
     keeping = LAZY_F32;
     seed = before;
     return y;
@@ -821,9 +768,8 @@ static void test_kept_attention(const char *variant)
                 check(whole_vectors ? memcmp(got, want, size * sizeof *got) == 0 : error < tolerance,
                       "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m, length,
                       config.head_dim, lazy_formats[type].name, error);
-                free(got);
             }
-            free(want);
+            check(all_freed(), "%s attention n %d, m %d of %d: wrote to K or V or outside its output", variant, n, m, length);
         }
     }
 }
@@ -851,15 +797,9 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, norm, value != 0 ? NULL : norm, 1e-6f,
                                    err);
     close_side(s);
-    void *copy = memcpy(malloc(2 * words * sizeof *both), both, 2 * words * sizeof *both);
-    check(freed(both, 2 * words), "%s rotate n %d: wrote outside K and V", variant, n);
-    free(rows);
-    free(qkv);
-    free(rope);
-    free(norm);
     keeping = LAZY_F32;
     seed = before;
-    return copy;
+    return both;
 }
 
 /* The values kept are those of f32, rounded once. A finite value beyond the type's range is refused, others are not. */
@@ -872,22 +812,21 @@ static void test_kept_rows(const char *variant)
             size_t size = 2 * (size_t)n * 2 * 22;
             lazy_error err = { 0 };
             float *exact = rotated(variant, &config, LAZY_F32, n, 0, false, &code, &err);
-            uint16_t *got = rotated(variant, &config, type, n, 0, false, &code, &err), *want = malloc(size * sizeof *want);
+            uint16_t *got = rotated(variant, &config, type, n, 0, false, &code, &err), *want = room(size * sizeof *want);
             lazy_narrow(want, exact, type, (int)size);
             check(code == LAZY_OK && memcmp(got, want, size * sizeof *got) == 0, "%s rotate n %d: K or V in %s is not what F32 rounds to",
                   variant, n, lazy_formats[type].name);
-            free(exact);
-            free(got);
-            free(want);
+            check(all_freed(), "%s rotate n %d: wrote outside K and V", variant, n);
         }
         const float largest = type == LAZY_F16 ? 65504.0f : 0x1.fep127f, beyond = type == LAZY_F16 ? 65520.0f : 0x1.ffp127f;
         const float values[] = { largest, nextafterf(beyond, 0), beyond, -beyond, FLT_MAX, INFINITY, NAN };
         for (size_t i = 0; i < 2 * sizeof values / sizeof *values; i++) {
             lazy_error err = { 0 };
             bool refused = isfinite(values[i / 2]) && fabsf(values[i / 2]) >= beyond;
-            free(rotated(variant, &config, type, 13, values[i / 2], i % 2, &code, &err));
+            rotated(variant, &config, type, 13, values[i / 2], i % 2, &code, &err);
             check(code == (refused ? LAZY_INVALID : LAZY_OK) && (!refused || strstr(err.message, "a key or value is beyond")),
                   "%s rotate of %g in %s: code %d, \"%s\"", variant, values[i / 2], lazy_formats[type].name, code, err.message);
+            check(all_freed(), "%s rotate of %g: wrote outside K and V", variant, values[i / 2]);
         }
     }
 }
@@ -907,8 +846,8 @@ static void test_select(side fast, int m)
 {
     int length = m + random_int(0, m), n_free = 0, levels = random_int(1, 2 * m);
     int32_t *in_play = random_positions(m, length), *kept = guarded((size_t)m);
-    uint8_t *flags = malloc((size_t)length);
-    float *scores = malloc((size_t)m * sizeof *scores);
+    uint8_t *flags = room((size_t)length);
+    float *scores = room((size_t)m * sizeof *scores);
     for (int i = 0; i < length; i++) flags[i] = (uint8_t)random_int(0, 9) > 1 ? LAZY_PRUNABLE : (uint8_t)random_int(0, 3);
     for (int j = 0; j < m; j++) {
         scores[j] = (float)random_int(0, levels) / (float)levels / (float)m; /* many ties */
@@ -922,7 +861,6 @@ static void test_select(side fast, int m)
     for (int j = 0; j < m; j++)
         if (flags[in_play[j]] != LAZY_PRUNABLE || rank_of(j, scores, flags, in_play, m) < budget) same = same && kept[n++] == in_play[j];
     check(same, "select m %d, budget %d of %d free", m, budget, n_free);
-    check(freed(kept, (size_t)m), "select m %d: wrote outside its output", m);
 
     for (int j = 0; j < m; j++) scores[j] = fabsf(scores[j]);
     double share = random_float() * 0.5 + 0.5, total = 0, held = 0;
@@ -942,15 +880,13 @@ static void test_select(side fast, int m)
     scores[random_int(0, m - 1)] = NAN;
     int code = fast.backend->ops->select(fast.stream, in_play, in_play, scores, m, flags, 0, &err);
     check(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code, err.message);
-    free(in_play);
-    free(flags);
-    free(scores);
+    check(all_freed(), "select m %d: wrote outside its output", m);
 }
 
 /* Attention-like scores: some are equal, some are tiny beside their neighbours. */
 static void test_smooth(side fast, side plain, int m, int width)
 {
-    float *scores = malloc((size_t)m * sizeof *scores), *got = guarded((size_t)m), *want = guarded((size_t)m);
+    float *scores = room((size_t)m * sizeof *scores), *got = guarded((size_t)m), *want = guarded((size_t)m);
     for (int j = 0; j < m; j++) scores[j] = random_int(0, 3) ? exp2f(-(float)random_int(0, 120)) * fabsf(random_float()) : 1.0f;
     for (int j = 0; j < m / 2 && width % 4 == 1; j++) scores[j] = 0; /* behind the window */
     fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
@@ -969,26 +905,21 @@ static void test_smooth(side fast, side plain, int m, int width)
     bool spread = true;
     for (int j = 0; j < m; j++) spread = spread && isnan(got[j]) == (abs(j - bad) <= width / 2);
     check(spread, "smooth m %d, width %d: a NaN is in the windows around it and nowhere else", m, width);
-    check(freed(got, (size_t)m), "smooth m %d: wrote outside its output", m);
-    freed(want, (size_t)m);
-    free(scores);
+    check(all_freed(), "smooth m %d: wrote outside its output", m);
 }
 
 static void test_average(side fast, int m, int n)
 {
-    float *mean = guarded((size_t)m), *want = malloc((size_t)m * sizeof *want);
-    double *sum = calloc((size_t)m, sizeof *sum);
+    float *mean = guarded((size_t)m), *want = room((size_t)m * sizeof *want);
+    double *sum = memset(room((size_t)m * sizeof *sum), 0, (size_t)m * sizeof *sum);
     for (int i = 1; i <= n; i++) {
         float *scores = random_floats((size_t)m);
         fast.backend->ops->average(fast.stream, mean, scores, m, i, NULL);
         for (int j = 0; j < m; j++) sum[j] += scores[j];
-        free(scores);
     }
     for (int j = 0; j < m; j++) want[j] = (float)(sum[j] / n);
     check(error_of(mean, want, (size_t)m) < TOLERANCE, "average m %d of %d", m, n);
-    check(freed(mean, (size_t)m), "average m %d: wrote outside its output", m);
-    free(want);
-    free(sum);
+    check(all_freed(), "average m %d: wrote outside its output", m);
 }
 
 /* Without Aux, what ends is gone and what goes on is whole. */
@@ -1001,10 +932,7 @@ static void test_regroup_for_good(side fast, int length)
     bool own = n_revived == 0;
     for (int i = 0; i < n_new; i++) own = own && y[i] == x[new_rows[i]];
     check(own, "regroup without Aux, %d to %d", length, n_new);
-    check(freed(y, (size_t)n_new), "regroup without Aux, %d to %d: wrote outside its output", length, n_new);
-    free(x);
-    free(rows);
-    free(new_rows);
+    check(all_freed(), "regroup without Aux, %d to %d: wrote outside its output", length, n_new);
 }
 
 /* Rows leave for Aux and come back: after any number of regroupings each row still holds its own token's values. */
@@ -1028,7 +956,6 @@ static void test_regroup(side fast, int length, int d)
         for (int i = 0; i < n_new; i++)
             for (int k = 0; k < d; k++) own = own && y[(size_t)i * (size_t)d + (size_t)k] == (float)(new_rows[i] * d + k);
         counted = counted && n_revived == expected;
-        free(rows);
         rows = new_rows;
         n = n_new;
         float *swap = x;
@@ -1037,11 +964,7 @@ static void test_regroup(side fast, int length, int d)
     }
     check(own, "regroup length %d, d %d: a row holds another token's values", length, d);
     check(counted, "regroup length %d, d %d: counted the revived ones wrongly", length, d);
-    bool whole = freed(aux, size);
-    whole = freed(x, size) && whole;
-    whole = freed(y, size) && whole;
-    check(whole, "regroup length %d, d %d: wrote outside its outputs", length, d);
-    free(rows);
+    check(all_freed(), "regroup length %d, d %d: wrote outside its outputs", length, d);
 }
 
 /* ---- all -------------------------------------------------------------------------------- */
@@ -1099,10 +1022,7 @@ static void test_any_threads(const char *variant)
             check(t == 0 || memcmp(alone, shared, size * sizeof *x) == 0, "%s matmul n %d, rows %d, cols %d: %d threads differ from one",
                   variant, n, w.rows, cols, numbers[t]);
         }
-        freed(alone, size);
-        freed(shared, size);
-        free(x);
-        free_matrix(&w);
+        check(all_freed(), "%s matmul n %d, cols %d: wrote outside its output", variant, n, cols);
     }
     for (int t = 0; t < NUMBERS; t++) close_side(sides[t]);
 }
@@ -1147,17 +1067,13 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     uint64_t before = seed;
     float *qkv = random_floats((size_t)n * width), *k = random_floats(kv_size), *v = random_floats(kv_size);
     int32_t *in_play = random_positions(length, length), middle = length - n + n / 2;
-    float *y = malloc((size_t)n * (size_t)c->n_heads * d * sizeof *y);
+    float *y = room((size_t)n * (size_t)c->n_heads * d * sizeof *y);
     if (spoilt == 'q') qkv[(size_t)(n / 2) * width] = NAN;
     if (spoilt == 'k') k[(size_t)middle * d] = NAN;
     if (spoilt == 'v') v[(size_t)middle * d] = NAN;
     side s = open_side(variant, c, threads);
     s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, INT32_MAX, NULL);
     close_side(s);
-    free(in_play);
-    free(qkv);
-    free(k);
-    free(v);
     seed = before; /* the next one's data are the same */
     return y;
 }
@@ -1176,16 +1092,14 @@ static void test_spoilt_attention(const char *variant, int n, int length)
     const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
     float *alone = spoilt_attention(variant, &config, 1, n, length, 0), *shared = spoilt_attention(variant, &config, 4, n, length, 0);
     check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one", variant, n);
-    free(alone);
-    free(shared);
     for (const char *where = "qkv"; *where; where++) {
         float *y = spoilt_attention(variant, &config, 2, n, length, *where);
         bool spread = true;
         for (int r = n / 2; r < (*where == 'q' ? n / 2 + 1 : n); r++) spread = spread && lost(y, r, &config);
         check(spread, "%s attention n %d: a NaN in %c was lost", variant, n, *where);
         check(*where == 'v' || !lost(y, 0, &config), "%s attention n %d: a NaN in %c reached a row that sees none", variant, n, *where);
-        free(y);
     }
+    all_freed();
 }
 
 /* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads that are not a

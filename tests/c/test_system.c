@@ -420,22 +420,32 @@ static void test_places_of_errors(void)
 
 enum { CPUS = 8 };
 
-/* Writes one line for each processor to folder/cpuN/topology/name; a NULL line is left out. */
-static void plant_topology(const char *folder, const char *name, const char *const lines[CPUS])
+/* A new folder in /tmp, whose name is written to `folder`. */
+static void make_folder(char folder[64])
+{
+    strcpy(folder, "/tmp/lazyllm-cores-XXXXXX");
+    if (!mkdtemp(folder)) check(false, "no temporary folder");
+}
+
+static void remove_folder(const char *folder)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    check(system(command) == 0, "%s was not removed", folder);
+}
+
+/* Writes folder/name, with the folders that the name has. */
+static void plant(const char *folder, const char *name, const char *text)
 {
     char path[256];
-    for (int cpu = 0; cpu < CPUS; cpu++) {
-        const char *const parts[] = { "", "/topology" };
-        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-            snprintf(path, sizeof path, "%s/cpu%d%s", folder, cpu, parts[i]);
-            mkdir(path, 0700);
-        }
-        snprintf(path, sizeof path, "%s/cpu%d/topology/%s", folder, cpu, name);
-        FILE *file = lines[cpu] ? fopen(path, "w") : NULL;
-        if (!file) continue;
-        fprintf(file, "%s\n", lines[cpu]);
-        fclose(file);
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    for (char *slash = path + strlen(folder); (slash = strchr(slash + 1, '/')); *slash = '/') {
+        *slash = '\0';
+        mkdir(path, 0700);
     }
+    FILE *file = fopen(path, "w");
+    fputs(text, file);
+    fclose(file);
 }
 
 static void test_granted_cores(void)
@@ -453,22 +463,14 @@ static void test_granted_cores(void)
         { "version 1, nonsense", "cpu/cpu.cfs_quota_us", "300000\n", "none\n", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[] = "/tmp/lazyllm-group-XXXXXX", path[256];
-        if (!mkdtemp(folder)) check(false, "no temporary folder");
+        char folder[64];
+        make_folder(folder);
         check(lazy_cgroup_cores(folder) == 0, "granted cores without files");
-        snprintf(path, sizeof path, "%s/cpu", folder);
-        mkdir(path, 0700);
-        const char *const files[][2] = { { cases[i].file, cases[i].quota }, { "cpu/cpu.cfs_period_us", cases[i].period } };
-        for (size_t f = 0; f < 2 && files[f][1]; f++) {
-            snprintf(path, sizeof path, "%s/%s", folder, files[f][0]);
-            FILE *file = fopen(path, "w");
-            fputs(files[f][1], file);
-            fclose(file);
-        }
+        plant(folder, cases[i].file, cases[i].quota);
+        if (cases[i].period) plant(folder, "cpu/cpu.cfs_period_us", cases[i].period);
         int cores = lazy_cgroup_cores(folder);
         check(cores == cases[i].cores, "granted cores, %s: %d, not %d", cases[i].group, cores, cases[i].cores);
-        snprintf(path, sizeof path, "rm -r %s", folder);
-        check(system(path) == 0, "%s was not removed", folder);
+        remove_folder(folder);
     }
 }
 
@@ -502,15 +504,17 @@ static void test_cores(void)
         { "no processor", "core_cpus_list", { "0" }, "00000000", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char folder[] = "/tmp/lazyllm-topology-XXXXXX", command[256];
-        if (!mkdtemp(folder)) check(false, "no temporary folder");
-        plant_topology(folder, cases[i].name, cases[i].lines);
+        char folder[64], name[64];
         bool usable[CPUS];
-        for (int cpu = 0; cpu < CPUS; cpu++) usable[cpu] = cases[i].usable[cpu] == '1';
+        make_folder(folder);
+        for (int cpu = 0; cpu < CPUS; cpu++) {
+            usable[cpu] = cases[i].usable[cpu] == '1';
+            snprintf(name, sizeof name, "cpu%d/topology/%s", cpu, cases[i].name);
+            if (cases[i].lines[cpu]) plant(folder, name, cases[i].lines[cpu]);
+        }
         int cores = lazy_count_cores(folder, usable, CPUS);
         check(cores == cases[i].cores, "cores, %s: %d, not %d", cases[i].machine, cores, cases[i].cores);
-        snprintf(command, sizeof command, "rm -r %s", folder);
-        check(system(command) == 0, "%s was not removed", folder);
+        remove_folder(folder);
     }
 }
 
