@@ -18,7 +18,6 @@ from toys import write_gguf
 import lazyllm
 from lazyllm.checkpoints import rounded
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.commands.main import main
 
 pytestmark = pytest.mark.skipif(tiny.DEVICE != "cpu", reason="rounding on the CPU")
 SHAPE = tiny.Shape(vocab=300, hidden=64, ffn=96, n_layers=3, dtype="BF16")
@@ -129,11 +128,3 @@ def test_nothing_to_keep(folder: Path, cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r'weights="q4": tensor .* is stored in Q8_0'):
         lazyllm.load(path, device="cpu", weights="q4", cache_weights=True)
     assert not cache.exists()
-
-
-def test_the_command_line(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files, stored = toy(["F16"])
-    path = str(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
-    command = ["generate", "--model", path, "--prompt", "hi", "--max-new-tokens", "3", "--device", "cpu"]
-    assert main([*command, "--weights", "q4", "--cache-weights"]) == 0
-    assert len(list(cache.glob("*.safetensors"))) == 1
