@@ -30,7 +30,7 @@ typedef struct pass {
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
     int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
+    int n_free;       /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
 
     set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
     set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of cache->rows */
@@ -153,8 +153,8 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
-static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n, bool scored,
-                       lazy_error *err)
+static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n,
+                                 bool scored, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
@@ -203,8 +203,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
-    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width), rows + skip,
-                       n - skip, scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
+    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width),
+                                 rows + skip, n - skip, scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -351,8 +351,8 @@ static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
         p->computed = all_or(p->in_play, (set){ waiting, p->computed.n });
     }
     if (code) return code;
-    code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n, aux,
-                           p->config->hidden, cache->notes + 1 + l, err);
+    code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n, aux, p->config->hidden,
+                           cache->notes + 1 + l, err);
     void *x = p->x;
     p->x = p->x_next;
     p->x_next = x;
@@ -548,7 +548,8 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
     lazy_cache_begin(p.cache, generated);
     int code = begin(&p, n, err);
     if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers = outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
+    int n_layers =
+        outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);

@@ -161,7 +161,7 @@ static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t
 }
 
 int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
-                              lazy_error *err)
+                            lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given");
     lazy_tokens *tokens = &s->tokens;

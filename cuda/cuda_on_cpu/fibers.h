@@ -353,7 +353,8 @@ UNSEEN inline void wait_for_others(const exchange &e)
 }
 
 /* Passes `value` to the other lanes and waits for theirs, which the result holds until this lane's next operation. */
-template <class T> UNSEEN const exchange &exchange_values(const T &value, const char *what, place at, unsigned mask = ~0u)
+template <class T>
+UNSEEN const exchange &exchange_values(const T &value, const char *what, place at, unsigned mask = ~0u)
 {
     static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(exchange::slot[0]));
     exchange &e = arrive(mask, what, at);
@@ -445,8 +446,7 @@ UNSEEN inline void describe_stack([[maybe_unused]] context &scheduler)
 #ifdef __SANITIZE_ADDRESS__
     pthread_attr_t attributes;
     void *bottom;
-    if (pthread_getattr_np(pthread_self(), &attributes) ||
-        pthread_attr_getstack(&attributes, &bottom, &scheduler.size))
+    if (pthread_getattr_np(pthread_self(), &attributes) || pthread_attr_getstack(&attributes, &bottom, &scheduler.size))
         fail("the stack of this thread is unknown");
     scheduler.bottom = bottom;
     pthread_attr_destroy(&attributes);
