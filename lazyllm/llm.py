@@ -35,36 +35,34 @@ MAX_THREADS = 1024
 def load(
     path: str | Path,
     device: str = "auto",
-    dtype: str = "auto",
     threads: int | None = None,
     compute: str = "f32",
     weights: str = "auto",
     kv: str = "f32",
     cache_weights: bool = False,
+    revision: str | None = None,
+    file: str | None = None,
 ) -> LLM:
     """Opens a folder in Hugging Face layout, a GGUF file, or a hub id where huggingface_hub is installed.
 
-    `device`: auto, cpu, cuda or cuda:N. `dtype`: auto or the type that the checkpoint stores, since weights
-    are used as stored. `threads`, on the CPU: None takes every physical core that this process may use.
-    `compute`, on the CPU: the type of the operands of products, f32, bf16 or int8 where the processor has
-    instructions for it, or fastest: bf16, else f32. int8 rounds activations and weights to 8 bits by groups
-    of 32; it changes results more than bf16, and fastest never takes it. `weights`, on the CPU: auto (as
-    stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits: Q8_0), or q4 (the
-    layers to 4 bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the rounded matrices in
-    lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map them. `kv`, on the CPU:
-    the type that keys and values are rounded to and kept in, f32, or with half the memory f16 or bf16.
+    `revision`: a branch, tag or commit of a hub id. `file`: the name of a GGUF file in the folder or hub
+    repository, which is used in place of safetensors. Of a repository only the files that are used are
+    fetched. `device`: auto, cpu, cuda or cuda:N. `threads`, on the CPU: None takes every physical core that
+    this process may use. `compute`, on the CPU: the type of the operands of products, f32, bf16 or int8 where
+    the processor has instructions for it, or fastest: bf16, else f32. int8 rounds activations and weights to
+    8 bits by groups of 32; it changes results more than bf16, and fastest never takes it. `weights`, on the
+    CPU: auto (as stored, or q8 where they are not quantized and compute is int8), q8 (rounded to 8 bits:
+    Q8_0), or q4 (the layers to 4 bits: Q4_1; the embedding and the LM head to 8). `cache_weights` keeps the
+    rounded matrices in lazyllm's cache (LAZYLLM_CACHE), where later calls for an unchanged checkpoint map
+    them. `kv`, on the CPU: the type that keys and values are rounded to and kept in, f32, or with half the
+    memory f16 or bf16.
     """
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
     checked.choice(weights, "weights", ("auto", "q8", "q4"))
     checked.choice(kv, "kv", ("f32", "f16", "bf16"))
-    checkpoint = open_checkpoint(resolve(path))
-    if dtype != "auto" and [dtype] != (types := stored_types(checkpoint)):
-        raise ValueError(
-            f"dtype must be auto or the stored one, not {dtype!r}: {checkpoint.path} stores "
-            f"{', '.join(types)}, and weights are used as stored"
-        )
+    checkpoint = open_checkpoint(resolve(path, revision, file))
     compute = chosen_compute(compute, device)
     can_round = can_be_rounded(checkpoint)
     if compute == "int8" and weights == "auto" and can_round:
@@ -165,7 +163,7 @@ class LLM(Model):
         """Another model on the same device; opened by the first call and kept."""
         if path not in self._siblings:
             threads = self.threads if self.device == "cpu" else None
-            self._siblings[path] = load(path, self.device, "auto", threads, self.compute, kv=self.kv)
+            self._siblings[path] = load(path, self.device, threads, self.compute, kv=self.kv)
         return self._siblings[path]
 
     @overload

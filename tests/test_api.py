@@ -154,7 +154,7 @@ def test_auto_says_what_it_took(
 ) -> None:
     monkeypatch.setenv("LAZYLLM_CUDA_LIBRARY", str(tmp_path / "missing.so"))
     with caplog.at_level("INFO", logger="lazyllm"):
-        lazyllm.load(str(folder), device="auto", dtype="float32", threads=1)
+        lazyllm.load(str(folder), device="auto", threads=1)
     assert 'device="auto" took the CPU' in caplog.text
 
 
@@ -163,7 +163,8 @@ def test_auto_says_what_it_took(
     [
         ({"device": "tpu"}, ValueError, "auto, cpu, cuda or cuda:N, not 'tpu'"),
         ({"device": 0}, TypeError, "device must be a string"),
-        ({"dtype": "int8"}, ValueError, "stores float32, and weights are used as stored"),
+        ({"revision": "main"}, ValueError, "revision is for hub ids"),
+        ({"file": "q4.gguf"}, FileNotFoundError, "has no q4.gguf$"),
         ({"threads": 0}, ValueError, "threads must be from 1 to 1024"),
         ({"threads": 1.5}, TypeError, "threads must be a whole number, not 1.5"),
         ({"threads": True}, TypeError, "threads must be a whole number, not True"),

@@ -133,23 +133,71 @@ def test_scalar_empty_and_unused_tensors_are_legal(tmp_path: Path) -> None:
 # ---- how a model is located ----------------------------------------------------------------------
 
 
-def test_resolve_fetches_a_hub_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub as hub
+SAFETENSORS = ["config.json", "model-00001-of-00001.safetensors", "model.safetensors.index.json"]
+TEXTS = ["chat_template.jinja", "generation_config.json", "tokenizer.model", "tokenizer_config.json"]
+OTHERS = [
+    *("README.md", "consolidated.00.pth", "consolidated.safetensors", "modeling.py", "pytorch_model.bin"),
+    *("onnx/config.json", "onnx/model.onnx", "original/model.safetensors"),
+]
+GGUFS = ["tiny.Q4_K_M.gguf", "tiny.Q8_0.gguf", "wide/tiny[1].F16.gguf"]
 
-    asked: dict[str, Any] = {}
 
-    def fetch(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        asked.update(name=name, patterns=allow_patterns, ignored=ignore_patterns)
+class Hub:
+    """A repository in place of the hub's; what is fetched of it are empty files, by commit."""
+
+    def __init__(self, cache: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]) -> None:
+        import huggingface_hub as hub
+
+        self.cache, self.files, self.client = cache, files, hub
+        monkeypatch.setattr(hub, "snapshot_download", self.snapshot_download)
+        monkeypatch.setattr(hub, "list_repo_files", self.list_repo_files)
+
+    def list_repo_files(self, name: str, revision: str | None) -> list[str]:
+        assert name == "owner/tiny-model_1.0"
+        return self.files
+
+    def snapshot_download(self, name: str, revision: str | None, **patterns: Any) -> str:
+        folder = self.cache / (revision or "main")
+        for file in self.client.utils.filter_repo_objects(self.list_repo_files(name, revision), **patterns):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).touch()
         return str(folder)
 
-    monkeypatch.setattr(hub, "snapshot_download", fetch)
-    assert resolve("owner/tiny-model_1.0") == folder
-    assert asked["name"] == "owner/tiny-model_1.0"
-    files = ["model-00001-of-00002.safetensors", "consolidated.safetensors", "consolidated.00.safetensors"]
-    files += ["model.safetensors.index.json", "tokenizer.model", "modeling.py", "pytorch_model.bin"]
-    patterns = {"allow_patterns": asked["patterns"], "ignore_patterns": asked["ignored"]}
-    wanted = [files[0], "model.safetensors.index.json", "tokenizer.model"]
-    assert list(hub.utils.filter_repo_objects(files, **patterns)) == wanted
+    def fetched(self) -> list[str]:
+        files = (path for path in self.cache.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.cache)) for path in files)
+
+
+@pytest.mark.parametrize("revision", [None, "v1"])
+@pytest.mark.parametrize("file", [None, *GGUFS])
+def test_resolve_fetches_only_what_is_used(
+    file: str | None, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub(tmp_path, monkeypatch, [*SAFETENSORS, *TEXTS, *OTHERS, *GGUFS])
+    folder = tmp_path / (revision or "main")
+    assert resolve("owner/tiny-model_1.0", revision, file) == (folder / file if file else folder)
+    wanted = [file] if file else sorted([*SAFETENSORS, *TEXTS])
+    assert hub.fetched() == [f"{folder.name}/{name}" for name in wanted]
+
+
+@pytest.mark.parametrize(
+    ("files", "file", "words"),
+    [
+        (
+            GGUFS,
+            None,
+            f"no model.safetensors or .*; `file` takes one of its GGUF files: {GGUFS[0]}, {GGUFS[1]}",
+        ),
+        (GGUFS, "tiny.gguf", f"has no tiny.gguf; `file` takes one of its GGUF files: {GGUFS[0]}"),
+        (OTHERS, None, "it has no model.safetensors or model.safetensors.index.json$"),
+    ],
+)
+def test_a_repository_without_the_weights_says_what_it_has(
+    files: list[str], file: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Hub(tmp_path, monkeypatch, files)
+    with pytest.raises(OSError, match=words):
+        resolve("owner/tiny-model_1.0", file=file)
 
 
 def test_resolve_when_the_hub_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +230,31 @@ def test_resolve_takes_folders_and_gguf_files(tmp_path: Path) -> None:
         resolve(tmp_path / "model.safetensors")
 
 
+def test_file_picks_a_gguf_file_of_a_folder(tmp_path: Path) -> None:
+    for name in ("b.gguf", "a.gguf", "config.json"):
+        (tmp_path / name).touch()
+    assert resolve(tmp_path, file="b.gguf") == tmp_path / "b.gguf"
+    with pytest.raises(FileNotFoundError, match=r"no c\.gguf; `file` takes one of .*: a\.gguf, b\.gguf$"):
+        resolve(tmp_path, file="c.gguf")
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "words"),
+    [
+        ("", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
+        ("model.gguf", {"revision": "main"}, "revision is for hub ids, and .* exists here"),
+        ("model.gguf", {"file": "model.gguf"}, "file is for a folder or hub id, and .*gguf is a file"),
+        ("", {"file": "Q4_K_M"}, "file must be the name of a GGUF file such as .*, not 'Q4_K_M'"),
+    ],
+)
+def test_options_of_the_hub_with_a_path(
+    path: str, options: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ValueError, match=words):
+        resolve(tmp_path / path, **options)
+
+
 # ---- incomplete folders --------------------------------------------------------------------------
 
 
@@ -194,7 +267,7 @@ def test_no_folder(tmp_path: Path) -> None:
     ("name", "advice"),
     [
         ("consolidated.00.pth", "pickles.*save_pretrained"),
-        ("model.gguf", r"give the file itself: .*model\.gguf"),
+        ("model.gguf", r"neither .*; `file` takes one of its GGUF files: model\.gguf"),
     ],
 )
 def test_no_safetensors(folder: Path, name: str, advice: str) -> None:

@@ -120,6 +120,7 @@ def test_generate_takes_every_option(folder: Path, tmp_path: Path, capsys: Captu
         (["--max-new-tokens", "9000"], "the model's context is 600"),
         (["--device", "cuda:9999"], "cuda"),
         (["--threads", "0"], "threads must be from 1 to 1024"),
+        (["--revision", "main"], "revision is for hub ids"),
     ],
 )
 def test_an_error_is_one_line_and_code_2(

@@ -183,7 +183,8 @@ def test_the_command_line(
     monkeypatch.setenv("LAZYLLM_CACHE", str(tmp_path))
     files, stored = toy(["F16"])
     path = str(write_gguf(tmp_path / "model.gguf", *files, kind=stored))
-    command = ["generate", "--model", path, "--prompt", "hi", "--max-new-tokens", "3", "--device", "cpu"]
+    command = ["generate", "--model", str(tmp_path), "--file", "model.gguf", "--device", "cpu"]
+    command += ["--prompt", "hi", "--max-new-tokens", "3"]
     assert main([*command, "--weights", "q4"]) == 0
     assert not list(tmp_path.rglob("*.safetensors"))
     assert main([*command, "--weights", "q4", "--cache-weights"]) == 0

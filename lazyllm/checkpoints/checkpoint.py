@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -25,8 +27,6 @@ INDEX_FILE = "model.safetensors.index.json"
 SHARD_NAME = re.compile(r"[^/\\]+\.safetensors")
 MOST_DIMENSIONS = 8
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
-SECOND_COPIES = ["*consolidated*.safetensors"]  # of the weights, under the names of the authors' own code
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 TOKENIZER_PARTS = (
     *VOCABULARIES,
@@ -35,6 +35,11 @@ TOKENIZER_PARTS = (
     "chat_template.jinja",
     "generation_config.json",  # names end tokens
 )
+HUB_FILES = ["config.json", *TOKENIZER_PARTS, INDEX_FILE, "*.safetensors"]
+HUB_IGNORED = [
+    "*/*",  # subfolders, which patterns look into
+    "*consolidated*",  # the weights once more, under the names of the authors' own code
+]
 TEXT_MODEL = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -57,27 +62,66 @@ class Tensor(NamedTuple):
     n_bytes: int
 
 
-def resolve(path_or_id: str | Path) -> Path:
-    """The folder or GGUF file of a checkpoint: a path as it is, or a hub id fetched into the hub's cache."""
+def resolve(path_or_id: str | Path, revision: str | None = None, file: str | None = None) -> Path:
+    """The folder or GGUF file of a checkpoint: a path as it is, or a hub id fetched into the hub's cache.
+
+    `revision` is a branch, tag or commit of the hub; `file` is a GGUF file in the folder or repository.
+    """
+    if file is not None and not file.endswith(".gguf"):
+        raise ValueError(f"file must be the name of a GGUF file such as model.Q4_K_M.gguf, not {file!r}")
     path = user_path(path_or_id)
-    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
-        return path
     if path.exists():
-        raise CheckpointError(
-            f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
-            "or a .gguf file"
-        )
+        if revision is not None:
+            raise ValueError(f"revision is for hub ids, and {path} exists here; leave revision away")
+        return local_checkpoint(path, file)
     if path.suffix == ".gguf" or not HUB_ID.fullmatch(str(path_or_id)):
         raise FileNotFoundError(f"{path} does not exist, nor has it the form of a hub id (owner/name)")
     try:
         return hub.fetch(
             f"{path_or_id}, which is no folder here,",
-            lambda client: client.snapshot_download(
-                str(path_or_id), allow_patterns=HUB_FILES, ignore_patterns=SECOND_COPIES
-            ),
+            lambda client: download(client, str(path_or_id), revision, file),
         )
     except ImportError as error:
         raise FileNotFoundError(str(error)) from None
+
+
+def local_checkpoint(path: Path, file: str | None) -> Path:
+    """A folder or GGUF file that exists, or this GGUF file of the folder."""
+    if path.is_dir():
+        if file is None:
+            return path
+        if (path / file).is_file():
+            return path / file
+        raise FileNotFoundError(f"{path} has no {file}{gguf_choice(os.listdir(path))}")
+    if path.suffix != ".gguf":
+        raise CheckpointError(
+            f"{path} is a file; expected the folder that holds config.json and model.safetensors, "
+            "or a .gguf file"
+        )
+    if file is not None:
+        raise ValueError(f"file is for a folder or hub id, and {path} is a file; leave file away")
+    return path
+
+
+def download(client: Any, model_id: str, revision: str | None, file: str | None) -> str:
+    """The folder of a repository's files in the hub's cache, with those that are used, or the GGUF file."""
+    if file is None:
+        weights, patterns, ignored = [SINGLE_FILE, INDEX_FILE], HUB_FILES, HUB_IGNORED
+    else:
+        weights, patterns, ignored = [file], [glob.escape(file)], []
+    folder = client.snapshot_download(
+        model_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored
+    )
+    if any(Path(folder, name).is_file() for name in weights):
+        return os.path.join(folder, file or "")
+    names = client.list_repo_files(model_id, revision=revision)
+    raise CheckpointError(f"it has no {' or '.join(weights)}{gguf_choice(names)}")
+
+
+def gguf_choice(names: Iterable[str]) -> str:
+    """The end of an error about a place without the weights asked for, whose files have these names."""
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    return f"; `file` takes one of its GGUF files: {', '.join(ggufs)}" if ggufs else ""
 
 
 class Checkpoint:
@@ -178,9 +222,9 @@ def list_shards(folder: Path) -> tuple[list[str], dict[str, str]]:
             "it, convert it with transformers: "
             "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
         )
-    if ggufs := sorted(folder.glob("*.gguf")):
-        raise CheckpointError(f"{folder} holds a GGUF file; give the file itself: {ggufs[0]}")
-    raise CheckpointError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    raise CheckpointError(
+        f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}{gguf_choice(os.listdir(folder))}"
+    )
 
 
 def read_shard(path: Path, index: int) -> list[Tensor]:

