@@ -29,7 +29,7 @@ def commands(page: Path) -> list[list[str]]:
     for block in blocks(page, "sh"):
         lines = block.replace("\\\n", " ").splitlines()
         set_here = (re.match(r"(\w+)='(.*)'$", line) for line in lines)
-        variables = dict(match.groups() for match in set_here if match)
+        variables = {match[1]: match[2] for match in set_here if match}
         for line in lines:
             for name, value in variables.items():
                 line = line.replace(f"${name}", value.replace('"', '\\"'))
