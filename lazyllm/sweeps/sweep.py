@@ -135,9 +135,9 @@ def sweep(
 ) -> Sweep:
     """Runs dense and every setting of a space on the same prompts and measures quality and speed.
 
-    `space`: settings or their texts; or axes whose product is taken, each a field of Pruning with a list of
-    values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}. For single stages, the axes
-    "layers", which then are those of the stages, and "keep" replace "stages".
+    `space`: settings or their texts; or axes whose product is taken, each a field of Pruning or of Scoring
+    with a list of values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}. For single stages,
+    the axes "layer" and "keep" replace "stages".
 
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
     and scores them; "both" does both and takes its times from the generated answers.
