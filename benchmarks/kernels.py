@@ -56,7 +56,7 @@ def table(events: list[dict[str, Any]]) -> str:
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="lazyllm-kernels-") as scratch:
         work = run(Path(scratch) / "model")
-        print(by_cupti(work, Path(scratch) / "trace.json") if arguments == ["--cupti"] else work())
+        print(by_cupti(work, Path(scratch) / "trace.json") if arguments == ["--cupti"] else repr(work()))
 
 
 if __name__ == "__main__":

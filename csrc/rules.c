@@ -60,8 +60,11 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
     const struct {
         const char *name;
         int value, least;
-    } numbers[] = { { "sink", p->sink, 0 },       { "window", p->window, 0 },         { "queries", p->queries, 1 },
-                    { "layers", p->layers, 1 },   { "min_tokens", p->min_tokens, 0 } };
+    } numbers[] = { { "sink", p->sink, 0 },
+                    { "window", p->window, 0 },
+                    { "queries", p->queries, 1 },
+                    { "layers", p->layers, 1 },
+                    { "min_tokens", p->min_tokens, 0 } };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].value < numbers[i].least)
             return lazy_fail(err, LAZY_INVALID, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value, numbers[i].least);

@@ -56,8 +56,9 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
         lazy_rules_close(&rules);
-        return lazy_fail(err, LAZY_INVALID, "the session's caches are for stages after other layers, or for memory where there is none, or "
-                                            "one of the settings has a policy; open another session");
+        return lazy_fail(err, LAZY_INVALID,
+                         "the session's caches are for stages after other layers, or for memory where there is none, or "
+                         "one of the settings has a policy; open another session");
     }
     lazy_rules_close(&s->rules);
     s->rules = rules;
@@ -206,7 +207,8 @@ int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *su
     lazy_backend *backend = s->model->backend;
     int vocab = s->model->config.vocab, rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
     lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
-    int code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    int code =
+        backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
     if (!code) code = run(s, ids, n, false, outputs, watch, err);
     backend->ops->free(backend, outputs.head);
     return code;

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
+from lazyllm.model import Model
 from lazyllm.prefix_cache import LEAST_PASS, PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lazyllm.llm import LLM
     from lazyllm.session import Session
 
 JOINT = "\n\n"  # between the text and a question
@@ -32,8 +32,8 @@ class Document:
     the number of questions on that `repr` names.
     """
 
-    def __init__(self, llm: LLM, session: Session, text: str, chat: bool, progress: bool = True) -> None:
-        """`session` is empty, or has read the text."""
+    def __init__(self, llm: Any, session: Session, text: str, chat: bool, progress: bool = True) -> None:
+        """`session`, of the LLM, is empty or has read the text."""
         self.llm, self.pruning = llm, session.setting
         self.text, self._in_chat, self._session = text, chat, session
         if not session.length:
@@ -63,13 +63,15 @@ class Document:
         in `generate`."""
         if isinstance(question, str):
             return self.stream(question, **options).finished()
-        prompts = [self._prompt(one) for one in question]
-        return self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **self._with_chat(options))
+        prompts, options = [self._prompt(one) for one in question], self._with_chat(options)
+        answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
+        return answers
 
     def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
-        options = self._with_chat(options)
-        return self.llm.stream(self._prompt(question), self.pruning, prefix=self._prefixes, **options)
+        prompt, options = self._prompt(question), self._with_chat(options)
+        stream: Stream = self.llm.stream(prompt, self.pruning, prefix=self._prefixes, **options)
+        return stream
 
     def chat(self) -> DocumentChat:
         """A chat about the text: each question continues the turns before it."""
@@ -108,10 +110,10 @@ class DocumentChat:
         return self.session.ask(prompt, **options)
 
 
-def costs(llm: LLM, setting: Method, n: int) -> tuple[float, float, float]:
+def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
     """Counted work in dense prefills of `n` tokens: of reading them, of a question behind them, and of that
     behind a dense reading. The last pass of a question has LEAST_PASS tokens."""
-    config, rows = llm.config, min(n, LEAST_PASS)
+    config, rows = model.config, min(n, LEAST_PASS)
     dense = DENSE.flops(config, n)
     each = bare_flops(config, [n] * config.n_layers, [rows] * config.n_layers) / dense
     pruning = setting.for_prompt(config, n)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.config import ModelConfig
-    from lazyllm.pruning import Pruning
 
 Keeps = Mapping[int, float]
 """Keeps by layer."""
@@ -24,6 +23,15 @@ SHAPE_LENGTH = 2048  # tokens with which a shape is chosen: the layers do not de
 LEAST_KEEP, KEEP_DIGITS, PRECISION = 1e-5, 5, 1e-5
 
 
+class Counted(Protocol):
+    """A schedule whose work is counted."""
+
+    def speedup(self, config: ModelConfig, n_prompt: int) -> float: ...
+
+
+Schedule = TypeVar("Schedule", bound=Counted)
+
+
 class OutOfReach(ValueError):
     """A speedup that no keeps reach."""
 
@@ -33,8 +41,8 @@ def schedule_for(
     config: ModelConfig,
     n_prompt: int,
     shapes: Shapes,
-    pruning_of: Callable[[Keeps], Pruning],
-) -> Pruning:
+    pruning_of: Callable[[Keeps], Schedule],
+) -> Schedule:
     """`pruning_of` the largest keeps that reach a counted speedup, in the first of these shapes that fits, or
     in the last one."""
     target = checked.number(target, "the speedup")
@@ -44,7 +52,7 @@ def schedule_for(
         raise ValueError("the model has one layer, so no stage fits below the last one")
     seeing = seeing_layers(config, config.n_layers - 2)
 
-    def scaled(keeps: Keeps, factor: float) -> Pruning:
+    def scaled(keeps: Keeps, factor: float) -> Schedule:
         shares = {layer: round(factor * keep, KEEP_DIGITS) for layer, keep in keeps.items()}
         return pruning_of({layer: min(max(share, LEAST_KEEP), 1.0) for layer, share in shares.items()})
 
