@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 SUMMARY = "answer a question about a long document, dense and pruned, side by side"
 EXAMPLE = "--out demo-output"
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
-QUESTION = "What is the smallest bell called?"
-KNOWN_ANSWER = "Sparrow"
+QUESTION = "In which town were the bells cast?"
+KNOWN_ANSWER = "Lindau"
 SPEEDUP = 2.0
 MAX_NEW_TOKENS = 40
 TIMED_RUNS = 3
