@@ -274,8 +274,16 @@ def test_compressing_counts_in_the_time_to_the_first_token(
         assert row["computed"] * row["prompt_tokens"] < 300
 
 
-def test_an_item_that_fails_is_told_and_counts_nowhere(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
+def test_an_item_that_fails_is_told_at_once_and_counts_nowhere(
+    llm: lazyllm.LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "1")
+    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("failed: niah_single_1") == 4
+    assert "the model's context is 600" in captured.err
+    assert "failed=8" in captured.err
     assert len(result.summary.failed) == len(result.rows) == 8
     assert all("the model's context is 600" in row["error"] for row in result.rows)
     assert [one.failed for one in result] == [4, 4]

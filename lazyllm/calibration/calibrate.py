@@ -17,7 +17,7 @@ from lazyllm.evaluation.manifest import read_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, read_rows
 from lazyllm.evaluation.runner import checked_settings, label_of, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
 from lazyllm.methods import Preset
@@ -69,7 +69,7 @@ def calibrate(
         manifest = read_manifest(folder)
     summary = Summary(rows, category=str)
     for row in summary.failed:
-        raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
+        raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
     found = max(prunings, key=lambda pruning: rank(measured[str(pruning)]))
     preset = Preset.found(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,7 +14,7 @@ from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
 from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import RunFolder
-from lazyllm.evaluation.summary import DENSE_LABEL
+from lazyllm.evaluation.summary import DENSE_LABEL, failure
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
 from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
@@ -80,7 +81,12 @@ def run_items(
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
+        n_failed = 0
         for row, where in results:
+            if "error" in row and not line.disable:
+                n_failed += 1
+                line.write(f"failed: {failure(row)}", file=sys.stderr)
+                line.set_postfix(failed=n_failed)
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
             if options.on_row is not None:
                 options.on_row(dict(added))
