@@ -189,7 +189,7 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
     same, trials = recipe_and_trials(llm, 1)
     assert not same.tasks.items
     rows, where = run_part(same, trials)
-    assert [row["setting"] for row in rows] == ["dense", "Pruning({1: 0.5})"]
+    assert [row["setting"] for row in rows] == ["dense", "{1: 0.5}"]
     assert where["threads"] == 1
     other = replace(same, call="other", expected={**same.expected, "kernels": "abacus"})
     with pytest.raises(
@@ -223,7 +223,5 @@ def test_a_worker_keeps_models_while_their_files_are_the_same(
 
 def test_parts_are_items_or_single_trials(llm: lazyllm.LLM) -> None:
     _, trials = recipe_and_trials(llm, 3)
-    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [
-        ["dense", "Pruning({1: 0.5})"]
-    ] * 3
+    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [["dense", "{1: 0.5}"]] * 3
     assert parts(trials, 4) == [[trial] for trial in trials]

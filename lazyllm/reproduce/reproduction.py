@@ -13,7 +13,6 @@ from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import warmth
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.run import Run, completed_run, tasks_of
-from lazyllm.evaluation.runner import label_of
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
@@ -103,11 +102,11 @@ def reproduce(
         new_figure(1, 1)
     runs, results = {}, {}
     for name, settings in plans.items():
-        labelled = {label_of(method): method for method in (Pruning(), *chain(*settings.values()))}
+        labelled = {method.label: method for method in (Pruning(), *chain(*settings.values()))}
         run = runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
         if not run.summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
-        labels = {place: [label_of(method) for method in group] for place, group in settings.items()}
+        labels = {place: [method.label for method in group] for place, group in settings.items()}
         results[name] = tables.Results(run.summary, labels, setup.published)
     files, texts = [], []
     for name in wanted:

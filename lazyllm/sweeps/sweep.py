@@ -26,7 +26,7 @@ from lazyllm.methods import parse_method
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
-from lazyllm.sweeps.space import Settings, settings_of
+from lazyllm.sweeps.space import Space, settings_of
 
 Quality = Literal["kl", "score", "both"]
 PICTURE, TABLE = "pareto.png", "settings"
@@ -126,7 +126,7 @@ def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> d
 
 def sweep(
     llm: LLM | str | Path,
-    space: Settings,
+    space: Space,
     *,
     measure: Quality = "kl",
     tokens: int = TOKENS,
@@ -135,9 +135,9 @@ def sweep(
 ) -> Sweep:
     """Runs dense and every setting of a space on the same prompts and measures quality and speed.
 
-    `space`: settings or their texts; or axes whose product is taken, each a field of Pruning with a list of
-    values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}. For single stages, the axes
-    "layers", which then are those of the stages, and "keep" replace "stages".
+    `space`: settings or their texts, also by name: {"ours": setting}; or axes whose product is taken, each a
+    field of Pruning or Scoring with a list of values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth":
+    [1, 13]}. For single stages, the axes "layer" and "keep" replace "stages".
 
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
     and scores them; "both" does both and takes its times from the generated answers.
