@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -77,7 +78,8 @@ class Sweep(Frame):
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes, which is 1 for dense.
+        scores the share of equal argmaxes, which is 1 for dense. If no setting is faster, it is dense itself,
+        and its note says so.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -86,7 +88,10 @@ class Sweep(Frame):
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        return max(fit, key=lambda point: point.speedup)
+        best = max(fit, key=lambda point: point.speedup)
+        if best.setting != DENSE_LABEL:
+            return best
+        return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws quality against speedup with the Pareto front; needs matplotlib.
