@@ -22,7 +22,7 @@ from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
 from lazyllm.methods import as_method
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 FIRST, SECOND = "{1: 0.5}", "{2: 0.5}"
 Row = dict[str, Any]
 CELL = {"setting": "a", "dataset": "b", "item": "c", "content": "1"}
@@ -261,8 +261,8 @@ def test_a_result_replaces_an_error(folders: tuple[Path, Path], tmp_path: Path) 
 def test_runs_under_other_conditions_are_not_merged(
     folders: tuple[Path, Path], llm: lazyllm.LLM, tmp_path: Path
 ) -> None:
-    other = ruler(llm, tmp_path / "other", chat="template").folder
-    words = rf'{folders[0]} .* than {other}: chat wrapper is "none", not "template"'
+    other = ruler(llm, tmp_path / "other", wrapper="template").folder
+    words = rf'{folders[0]} .* than {other}: wrapper is "none", not "template"'
     with pytest.raises(ValueError, match=words):
         longbench.merge([folders[0], other], tmp_path / "both")
     assert not (tmp_path / "both").exists()

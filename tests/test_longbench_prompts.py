@@ -495,7 +495,7 @@ def test_cut_on_both_sides_of_the_limit(tokenizer: Tokenizer, backend: Any) -> N
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
         prompt = make_prompt(tokenizer, asked, max_length, "none", TEMPLATES)
         assert prompt.ids == by_hand(backend, text, max_length)
-        assert prompt.ids == prompt_ids(tokenizer, asked, max_length, chat="none", templates=TEMPLATES)
+        assert prompt.ids == prompt_ids(tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES)
         assert (prompt.n_tokens_unwrapped, prompt.cut) == (length, max_length < length)
     assert 2 not in make_prompt(tokenizer, asked, length - 1, "none", TEMPLATES).ids  # <|im_end|>, skipped
 
@@ -540,8 +540,8 @@ def test_real_items(tokenizer: Tokenizer, backend: Any) -> None:
 
 def test_prompts_are_official_unless_templates_are_given(named: Named) -> None:
     tokenizer, asked = named(), item("lcc", 3)
-    assert tokenizer.decode(prompt_ids(tokenizer, asked, chat="none")) == official().prompt(asked)
-    text = tokenizer.decode(prompt_ids(tokenizer, asked, chat="none", templates=TEMPLATES))
+    assert tokenizer.decode(prompt_ids(tokenizer, asked, wrapper="none")) == official().prompt(asked)
+    text = tokenizer.decode(prompt_ids(tokenizer, asked, wrapper="none", templates=TEMPLATES))
     assert text == asked["context"] + "next {line}:\n"
 
 
@@ -559,7 +559,7 @@ WRAPPED = {
 @pytest.mark.parametrize("chat", WRAPPED)
 def test_wrappers(named: Named, chat: Any) -> None:
     tokenizer = named()
-    prompt = make_prompt(tokenizer, item(), chat=chat, templates=TEMPLATES)
+    prompt = make_prompt(tokenizer, item(), wrapper=chat, templates=TEMPLATES)
     assert (prompt.wrapper, prompt.cut, prompt.n_tokens_unwrapped) == (
         chat,
         False,
@@ -613,8 +613,13 @@ def test_demonstration_model_has_a_template(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("asked", "options", "error", "message"),
     [
-        ({}, {"chat": "llama"}, ValueError, "chat must be auto, none, llama-2, xgen or template, not 'lla"),
-        ({}, {"chat": "template"}, ValueError, "chat is 'template', and .*plain has no chat template"),
+        (
+            {},
+            {"wrapper": "llama"},
+            ValueError,
+            "wrapper must be auto, none, llama-2, xgen or template, not 'lla",
+        ),
+        ({}, {"wrapper": "template"}, ValueError, "wrapper is 'template', and .*plain has no chat template"),
         ({}, {"max_length": 1}, ValueError, "max_length must be from 2 to .*, not 1"),
         ({}, {"max_length": 3500.0}, TypeError, "max_length must be a whole number, not 3500.0"),
         ({"dataset": None}, {}, ValueError, "item: dataset is None; expected a string"),

@@ -171,7 +171,7 @@ def test_compression_takes_what_the_cut_has_left_of_the_context(
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", first_half)
     settings = ["dense", "compress:ratio=0.5"]
     dense, shorter = run(
-        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, chat="none"
+        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, wrapper="none"
     ).rows
     assert dense["cut"]
     assert shorter["cut"]
@@ -201,7 +201,7 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
 
     monkeypatch.setattr(llm.tokenizer, "eos_token_ids", (end,))
     monkeypatch.setattr(llm.tokenizer, "encode", marked)
-    options = {"pruning": None, "max_length": 400, "chat": "none", "datasets": ["samsum"]}
+    options = {"pruning": None, "max_length": 400, "wrapper": "none", "datasets": ["samsum"]}
     (row,) = run(llm, folder, tmp_path / "run", **options).rows
     session = llm.session()
     session.forward(prompt)
@@ -316,7 +316,7 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
 ) -> None:
     no_pictures()
     places: dict[str, Any] = {"lengths": [550, 600], "depths": [0, 50, 100]}
-    quiet: dict[str, Any] = {"chat": "none", "warm_ups": 0, "progress": False}
+    quiet: dict[str, Any] = {"wrapper": "none", "warm_ups": 0, "progress": False}
     result = longbench.run_niah(llm, SETTINGS[:2], out=tmp_path, **places, **quiet)
     assert len(result.rows) == 2 * 2 * 3
     assert {row["dataset"] for row in result.rows} == {"niah_single_1@550", "niah_single_1@600"}
@@ -328,7 +328,7 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
 
 def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> None:
     options = {"datasets": ["niah_single_1"], "limit": 2, "max_length": 600, "max_new_tokens": 3}
-    result = run(llm, None, tmp_path, chat="none", **options)
+    result = run(llm, None, tmp_path, wrapper="none", **options)
     assert {row["dataset"] for row in result.rows} == {"niah_single_1@600"}
     assert len(result.rows) == 2 * len(SETTINGS)
     assert all(row["new_tokens"] <= 3 for row in result.rows)
@@ -365,7 +365,7 @@ def test_a_path_in_place_of_a_model_is_refused(tmp_path: Path) -> None:
 
 def test_texts_longer_than_the_context_are_refused_before_work(llm: lazyllm.LLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"length 601, a prompt and its answer, is more than .* 600"):
-        longbench.run_niah(llm, out=tmp_path / "run", lengths=[600, 601], depths=[0], chat="none")
+        longbench.run_niah(llm, out=tmp_path / "run", lengths=[600, 601], depths=[0], wrapper="none")
     assert not (tmp_path / "run").exists()
 
 
@@ -406,7 +406,7 @@ def finished(llm: lazyllm.LLM, data: Path, tmp_path_factory: pytest.TempPathFact
     [
         ({"max_length": 70}, "under other conditions than this one: max length is 80, not 70"),
         ({"max_new_tokens": 3}, "cap on new tokens is null, not 3"),
-        ({"chat": "none"}, 'chat wrapper is "template", not "none"'),
+        ({"wrapper": "none"}, 'wrapper is "template", not "none"'),
         ({"edit_sim": "levenshtein"}, 'edit similarity is "difflib", not "levenshtein"'),
         (
             {"data": None, "datasets": ["niah_single_1"], "max_length": 560},
@@ -463,7 +463,7 @@ def test_a_model_that_compresses_is_among_the_conditions(
         ({"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
         ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
-        ({"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),
+        ({"wrapper": "loud"}, ValueError, "wrapper must be .*, not 'loud'"),
         ({"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
         ({"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
     ],
@@ -490,7 +490,7 @@ def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_pat
     settings.pop("chat_template")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="has no chat template"):
-        run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", chat="template")
+        run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", wrapper="template")
     assert not (tmp_path / "run").exists()
 
 

@@ -94,7 +94,7 @@ OPTIONS: dict[str, Any] = {
     "datasets": ["niah_single_1"],
     "max_length": 560,
     "limit": 1,
-    "chat": "none",
+    "wrapper": "none",
     "warm_ups": 0,
     "progress": False,
 }

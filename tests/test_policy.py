@@ -673,7 +673,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
         "datasets": ["niah_single_1"],
         "max_length": 560,
         "limit": 1,
-        "chat": "none",
+        "wrapper": "none",
         "warm_ups": 0,
         "measure": "both",
         "out": tmp_path,

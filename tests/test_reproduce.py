@@ -269,7 +269,7 @@ def test_a_named_preset_wraps_as_its_model_does(tmp_path: Path, data: Path) -> N
     asked = {**OPTIONS, "limit": 1, "methods": "lazyllm", "max_length": 400}
     for folder, chat, wrapper in [("preset", None, "xgen"), ("chat", "none", "none")]:
         out = tmp_path / folder
-        reproduce(other, "table1", out=out, data=data, preset="xgen-7b-8k-inst", chat=chat, **asked)
+        reproduce(other, "table1", out=out, data=data, preset="xgen-7b-8k-inst", wrapper=chat, **asked)
         rows = [json.loads(line) for line in (out / "methods" / ITEMS).read_text().splitlines()]
         assert {row["wrapper"] for row in rows if row["dataset"] == "qasper"} == {wrapper}
 

@@ -33,7 +33,7 @@ from lazyllm.sweeps.space import settings_of
 
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
-TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "chat": "none"}
+TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -476,7 +476,7 @@ def test_the_command_prints_the_table(
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     call = ["sweep", "--model", str(model), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "3"]
-    call += ["--chat", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
+    call += ["--wrapper", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
     assert cli.main([*call, "--space", '{"layer": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
     assert "{2: 0.5}  " in out

@@ -171,7 +171,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
             f"{', '.join(TASKS)}; {GET}"
         )
     generated = RulerOptions(
-        chat=options.chat,
+        wrapper=options.wrapper,
         tasks=options.datasets,
         lengths=[options.max_length],
         count=RulerOptions.count if options.limit is None else options.limit,
@@ -180,7 +180,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
 
 
 def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = None) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.chat)
+    encode = prompt_encoder(llm.tokenizer, options.wrapper)
     items = ruler_items(
         encode, options.tasks, options.lengths, options.count, options.seed, options.prose, options.qa
     )
@@ -188,6 +188,6 @@ def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = No
 
 
 def niah_tasks(llm: LLM, options: NiahOptions) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.chat)
+    encode = prompt_encoder(llm.tokenizer, options.wrapper)
     items = niah_items(encode, options.lengths, options.depths, options.count, options.seed, options.prose)
     return GeneratedTasks(items, NIAH, options.selection, options)

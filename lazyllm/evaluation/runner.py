@@ -80,7 +80,7 @@ def run_items(
         if client and options.scheduler:
             common = client.submit(conditions_there, recipe, pure=False).result()
         else:
-            common = conditions_of_model(llm, options.chat, options.progress)
+            common = conditions_of_model(llm, options.wrapper, options.progress)
         expected = {**common, **conditions_behind(llm, settings, options.progress)}
         texts = {label: method.to_json() for label, method in settings.items()}
         conditions = {**expected, "settings": texts, **measured, **tasks.conditions}

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import NamedTuple, TypeVar
 
 from lazyllm.checkpoints.config import ModelConfig, model_name
-from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
@@ -26,7 +26,7 @@ FIRST_TOKEN = ("3376", "68", "21", "23 %")
 
 
 class PaperSetup(NamedTuple):
-    """`max_length` in prompt tokens and `chat`, the wrapper, are those of LongBench's authors.
+    """`max_length` in prompt tokens and `wrapper` are those of LongBench's authors.
 
     `speedup` of the first token is the paper's mean for LazyLLM over the six categories; the paper gives
     neither layers nor keeps. `paper_model`: the paper's name of the model. That its Llama 2 is the chat model
@@ -36,7 +36,7 @@ class PaperSetup(NamedTuple):
     name: str
     max_length: int
     speedup: float
-    chat: Chat = "auto"
+    wrapper: AnyWrapper = "auto"
     paper_model: str | None = None
 
     @property

@@ -79,7 +79,7 @@ def reproduce(
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
     to `out`.
 
-    `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `chat` and
+    `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `wrapper` and
     `speedup`, which all methods have by counted operations, unless they are given. `seeds`: number of runs of
     random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
     and recommended; the default is all. The other options are those of `lazyllm.longbench.run`.
@@ -89,7 +89,7 @@ def reproduce(
     check(wanted, names)
     checked.whole(seeds, "seeds", 1)
     setup = setup_of(checked_llm(llm), preset)
-    data = DataOptions.of(options, reproduce, max_length=setup.max_length, chat=setup.chat)
+    data = DataOptions.of(options, reproduce, max_length=setup.max_length, wrapper=setup.wrapper)
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     speedup = setup.speedup if speedup is None else speedup
     model = llm.config.name or llm.checkpoint.path.name

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import Chat, chat_wrapper, post_process, wrapped_ids
+from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, post_process, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
@@ -34,9 +34,9 @@ def kind_of(data_set: str) -> Kind:
     return TASKS[task_and_length(data_set)[0]]
 
 
-def prompt_encoder(tokenizer: Tokenizer, chat: Chat) -> Encode:
-    wrapper = chat_wrapper(tokenizer, chat)
-    return lambda text, answer_prefix: wrapped_ids(tokenizer, text, wrapper, answer_prefix)
+def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
+    chosen = chat_wrapper(tokenizer, wrapper)
+    return lambda text, answer_prefix: wrapped_ids(tokenizer, text, chosen, answer_prefix)
 
 
 def ruler_items(
@@ -140,7 +140,7 @@ class GeneratedTasks(Tasks):
         self.items = items
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
         self.selection = {name: value for name, value in selection.items() if value is not None}
-        self._chat, self._max_new_tokens = options.chat, max_new_tokens
+        self._wrapper, self._max_new_tokens = options.wrapper, max_new_tokens
 
     def check(self, llm: LLM) -> None:
         for name in self.items:
@@ -160,7 +160,7 @@ class GeneratedTasks(Tasks):
     ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
         text = kind_of(task.name).template.format(**{**item, "context": context})
-        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._chat), len(llm.tokenizer.encode(text))
+        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self._wrapper), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
         return ItemPrompt(ids, n_tokens, False, wrapper)
 
@@ -168,7 +168,7 @@ class GeneratedTasks(Tasks):
         return Stops()
 
     def prediction(self, llm: LLM, text: str) -> str:
-        return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
+        return post_process(chat_wrapper(llm.tokenizer, self._wrapper), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
         return string_match(prediction, item["answers"], any_answer=kind_of(task.name).name in QA)

@@ -34,7 +34,7 @@ class LongBench(Tasks):
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = find_templates(data, options.prompts)
         self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
-        self._chat, self._edit_sim = options.chat, options.edit_sim
+        self._wrapper, self._edit_sim = options.wrapper, options.edit_sim
         self.items = {name: items.subset(items.read(data, name), options) for name in names}
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
@@ -56,7 +56,7 @@ class LongBench(Tasks):
         }
 
     def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self._chat)
+        chat_wrapper(llm.tokenizer, self._wrapper)
 
     def task(self, name: str) -> Task:
         limit = self._templates.max_new_tokens(name)
@@ -65,7 +65,7 @@ class LongBench(Tasks):
     def prompt(
         self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        return make_prompt(llm.tokenizer, item, self._max_length, self._chat, self._templates, shorten)
+        return make_prompt(llm.tokenizer, item, self._max_length, self._wrapper, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         ends = llm.tokenizer.eos_token_ids
@@ -75,7 +75,7 @@ class LongBench(Tasks):
         return Stops(ends, never_first=ends)
 
     def prediction(self, llm: LLM, text: str) -> str:
-        return post_process(chat_wrapper(llm.tokenizer, self._chat), text)
+        return post_process(chat_wrapper(llm.tokenizer, self._wrapper), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
         return score_item(task.name, prediction, item["answers"], item["all_classes"], self._edit_sim)
