@@ -117,8 +117,8 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
         lazyllm.Pruning({1: 0.5}, min_tokens=1000): True,
         lazyllm.Pruning(decode={1: 0.5}): False,  # prefill is dense's, what follows is not
         lazyllm.Pruning({1: 1.0}): True,
-        lazyllm.StaticPruning(2, 0.5): False,
-        lazyllm.StaticPruning(2, 1.0): True,
+        lazyllm.StaticPruning(1, 0.5): False,
+        lazyllm.StaticPruning(1, 1.0): True,
         lazyllm.RandomDrop(0.5): False,
         lazyllm.RandomDrop(0.5, original_positions=True): False,
         lazyllm.RandomDrop(1.0): True,
@@ -459,7 +459,7 @@ def test_a_model_that_compresses_is_among_the_conditions(
     [
         ({"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
         ({"edit_sim": "levenshtein"}, ImportError, "needs the package rapidfuzz: pip install"),
-        ({"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
+        ({"pruning": [lazyllm.StaticPruning(5, 0.5)]}, ValueError, "layer 5 is out of reach"),
         ({"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
         ({"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         ({"warm_ups": -1}, ValueError, "warm_ups must be from 0"),

@@ -138,7 +138,7 @@ def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyll
 
 
 def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
-    space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
+    space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(1, 0.5), None]
     result = settings_of(space, llm.config)
     assert list(result) == ["dense", "{1: 0.5}", "RandomDrop(keep=0.5, seed=0)", space[2].label]
     assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "{1: 0.5}"]
@@ -222,7 +222,7 @@ def test_a_sweep_without_a_folder_leaves_none(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    result = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
+    result = sweep(llm, ["static:layer=1,keep=0.5"], limit=1)
     assert list(tmp_path.iterdir()) == []
     assert result.folder is None
     with pytest.raises(ValueError, match="give the sweep one with out="):
@@ -247,7 +247,7 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
 
 
 def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
-    result = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
+    result = sweep(llm, ["random:keep=0.5", "static:layer=1,keep=0.5", "compress:ratio=0.5"], limit=1)
     _, random, static, compress = result
     assert not result.summary.failed
     assert all(one.kl.value > 0 for one in (random, static, compress))

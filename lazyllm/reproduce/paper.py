@@ -119,7 +119,9 @@ def rivals(
     # FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; both not known for CLAA
     makers: dict[str, Callable[[], Sequence[Method]]] = {
         "random": lambda: [RandomDrop(slowest(RandomDrop).keep, seed) for seed in range(seeds)],
-        "static": lambda: [slowest(partial(StaticPruning, max(1, round(STATIC_DEPTH * config.n_layers))))],
+        "static": lambda: [
+            slowest(partial(StaticPruning, max(0, round(STATIC_DEPTH * config.n_layers) - 1)))
+        ],
         "compress": lambda: [PromptCompression(round(1 - slowest(RandomDrop).keep, 4))],
         "fastkv": lambda: [one_stage(FastKV, 15 / 32, 0.2)],
         "claa": lambda: [one_stage(CLAA, 15 / 32, 0.2)],
