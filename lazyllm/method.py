@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from lazyllm.support.json_text import parse_json
+from lazyllm.support.json_text import json_digest, parse_json
 
 if TYPE_CHECKING:
     from lazyllm.checkpoints.checkpoint import Checkpoint
     from lazyllm.checkpoints.config import ModelConfig
 
 
+LABEL_WIDTH = 72
 MANY = 2**20  # tokens: a prompt of which any method that shortens prompts removes some
 
 
@@ -41,6 +42,11 @@ class Method:
         """Sets fields of a frozen dataclass, in its `__init__` or `__post_init__`."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def label(self) -> str:
+        """The setting's name in tables and pictures, where it is not given one."""
+        return shortened(str(self))
 
     def to_json(self) -> str:
         """All fields as one JSON object; `from_json` gives an equal setting back."""
@@ -146,6 +152,11 @@ class Method:
     def why_unpruned(self, n_prompt: int, n_context: int) -> str:
         """The reason why no token was dropped of a context with that many tokens, n_prompt of prompts."""
         return f"{self.name or type(self).__name__} found no token to drop"
+
+
+def shortened(text: str) -> str:
+    """The text; if it is too long for a label, its beginning and a digest that tells it apart."""
+    return text if len(text) <= LABEL_WIDTH else f"{text[: LABEL_WIDTH - 7]}…{json_digest(text)[:6]}"
 
 
 def source_digest(cls: type[Any]) -> str | None:

@@ -6,13 +6,13 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lazyllm.counted_work import bare_flops, score_flops
-from lazyllm.method import Method
+from lazyllm.method import Method, shortened
 from lazyllm.schedule import SPEEDUP_SHAPES, Keeps, Shapes, schedule_for
 from lazyllm.scoring import Scoring
 from lazyllm.stages import (
@@ -49,6 +49,10 @@ def _decode(value: Any) -> str | Stages:
     if value is None or (isinstance(value, str) and value not in ("same", "frozen")):
         raise ValueError(f'decode must be "same", "frozen" or stages, not {value!r}')
     return value if isinstance(value, str) else checked_stages(value, "decode")
+
+
+def _braces(stages: Stages) -> str:
+    return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
 
 
 def _check_config(config: object) -> None:
@@ -136,15 +140,28 @@ class Pruning(Scheduled):
         )
 
     def __repr__(self) -> str:
-        def braces(stages: Stages) -> str:
-            return "{" + ", ".join(f"{layer}: {rule!r}" for layer, rule in stages) + "}"
-
-        parts = [braces(self.stages)]
+        parts = [_braces(self.stages)]
         for field in fields(self)[1:]:
             if (value := getattr(self, field.name)) != getattr(DENSE, field.name):
                 own_stages = field.name == "decode" and isinstance(value, tuple)
-                parts.append(f"{field.name}={braces(value) if own_stages else repr(value)}")
+                parts.append(f"{field.name}={_braces(value) if own_stages else repr(value)}")
         return f"Pruning({', '.join(parts)})"
+
+    @property
+    def label(self) -> str:
+        """The stages, `recommended` unless the scoring is near the paper's, and the options that differ."""
+        if self == DENSE:
+            return "dense"
+        recommended = Scoring.recommended()
+        is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
+        usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
+        mine, others = ({**vars(pruning), **vars(pruning.scoring)} for pruning in (self, usual))
+        texts = [_braces(self.stages), *(["recommended"] if is_recommended else [])]
+        for name, value in mine.items():
+            if name not in ("stages", "scoring") and value != others[name]:
+                own_stages = name == "decode" and isinstance(value, tuple)
+                texts.append(f"{name}={_braces(value) if own_stages else value}")
+        return shortened(" ".join(texts))
 
     @property
     def schedule(self) -> Pruning:

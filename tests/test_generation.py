@@ -289,7 +289,7 @@ def test_a_follow_up_reports_its_own_passes(llm: LLM) -> None:
         STAGES.to_json(),
         "random:keep=0.5",
         "random:keep=0.5,original_positions=true",
-        "static:layers=2,keep=0.5",
+        "static:layer=1,keep=0.5",
         "fastkv:layer=2,keep=0.5",
         "gemfilter:layer=2,keep=0.5",
     ],

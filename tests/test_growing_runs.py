@@ -12,15 +12,16 @@ import pytest
 from folders import untimed
 
 import lazyllm
-from lazyllm import longbench
+from lazyllm import Pruning, longbench
 from lazyllm.commands.main import main
 from lazyllm.evaluation.manifest import MANIFEST, joined, new_manifest, read_manifest
 from lazyllm.evaluation.report import environments_table, scores_table
 from lazyllm.evaluation.results import ITEMS, Key, RunFolder, read_rows
+from lazyllm.methods import as_method
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
-FIRST, SECOND = "Pruning({1: 0.5})", "Pruning({2: 0.5})"
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
+FIRST, SECOND = "{1: 0.5}", "{2: 0.5}"
 Row = dict[str, Any]
 CELL = {"setting": "a", "dataset": "b", "item": "c", "content": "1"}
 
@@ -32,7 +33,7 @@ def two_threads(folder: Path) -> lazyllm.LLM:
 
 def ruler(llm: lazyllm.LLM, out: Path, pruning: Any = (None, {1: 0.5}), **options: Any) -> longbench.Run:
     asked = {"tasks": ["niah_single_1"], "lengths": [560], "count": 2, **QUIET, **options}
-    return longbench.run_ruler(llm, list(pruning), out=out, **asked)
+    return longbench.run_ruler(llm, pruning, out=out, **asked)
 
 
 def sweep(llm: lazyllm.LLM, out: Path, space: Any, **options: Any) -> lazyllm.Sweep:
@@ -55,8 +56,30 @@ def test_another_setting_runs_that_one_alone(llm: lazyllm.LLM, tmp_path: Path) -
     assert len(made.manifest["environments"]) == 1
     assert made.summary.speed(SECOND, "ttft") is not None
     alone = ruler(llm, tmp_path, [{3: 0.5}])
-    assert {row["setting"] for row in alone.rows[6:]} == {"Pruning({3: 0.5})"}
+    assert {row["setting"] for row in alone.rows[6:]} == {"{3: 0.5}"}
     assert list(alone.manifest["conditions"]["settings"]) == alone.summary.settings
+
+
+def test_settings_have_names(llm: lazyllm.LLM, tmp_path: Path) -> None:
+    named = {"dense": None, "ours": {1: 0.5}, "theirs": "random:keep=0.5"}
+    made = ruler(llm, tmp_path / "run", named)
+    assert made.summary.settings == list(made.scores()) == list(named)
+    assert set(made.to_frame()["setting"]) == set(named)
+    assert "| ours | " in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"settings, ours is .*, not "):
+        ruler(llm, tmp_path / "run", {"ours": {2: 0.5}})
+    assert ruler(llm, tmp_path / "run", named).rows == made.rows
+    swept = sweep(llm, tmp_path / "sweep", {"ours": {1: 0.5}, "theirs": "random:keep=0.5"})
+    again = lazyllm.Sweep.read(tmp_path / "sweep")
+    assert [(one.setting, one.pruning) for one in again] == [
+        (name, as_method(setting)) for name, setting in named.items()
+    ]
+    assert again["ours"].pruning == swept["ours"].pruning == Pruning({1: 0.5})
+    for wrong in ({"dense": {1: 0.5}}, {"base": None}):
+        for call in (ruler, sweep):
+            with pytest.raises(ValueError, match="dense alone is named 'dense'"):
+                call(llm, tmp_path / "new", wrong)
+    assert ruler(llm, tmp_path / "one", {"1": 0.5}).summary.settings == ["{1: 0.5}"]
 
 
 def test_items_lengths_and_tasks_are_added(llm: lazyllm.LLM, tmp_path: Path) -> None:
@@ -230,8 +253,8 @@ def test_a_result_replaces_an_error(folders: tuple[Path, Path], tmp_path: Path) 
 def test_runs_under_other_conditions_are_not_merged(
     folders: tuple[Path, Path], llm: lazyllm.LLM, tmp_path: Path
 ) -> None:
-    other = ruler(llm, tmp_path / "other", chat="template").folder
-    words = rf'{folders[0]} .* than {other}: chat wrapper is "none", not "template"'
+    other = ruler(llm, tmp_path / "other", wrapper="template").folder
+    words = rf'{folders[0]} .* than {other}: wrapper is "none", not "template"'
     with pytest.raises(ValueError, match=words):
         longbench.merge([folders[0], other], tmp_path / "both")
     assert not (tmp_path / "both").exists()

@@ -240,7 +240,7 @@ def test_sampled_answers_repeat_by_seed_and_differ_between_requests(ours: Harnes
         (json.dumps(STAGES), lazyllm.Pruning(STAGES)),
         ([[1, 0.5]], lazyllm.Pruning({1: 0.5})),
         ({"method": "random", "keep": 0.5}, lazyllm.RandomDrop(0.5)),
-        ("static:layers=2,keep=0.5", lazyllm.StaticPruning(2, 0.5)),
+        ("static:layer=1,keep=0.5", lazyllm.StaticPruning(1, 0.5)),
         (lazyllm.RandomDrop(0.5, 1), lazyllm.RandomDrop(0.5, 1)),
     ],
 )
@@ -372,7 +372,7 @@ def test_a_device_that_is_given_is_used() -> None:
 
 def test_what_cannot_be_done_is_refused(ours: HarnessModel) -> None:
     rolling = asked("loglikelihood_rolling", [(TEXT,)])
-    for setting in (STAGES, "random:keep=0.5", "static:layers=2,keep=0.5"):
+    for setting in (STAGES, "random:keep=0.5", "static:layer=1,keep=0.5"):
         with pytest.raises(ValueError, match="pruning must be dense"):
             HarnessModel(ours.llm, setting).loglikelihood_rolling(rolling)
     with pytest.raises(ValueError, match="lazyllm longbench runs it"):

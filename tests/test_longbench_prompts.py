@@ -449,7 +449,9 @@ def test_cut_on_both_sides_of_the_limit(demo_tokenizer: Tokenizer, backend: Any)
     for max_length in (2, 3, 64, 65, length - 2, length - 1, length, length + 1):
         prompt = make_prompt(demo_tokenizer, asked, max_length, "none", TEMPLATES)
         assert prompt.ids == by_hand(backend, text, max_length)
-        assert prompt.ids == prompt_ids(demo_tokenizer, asked, max_length, chat="none", templates=TEMPLATES)
+        assert prompt.ids == prompt_ids(
+            demo_tokenizer, asked, max_length, wrapper="none", templates=TEMPLATES
+        )
         assert (prompt.n_tokens_unwrapped, prompt.cut) == (length, max_length < length)
     cut = make_prompt(demo_tokenizer, asked, length - 1, "none", TEMPLATES)
     assert 2 not in cut.ids  # <|im_end|>, skipped
@@ -495,7 +497,7 @@ def test_prompts_are_official_unless_templates_are_given(named: Named) -> None:
     tokenizer, asked = named(), item("lcc", 3)
     own = f"{asked['context']}next {{line}}:\n"
     for templates, text in ((None, official().prompt(asked)), (TEMPLATES, own)):
-        assert tokenizer.decode(prompt_ids(tokenizer, asked, chat="none", templates=templates)) == text
+        assert tokenizer.decode(prompt_ids(tokenizer, asked, wrapper="none", templates=templates)) == text
 
 
 # ---- wrappers ------------------------------------------------------------------------------------
@@ -512,7 +514,7 @@ WRAPPED = {
 @pytest.mark.parametrize("chat", WRAPPED)
 def test_wrappers(named: Named, chat: Any) -> None:
     tokenizer = named()
-    prompt = make_prompt(tokenizer, item(), chat=chat, templates=TEMPLATES)
+    prompt = make_prompt(tokenizer, item(), wrapper=chat, templates=TEMPLATES)
     assert prompt == ItemPrompt(prompt.ids, len(tokenizer.encode(TEXT)), False, chat)
     assert "".join(tokenizer.offsets(prompt.ids)) == WRAPPED[chat]
     cut = make_prompt(tokenizer, item(), 21, chat, TEMPLATES)
@@ -556,8 +558,13 @@ def test_wrapper_of_a_checkpoint(named: Named) -> None:
 @pytest.mark.parametrize(
     ("asked", "options", "error", "message"),
     [
-        ({}, {"chat": "llama"}, ValueError, "chat must be auto, none, llama-2, xgen or template, not 'lla"),
-        ({}, {"chat": "template"}, ValueError, "chat is 'template', and .*plain has no chat template"),
+        (
+            {},
+            {"wrapper": "llama"},
+            ValueError,
+            "wrapper must be auto, none, llama-2, xgen or template, not 'lla",
+        ),
+        ({}, {"wrapper": "template"}, ValueError, "wrapper is 'template', and .*plain has no chat template"),
         ({}, {"max_length": 1}, ValueError, "max_length must be from 2 to .*, not 1"),
         ({}, {"max_length": 3500.0}, TypeError, "max_length must be a whole number, not 3500.0"),
         ({"dataset": None}, {}, ValueError, "item: dataset is None; expected a string"),

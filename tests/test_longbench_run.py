@@ -122,8 +122,8 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
         lazyllm.Pruning({1: 0.5}, min_tokens=1000): True,
         lazyllm.Pruning(decode={1: 0.5}): False,  # prefill is dense's, what follows is not
         lazyllm.Pruning({1: 1.0}): True,
-        lazyllm.StaticPruning(2, 0.5): False,
-        lazyllm.StaticPruning(2, 1.0): True,
+        lazyllm.StaticPruning(1, 0.5): False,
+        lazyllm.StaticPruning(1, 1.0): True,
         lazyllm.RandomDrop(0.5): False,
         lazyllm.RandomDrop(0.5, original_positions=True): False,
         lazyllm.RandomDrop(1.0): True,
@@ -133,7 +133,7 @@ def test_settings_that_change_nothing_are_marked(llm: lazyllm.LLM, data: Path, t
     made = run(llm, data, tmp_path, pruning=[*settings], datasets=["lcc"], limit=1, max_length=400)
     assert all(row["new_tokens"] > 1 for row in made.rows)
     marked = {row["setting"]: row["changed_nothing"] for row in made.rows}
-    assert marked == {str(setting or "dense"): nothing for setting, nothing in settings.items()}
+    assert marked == {setting.label if setting else "dense": nothing for setting, nothing in settings.items()}
     assert sum(made.summary.count(setting, "changed_nothing") for setting in made.summary.settings) == 5
     late = lazyllm.Pruning({1: 0.5}, min_tokens=made.rows[0]["prompt_tokens"] + 2)  # the answer grows to that
     grown = run(llm, data, tmp_path, pruning=late, datasets=["lcc"], limit=1, max_length=400).rows[-1]
@@ -167,7 +167,7 @@ def test_compression_takes_what_the_cut_has_left_of_the_context(
     monkeypatch.setattr(lazyllm.PromptCompression, "compress", first_half)
     settings = ["dense", "compress:ratio=0.5"]
     dense, shorter = run(
-        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, chat="none"
+        llm, data, tmp_path, pruning=settings, datasets=["qasper"], limit=1, wrapper="none"
     ).rows
     assert dense["cut"]
     assert shorter["cut"]
@@ -197,7 +197,7 @@ def test_an_answer_on_samsum_begins_neither_with_an_end_nor_with_a_line_break(
 
     monkeypatch.setattr(llm.tokenizer, "eos_token_ids", (end,))
     monkeypatch.setattr(llm.tokenizer, "encode", marked)
-    options = {"pruning": None, "max_length": 400, "chat": "none", "datasets": ["samsum"]}
+    options = {"pruning": None, "max_length": 400, "wrapper": "none", "datasets": ["samsum"]}
     (row,) = run(llm, folder, tmp_path / "run", **options).rows
     session = llm.session()
     session.forward(prompt)
@@ -301,7 +301,7 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
 ) -> None:
     no_pictures()
     places: dict[str, Any] = {"lengths": [550, 600], "depths": [0, 50, 100]}
-    quiet: dict[str, Any] = {"chat": "none", "warm_ups": 0, "progress": False}
+    quiet: dict[str, Any] = {"wrapper": "none", "warm_ups": 0, "progress": False}
     result = longbench.run_niah(llm, SETTINGS[:2], out=tmp_path, **places, **quiet)
     assert len(result.rows) == 2 * 2 * 3
     assert {row["dataset"] for row in result.rows} == {"niah_single_1@550", "niah_single_1@600"}
@@ -313,7 +313,7 @@ def test_niah_draws_a_heat_map_of_every_depth_and_length(
 
 def test_without_data_tasks_are_generated(llm: lazyllm.LLM, tmp_path: Path) -> None:
     options = {"datasets": ["niah_single_1"], "limit": 2, "max_length": 600, "max_new_tokens": 3}
-    result = run(llm, None, tmp_path, chat="none", **options)
+    result = run(llm, None, tmp_path, wrapper="none", **options)
     assert {row["dataset"] for row in result.rows} == {"niah_single_1@600"}
     assert len(result.rows) == 2 * len(SETTINGS)
     assert all(row["new_tokens"] <= 3 for row in result.rows)
@@ -373,7 +373,7 @@ def finished(llm: lazyllm.LLM, data: Path, tmp_path_factory: pytest.TempPathFact
     [
         ({"max_length": 70}, "under other conditions than this one: max length is 80, not 70"),
         ({"max_new_tokens": 3}, "cap on new tokens is null, not 3"),
-        ({"chat": "none"}, 'chat wrapper is "template", not "none"'),
+        ({"wrapper": "none"}, 'wrapper is "template", not "none"'),
         ({"edit_sim": "levenshtein"}, 'edit similarity is "difflib", not "levenshtein"'),
         (
             {"data": None, "datasets": ["niah_single_1"], "max_length": 560},
@@ -426,11 +426,11 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
     refused: list[tuple[Callable[..., Any], dict[str, Any], type[Exception], str]] = [
         (run, {"pruning": [None, lazyllm.Pruning({5: 0.5})]}, ValueError, "6 layers"),
         (run, {"edit_sim": "levenshtein"}, ImportError, "needs the package rapidfuzz: pip install"),
-        (run, {"pruning": [lazyllm.StaticPruning(6, 0.5)]}, ValueError, "layers must be below 6"),
+        (run, {"pruning": [lazyllm.StaticPruning(5, 0.5)]}, ValueError, "layer 5 is out of reach"),
         (run, {"pruning": 50}, ValueError, "a speedup of 50 is out of reach"),
         (run, {"edit_sim": "levenstein"}, ValueError, "edit_sim must be difflib or levenshtein"),
         (run, {"warm_ups": -1}, ValueError, "warm_ups must be from 0"),
-        (run, {"chat": "loud"}, ValueError, "chat must be .*, not 'loud'"),
+        (run, {"wrapper": "loud"}, ValueError, "wrapper must be .*, not 'loud'"),
         (run, {"min_item_length": 10**9}, ValueError, "no item of .* is within the limits"),
         (run, {"datasets": ["qasper", "musique"]}, FileNotFoundError, "lacks musique; it holds qasper"),
         (run, {"data": None, "sample": 2}, ValueError, "sample is for LongBench's own items and needs data"),
@@ -443,7 +443,7 @@ def test_what_no_item_could_be_run_with_is_refused_before_work(
         (ruler, {"lengths": 600}, TypeError, r"lengths must be a list such as \[1024, 4096\], not 600"),
     ]
     for function, options, error, words in refused:
-        place = {"data": data} if function is run else {"chat": "none"}
+        place = {"data": data} if function is run else {"wrapper": "none"}
         with pytest.raises(error, match=words):
             function(llm, out=tmp_path / "run", **{**place, **options})
         assert not (tmp_path / "run").exists()
@@ -453,7 +453,7 @@ def test_a_chat_template_that_is_missing_is_told_before_work(data: Path, tmp_pat
     folder = model_folder(tmp_path)
     (folder / "tokenizer_config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no chat template"):
-        run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", chat="template")
+        run(lazyllm.load(folder, device="cpu", threads=1), data, tmp_path / "run", wrapper="template")
     assert not (tmp_path / "run").exists()
 
 

@@ -187,6 +187,24 @@ def test_tables_for_other_programs_hold_no_markdown() -> None:
     assert r"a\textbackslash{}b \textasciitilde{} c\textasciicircum{}2 \& d" in table.latex()
 
 
+def test_a_table_for_latex_has_rules_a_caption_and_columns_of_intervals() -> None:
+    rows = [["{1: 0.5}", "2.00 [1.00, 3.00]", "7"], ["dense", "1.00", "8"]]
+    assert Table("Scores & speed", ["setting", "score [95 %]", "n"], rows).latex().splitlines() == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{Scores \& speed}",
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"setting & score & [95 \%] & n \\",
+        r"\midrule",
+        r"\{1: 0.5\} & 2.00 & [1.00, 3.00] & 7 \\",
+        r"dense & 1.00 &  & 8 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
 def test_longbench_e_and_generated_tasks_have_a_mean_by_length() -> None:
     rows = [
         {**row("dense", name, str(length), score, 1.0), "length": length}

@@ -100,7 +100,7 @@ def test_static_pruning_with_the_options_of_selection(
 
 def test_static_pruning_of_one_layer_is_a_drop_stage(tiny_of: Build) -> None:
     tiny = tiny_of(Shape(seed=42))
-    methods = StaticPruning(1, 0.4), Pruning({0: Drop(0.4)}, decode={})
+    methods = StaticPruning(0, 0.4), Pruning({0: Drop(0.4)}, decode={})
     static_session, other = (tiny.load().session(method.core()) for method in methods)
     for number, (count, generated) in enumerate([(50, False), (1, True), (1, True), (9, False), (1, True)]):
         ids = tiny.ids(count, number)
@@ -365,7 +365,7 @@ def test_random_drop_at_original_positions(llm: LLM) -> None:
 
 
 def test_static_pruning_generates(llm: LLM) -> None:
-    method = StaticPruning(layers=2, keep=0.3)
+    method = StaticPruning(layer=1, keep=0.3)
     made = llm.generate(IDS, pruning=method, max_new_tokens=4, trace=True)
     n, stay, layers = len(IDS), 15, SHAPE.n_layers
     assert made.pruning == method
@@ -388,8 +388,8 @@ def test_counted_work(llm: LLM) -> None:
     assert RandomDrop(0.3).speedup(config, n) == dense / Pruning().flops(config, 150)
     width = config.n_heads * config.head_dim
     static_flops = Pruning({2: 0.4}).flops(config, n) + 2 * n * 2 * width
-    assert StaticPruning(3, 0.4).flops(config, n) == static_flops
-    assert StaticPruning(3, 0.4).speedup(config, n) == dense / static_flops
+    assert StaticPruning(2, 0.4).flops(config, n) == static_flops
+    assert StaticPruning(2, 0.4).speedup(config, n) == dense / static_flops
     with pytest.raises(ValueError, match="n_prompt"):
         RandomDrop(0.3).flops(config, 0)
 
@@ -542,7 +542,7 @@ METHODS = [
     RandomDrop(0.5),
     RandomDrop(0.25, seed=7),
     RandomDrop(0.25, seed=7, original_positions=True),
-    StaticPruning(8, 0.5),
+    StaticPruning(7, 0.5),
     FastKV(14, 0.2),
     CLAA(14, 0.2),
     GemFilter(12, 0.1),
@@ -571,8 +571,8 @@ def test_settings_are_frozen_hashable_and_written_as_json(method: Any) -> None:
         (lambda: RandomDrop(0.5, -1), ValueError, "seed must be from 0"),
         (lambda: RandomDrop(0.5, 1.0), TypeError, "seed must be a whole number"),
         (lambda: RandomDrop(0.5, 1, 1), TypeError, "original_positions must be True or False, not 1"),
-        (lambda: StaticPruning(0, 0.5), ValueError, "layers must be from 1"),
-        (lambda: StaticPruning(2, -0.1), ValueError, "keep must be above 0"),
+        (lambda: StaticPruning(-1, 0.5), ValueError, "layer must be from 0"),
+        (lambda: StaticPruning(1, -0.1), ValueError, "keep must be above 0"),
         (lambda: FastKV(-1, 0.5), ValueError, "layer must be from 0"),
         (lambda: CLAA(2.0, 0.5), TypeError, "layer must be a whole number"),
         (lambda: GemFilter(2, 0), ValueError, "keep must be above 0"),
@@ -589,12 +589,12 @@ def test_bad_fields_are_named(make: Callable[[], Any], kind: type[Exception], wo
 
 
 def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
-    words = "layers must be below 6, the number of the model's layers, not 6"
+    words = "layer 5 is out of reach: the model has 6 layers"
     with pytest.raises(ValueError, match=words):
-        llm.session(StaticPruning(6, 0.5))
+        llm.session(StaticPruning(5, 0.5))
     with pytest.raises(ValueError, match=words):
-        StaticPruning(6, 0.5).flops(llm.config, 100)
-    llm.session(StaticPruning(5, 0.5)).forward(IDS)
+        StaticPruning(5, 0.5).flops(llm.config, 100)
+    llm.session(StaticPruning(4, 0.5)).forward(IDS)
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_a_model_too_shallow_for_static_pruning_says_so(llm: LLM) -> None:
         ("random:keep=1,seed=3", RandomDrop(1.0, 3)),
         ("random:keep=1,original_positions=true", RandomDrop(1.0, 0, True)),
         ("random: keep = 5e-1 , seed = 3", RandomDrop(0.5, 3)),
-        ("static:layers=8,keep=0.5", StaticPruning(8, 0.5)),
+        ("static:layer=7,keep=0.5", StaticPruning(7, 0.5)),
         ("fastkv:layer=14,keep=0.2", FastKV(14, 0.2)),
         ("claa:layer=14,keep=0.2", CLAA(14, 0.2)),
         ("gemfilter:layer=12,keep=0.1", GemFilter(12, 0.1)),
@@ -651,7 +651,7 @@ def test_parse_method_refuses(text: Any, kind: type[Exception], words: str) -> N
 
 def test_from_json_refuses_other_methods() -> None:
     with pytest.raises(ValueError, match="method is 'static'; it must be 'random'"):
-        RandomDrop.from_json(StaticPruning(2, 0.5).to_json())
+        RandomDrop.from_json(StaticPruning(1, 0.5).to_json())
     with pytest.raises(TypeError, match="random must be a JSON object"):
         RandomDrop.from_json("[0.5]")
     assert RandomDrop.from_json('{"keep": 0.5}') == RandomDrop(0.5)
@@ -660,7 +660,7 @@ def test_from_json_refuses_other_methods() -> None:
 def test_the_command_line_takes_every_method(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from lazyllm.commands.main import main
 
-    static = ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5,unit=token", "dense"]
+    static = ["random:keep=0.5", "static:layer=1,keep=0.5", "compress:ratio=0.5,unit=token", "dense"]
     for method in (*static, *(f"{name}:layer=2,keep=0.4" for name in ("fastkv", "claa", "gemfilter"))):
         common = ["--model", str(folder), "--prompt", TEXT, "--max-new-tokens", "2", "--threads", "1"]
         assert main(["generate", *common, "--pruning", method]) == 0

@@ -94,7 +94,7 @@ OPTIONS: dict[str, Any] = {
     "datasets": ["niah_single_1"],
     "max_length": 560,
     "limit": 1,
-    "chat": "none",
+    "wrapper": "none",
     "warm_ups": 0,
     "progress": False,
 }
@@ -185,6 +185,6 @@ def test_a_broken_entry_point_is_an_error_only_where_it_is_asked_for(site: Path)
             parse_method(f"{name}:keep=0.5")
         with pytest.raises(kind, match=words):
             as_method({"method": name, "keep": 0.5})
-    assert parse_method("static:layers=2,keep=0.5").to_json()
+    assert parse_method("static:layer=1,keep=0.5").to_json()
     assert isinstance(as_method(json.loads('{"method": "loudest", "stages": {"2": 0.5}}')), Policy)
     assert parse_method('{"2": 0.5}') == Pruning({2: 0.5})

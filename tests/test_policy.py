@@ -673,7 +673,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
         "datasets": ["niah_single_1"],
         "max_length": 560,
         "limit": 1,
-        "chat": "none",
+        "wrapper": "none",
         "warm_ups": 0,
         "measure": "both",
         "out": tmp_path,
@@ -682,7 +682,7 @@ def test_sweeps_take_policies(llm: LLM, tmp_path: Path) -> None:
     stages = {1: 0.6, 3: 0.3}
     swept = lazyllm.sweep(llm, [Pruning(stages), Paper(stages)], **options)
     theirs, mine = (
-        [row for row in swept.rows if row["setting"] == str(one(stages))] for one in (Pruning, Paper)
+        [row for row in swept.rows if row["setting"] == one(stages).label] for one in (Pruning, Paper)
     )
     assert len(mine) == len(theirs) == 1
     for name in ("kl", "agreement", "prediction", "computed", "in_play", "reached_top"):

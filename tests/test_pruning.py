@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lazyllm import Drop, Mass, Pruning, Scoring
 from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.method import LABEL_WIDTH
 
 
 def config_of(n_layers: int, **shape: Any) -> ModelConfig:
@@ -148,6 +149,24 @@ def test_is_frozen_and_hashable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         pruning.sink = 3  # type: ignore[misc]
     assert {pruning: 1}[Pruning([(10, 0.7), (20, Mass(0.9))], protect=((1, 2),))] == 1
+
+
+def test_labels_are_short_and_tell_settings_apart() -> None:
+    recommended = Scoring.recommended()
+    labels = {
+        "dense": Pruning(),
+        "{7: 0.44, 15: 0.38}": Pruning({7: 0.44, 15: 0.38}),
+        "{7: 0.44} smooth=13": Pruning({7: 0.44}, scoring=Scoring(smooth=13)),
+        "{7: 0.44} recommended": Pruning({7: 0.44}, scoring=recommended, sink=4),
+        "{7: 0.44} recommended sink=0": Pruning({7: 0.44}, scoring=recommended),
+        "{7: 0.44} recommended smooth=13": Pruning({7: 0.44}, scoring=Scoring.recommended(9), sink=4),
+        "{7: 0.44} decode={3: 0.5} sink=4": Pruning({7: 0.44}, decode={3: 0.5}, sink=4),
+    }
+    assert [pruning.label for pruning in labels.values()] == list(labels)
+    long = [Pruning(dict.fromkeys(range(20), keep)) for keep in (0.5, 0.6)]
+    long += [Pruning({**dict.fromkeys(range(19), 0.5), 19: 0.25})]
+    assert len({pruning.label for pruning in long}) == 3
+    assert all(len(pruning.label) == LABEL_WIDTH for pruning in long)
 
 
 def test_prints_only_what_was_set() -> None:

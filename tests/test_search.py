@@ -433,7 +433,7 @@ def test_the_preset_is_a_setting_with_evidence(finished: Search, llm: LLM, tmp_p
     assert preset.mismatch(llm.checkpoint, progress=False) is None
     assert preset.table.heads == ["setting", "counted speedup", "KL from dense"]
     assert len(preset.table.rows) == len(finished.pareto())
-    assert [row[0] for row in preset.table.rows if row[0].startswith("*")] == [f"* {str(preset)[8:-1]}"]
+    assert [row[0] for row in preset.table.rows if row[0].startswith("*")] == [f"* {preset.label}"]
 
 
 def test_the_command(

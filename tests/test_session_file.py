@@ -31,7 +31,7 @@ SETTINGS = {
     "for good": Pruning({1: Drop(0.6), 3: 0.3}),
     "frozen": Pruning({1: 0.6}, decode="frozen", min_tokens=20),
     "random": lazyllm.RandomDrop(0.5, 3, original_positions=True),
-    "static": lazyllm.StaticPruning(3, 0.4),
+    "static": lazyllm.StaticPruning(2, 0.4),
 }
 
 

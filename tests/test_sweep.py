@@ -33,7 +33,7 @@ from lazyllm.sweeps.space import settings_of
 
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
-TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "chat": "none"}
+TASKS = {"datasets": ["niah_single_1", "niah_single_2"], "max_length": 560, "limit": 2, "wrapper": "none"}
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
     ids = encode(RULER["niah_single_2"].template.format(**item), item["answer_prefix"])
     answer = llm.generate(ids, max_new_tokens=16).token_ids
     dense, pruned = (np.array(list(forced_logits(llm, ids, answer, one))) for one in (None, setting))
-    (row,) = (row for row in swept.rows if (row["setting"], row["item"]) == (str(setting), item["_id"]))
+    (row,) = (row for row in swept.rows if (row["setting"], row["item"]) == (setting.label, item["_id"]))
     assert row["forced_tokens"] == len(answer)
     assert row["kl"] == pytest.approx(kl_divergence(dense, pruned).mean())
     assert row["agreement"] == (dense.argmax(1) == pruned.argmax(1)).mean()
@@ -120,7 +120,7 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
     assert all(row["kl"] == 0 and row["agreement"] == 1 for row in rows)
     assert swept["dense"].kl == Interval(0, 0, 0)
     assert swept["dense"].counted_speedup == swept["dense"].speedup == 1
-    strong, weak = swept["Pruning({1: 0.6, 3: 0.3})"], swept["Pruning({2: 0.9})"]
+    strong, weak = swept["{1: 0.6, 3: 0.3}"], swept["{2: 0.9}"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
 
@@ -138,10 +138,10 @@ def test_axes_are_combined_and_dense_comes_first(llm: lazyllm.LLM, swept: lazyll
 
 
 def test_a_list_may_hold_any_method(llm: lazyllm.LLM) -> None:
-    space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(2, 0.5), None]
+    space = [Pruning({1: 0.5}), "random:keep=0.5", lazyllm.StaticPruning(1, 0.5), None]
     result = settings_of(space, llm.config)
-    assert list(result) == ["dense", "Pruning({1: 0.5})", "RandomDrop(keep=0.5, seed=0)", str(space[2])]
-    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "Pruning({1: 0.5})"]
+    assert list(result) == ["dense", "{1: 0.5}", "RandomDrop(keep=0.5, seed=0)", space[2].label]
+    assert list(settings_of(Pruning({1: 0.5}), llm.config)) == ["dense", "{1: 0.5}"]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_a_sweep_without_a_folder_leaves_none(
     llm: lazyllm.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    result = sweep(llm, ["static:layers=2,keep=0.5"], limit=1)
+    result = sweep(llm, ["static:layer=1,keep=0.5"], limit=1)
     assert list(tmp_path.iterdir()) == []
     assert result.folder is None
     with pytest.raises(ValueError, match="give the sweep one with out="):
@@ -247,7 +247,7 @@ def test_scores_come_beside_the_divergence(llm: lazyllm.LLM, swept: lazyllm.Swee
 
 
 def test_methods_compared_with_are_measured_too(llm: lazyllm.LLM) -> None:
-    result = sweep(llm, ["random:keep=0.5", "static:layers=2,keep=0.5", "compress:ratio=0.5"], limit=1)
+    result = sweep(llm, ["random:keep=0.5", "static:layer=1,keep=0.5", "compress:ratio=0.5"], limit=1)
     _, random, static, compress = result
     assert not result.summary.failed
     assert all(one.kl.value > 0 for one in (random, static, compress))
@@ -274,8 +274,16 @@ def test_compressing_counts_in_the_time_to_the_first_token(
         assert row["computed"] * row["prompt_tokens"] < 300
 
 
-def test_an_item_that_fails_is_told_and_counts_nowhere(llm: lazyllm.LLM, tmp_path: Path) -> None:
-    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path)
+def test_an_item_that_fails_is_told_at_once_and_counts_nowhere(
+    llm: lazyllm.LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LAZYLLM_PROGRESS", "1")
+    result = sweep(llm, [Pruning({1: 0.5})], tokens=300, out=tmp_path, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("failed: niah_single_1") == 4
+    assert "the model's context is 600" in captured.err
+    assert "failed=8" in captured.err
     assert len(result.summary.failed) == len(result.rows) == 8
     assert all("the model's context is 600" in row["error"] for row in result.rows)
     assert [one.failed for one in result] == [4, 4]
@@ -379,6 +387,19 @@ def test_the_best_is_the_fastest_within_the_drop() -> None:
             best_of(POINTS, wrong)
 
 
+def test_the_best_says_when_it_is_dense() -> None:
+    result = object.__new__(lazyllm.Sweep)
+    result.compared = Frame(POINTS)
+    assert result.best(0) == POINTS[0]
+    assert repr(result.best(0)).endswith("\nno setting is faster than dense with a drop of at most 0")
+    assert (
+        repr(result.best(0.2))
+        == repr(result.compared["fast"])
+        == Frame([result.compared["fast"]]).table.text()
+    )
+    assert "note" not in result.compared.to_frame()
+
+
 def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
     one = swept[1]
     values = [row["kl"] for row in swept.rows if row["setting"] == one.setting]
@@ -413,9 +434,9 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     assert len({len(line) for line in lines}) == 1
     assert repr(swept) in swept.text()
     assert lines[0].split("  ")[0] == "setting"
-    assert "<td>Pruning({2: 0.9})</td>" in swept._repr_html_()
+    assert "<td>{2: 0.9}</td>" in swept._repr_html_()
     assert names(swept.pareto()) == names(front(swept))
-    assert swept["Pruning({2: 0.9})"] is swept[3]
+    assert swept["{2: 0.9}"] is swept[3]
     assert swept[np.int64(1)] == swept[1]
     with pytest.raises(KeyError, match="not among the settings dense, "):
         swept["nonsense"]
@@ -455,13 +476,13 @@ def test_the_command_prints_the_table(
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
     call = ["sweep", "--model", str(model), "--out", str(tmp_path / "out"), "--threads", "1", "--tokens", "3"]
-    call += ["--chat", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
+    call += ["--wrapper", "none", "--datasets", "niah_single_1", "--limit", "1", "--max-length", "560"]
     assert cli.main([*call, "--space", '{"layer": [1, 2], "keep": [0.5]}']) == 0
     out = capsys.readouterr().out
-    assert "| Pruning({2: 0.5}) | " in out or "Pruning({2: 0.5})  " in out
+    assert "{2: 0.5}  " in out
     assert "Conditions" not in out
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text(encoding="utf-8"))
-    assert list(manifest["conditions"]["settings"]) == ["dense", "Pruning({1: 0.5})", "Pruning({2: 0.5})"]
+    assert list(manifest["conditions"]["settings"]) == ["dense", "{1: 0.5}", "{2: 0.5}"]
     assert cli.main([*call, "--pruning", '{"1": 0.5}', "--pruning", '{"2": 0.5}']) == 0
     for wrong in ([], ["--space", "{}", "--pruning", "dense"]):
         assert cli.main([*call, *wrong]) == 2

@@ -30,7 +30,7 @@ from lazyllm.evaluation.trial import planned, scored_answer
 from lazyllm.evaluation.workers import Recipe, model_there, parts, run_part
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
-QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "chat": "none"}
+QUIET: dict[str, Any] = {"warm_ups": 0, "progress": False, "wrapper": "none"}
 TASK = {"datasets": ["niah_single_1"], "max_length": 560, "tokens": 2}
 SETTINGS = [None, {1: 0.5}]
 
@@ -96,7 +96,7 @@ def test_the_command_runs_on_workers_of_its_own_and_grows(
     llm: lazyllm.LLM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["ruler", "--model", str(folder), "--device", "cpu", "--chat", "none", "--warm-ups", "1"]
+    call = ["ruler", "--model", str(folder), "--device", "cpu", "--wrapper", "none", "--warm-ups", "1"]
     call += ["--tasks", "niah_single_1", "--lengths", "560", "--pruning", "dense", "--pruning", '{"1": 0.5}']
     out = tmp_path / "run"
     assert main([*call, "--count", "1", "--threads", "1", "--out", str(out)]) == 0
@@ -120,7 +120,7 @@ def test_the_command_runs_on_a_cluster(
     folder: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAZYLLM_PROGRESS", "0")
-    call = ["niah", "--model", str(folder), "--chat", "none", "--warm-ups", "0", "--lengths", "560"]
+    call = ["niah", "--model", str(folder), "--wrapper", "none", "--warm-ups", "0", "--lengths", "560"]
     call += ["--depths", "0,50", "--device", "cpu", "--threads", "1", "--out", str(tmp_path)]
     assert main([*call, "--scheduler", cluster.scheduler_address]) == 0
     assert [row["item"] for row in read_rows(tmp_path)] == ["0/0", "50/0"]
@@ -177,8 +177,8 @@ def test_a_missing_package_is_named(
 
 def recipe_and_trials(llm: lazyllm.LLM, count: int, settings: Any = SETTINGS) -> tuple[Recipe, list[Any]]:
     items = ruler_items(prompt_encoder(llm.tokenizer, "none"), ["niah_single_1"], [560], count, 0)
-    tasks = GeneratedTasks(items, RULER, {}, RunOptions(chat="none"))
-    options = RunOptions(chat="none", warm_ups=0, workers=2, worker_threads=1)
+    tasks = GeneratedTasks(items, RULER, {}, RunOptions(wrapper="none"))
+    options = RunOptions(wrapper="none", warm_ups=0, workers=2, worker_threads=1)
     methods = checked_settings(settings)
     expected = {**conditions_of_model(llm, "none", False), **conditions_behind(llm, methods, False)}
     recipe = replace(Recipe.of(llm, tasks, scored_answer, options), expected=expected)
@@ -189,7 +189,7 @@ def test_a_worker_under_other_conditions_is_refused(llm: lazyllm.LLM) -> None:
     same, trials = recipe_and_trials(llm, 1)
     assert not same.tasks.items
     rows, where = run_part(same, trials)
-    assert [row["setting"] for row in rows] == ["dense", "Pruning({1: 0.5})"]
+    assert [row["setting"] for row in rows] == ["dense", "{1: 0.5}"]
     assert where["threads"] == 1
     other = replace(same, call="other", expected={**same.expected, "kernels": "abacus"})
     with pytest.raises(
@@ -223,7 +223,5 @@ def test_a_worker_keeps_models_while_their_files_are_the_same(
 
 def test_parts_are_items_or_single_trials(llm: lazyllm.LLM) -> None:
     _, trials = recipe_and_trials(llm, 3)
-    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [
-        ["dense", "Pruning({1: 0.5})"]
-    ] * 3
+    assert [[one.key.setting for one in part] for part in parts(trials, 3)] == [["dense", "{1: 0.5}"]] * 3
     assert parts(trials, 4) == [[trial] for trial in trials]

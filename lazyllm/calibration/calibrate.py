@@ -16,8 +16,8 @@ from lazyllm.evaluation.intervals import interval
 from lazyllm.evaluation.manifest import read_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import Key, read_rows
-from lazyllm.evaluation.runner import checked_settings, label_of, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.runner import checked_settings, run_items
+from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
 from lazyllm.evaluation.trial import planned
 from lazyllm.llm import LLM, load
 from lazyllm.methods import Preset
@@ -69,16 +69,16 @@ def calibrate(
         manifest = read_manifest(folder)
     summary = Summary(rows, category=str)
     for row in summary.failed:
-        raise RuntimeError(f"{row['dataset']}, {row['item']}, {row['setting']}: {row['error']}")
+        raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
-    found = max(prunings, key=lambda pruning: rank(measured[str(pruning)]))
+    found = max(prunings, key=lambda pruning: rank(measured[pruning.label]))
     preset = Preset.found(
         found,
         found.speedup(model.config, n_prompt),
         manifest,
         {"trials": len(rows) // len(settings), "tokens": n_prompt},
         [
-            (pruning, pruning.speedup(model.config, n_prompt), measured[label_of(pruning)])
+            (pruning, pruning.speedup(model.config, n_prompt), measured[pruning.label])
             for pruning in (Pruning(), *prunings)
         ],
     )

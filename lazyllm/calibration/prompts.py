@@ -34,7 +34,7 @@ class CalibrationTasks(GeneratedTasks):
         lengths: Sequence[int] | None = None,
     ) -> None:
         lengths = checked_lengths(lengths, llm.config.context)
-        encode = prompt_encoder(llm.tokenizer, options.chat)
+        encode = prompt_encoder(llm.tokenizer, options.wrapper)
         items: dict[str, Sequence[dict[str, Any]]] = dict(ruler_items(encode, NEEDLES, lengths, count, seed))
         if own:
             items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]

@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     options.add(parser, "--seeds", "of random drop, default 5", "N")
     methods = "random, static, compress, fastkv, claa, gemfilter, lazyllm, recommended; default: all"
     options.add(parser, "--methods", methods, "NAME,…")
-    options.add_run(parser, DataOptions, max_length=OF_PRESET, chat=OF_PRESET)
+    options.add_run(parser, DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from lazyllm.checkpoints.tokenizer import Tokenizer
 
 Wrapper = Literal["none", "llama-2", "xgen", "template"]
-Chat = Wrapper | Literal["auto"]
-CHATS = ("auto", "none", "llama-2", "xgen", "template")
+AnyWrapper = Wrapper | Literal["auto"]
+WRAPPERS = ("auto", "none", "llama-2", "xgen", "template")
 LLAMA_2_CHAT = re.compile(r"llama[-_ ]?2(?!\d).*chat")
 XGEN_CHAT = re.compile(r"xgen(?!.*base)")
 XGEN_HEADER = (
@@ -22,19 +22,19 @@ XGEN_HEADER = (
 XGEN_ASSISTANT = " Assistant:"  # written by the model itself, unless its answer is begun for it
 
 
-def chat_wrapper(tokenizer: Tokenizer, chat: Chat = "auto") -> Wrapper:
-    """The wrapper that `chat` selects; "auto" selects it by the model.
+def chat_wrapper(tokenizer: Tokenizer, wrapper: AnyWrapper = "auto") -> Wrapper:
+    """The wrapper that is asked for; "auto" selects it by the model.
 
     "auto" recognises Llama-2-chat and XGen by the checkpoint's folder name or hub id; any other model gets
     its own chat template, or no wrapper if it has none.
     """
     from lazyllm.checkpoints.config import model_name  # imports NumPy, which --help does not need
 
-    checked.choice(chat, "chat", CHATS)
-    if chat == "template" and not tokenizer.has_chat_template:
-        raise ValueError(f"chat is 'template', and {tokenizer.place} has no chat template")
-    if chat != "auto":
-        return chat
+    checked.choice(wrapper, "wrapper", WRAPPERS)
+    if wrapper == "template" and not tokenizer.has_chat_template:
+        raise ValueError(f"wrapper is 'template', and {tokenizer.place} has no chat template")
+    if wrapper != "auto":
+        return wrapper
     name = model_name(tokenizer.place).lower()
     if LLAMA_2_CHAT.search(name):
         return "llama-2"

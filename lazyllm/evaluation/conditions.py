@@ -8,7 +8,7 @@ from typing import Any
 
 import lazyllm
 from lazyllm.checkpoints.digest import digest, weights_digest
-from lazyllm.evaluation.chats import Chat, chat_wrapper
+from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper
 from lazyllm.llm import LLM, stored_types
 from lazyllm.machine.device import cuda_facts
 from lazyllm.machine.info import processor, version
@@ -21,7 +21,7 @@ PACKAGES = ("numpy", "tokenizers", "rouge", "jieba", "rapidfuzz")
 """Packages, if installed, on which samples, tokens and scores depend."""
 
 
-def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
+def conditions_of_model(llm: LLM, wrapper: AnyWrapper, progress: bool) -> dict[str, Any]:
     """The conditions of a model that comparable rows share. Of mappings, common keys are compared."""
     return {
         "lazyllm": lazyllm.__version__,
@@ -31,7 +31,7 @@ def conditions_of_model(llm: LLM, chat: Chat, progress: bool) -> dict[str, Any]:
         "device": llm.device.partition(":")[0],
         "kernels": kernels(llm),
         "packages": {name: installed for name in PACKAGES if (installed := version(name))},
-        "chat wrapper": chat_wrapper(llm.tokenizer, chat),
+        "wrapper": chat_wrapper(llm.tokenizer, wrapper),
     }
 
 

@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
 
-from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.support import checked
 
 DEPTHS = tuple(range(0, 101, 10))  # percent
@@ -42,7 +42,7 @@ class Option(NamedTuple):
 class RunOptions:
     """Options of every run."""
 
-    chat: Annotated[Chat, "the wrapper of prompts: auto, none, llama-2, xgen or template"] = "auto"
+    wrapper: Annotated[AnyWrapper, "the wrapper of prompts: auto, none, llama-2, xgen or template"] = "auto"
     warm_ups: Annotated[int, "short untimed runs, then one of each setting; 0 is none of both", "N"] = 5
     retry_failed: Annotated[bool, "run the items again that failed in an earlier run"] = False
     workers: Annotated[int | None, "processes of this machine, which share its threads", "N"] = None

@@ -12,7 +12,7 @@ import numpy as np
 from lazyllm.evaluation.generated.tasks import AT, task_and_length
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
-from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
 from lazyllm.support.files import write_whole
 from lazyllm.support.tables import BOLD, Table
 
@@ -168,8 +168,7 @@ def report_text(heading: str, tables: Mapping[str, Table], failed: Sequence[Row]
 def failures(failed: Sequence[Row]) -> list[str]:
     if not failed:
         return []
-    lines = [f"- {row['dataset']} {row['item']}, {row['setting']}: {row['error']}" for row in failed]
-    return ["Failed items, which are in no score:", "\n".join(lines)]
+    return ["Failed items, which are in no score:", "\n".join(f"- {failure(row)}" for row in failed)]
 
 
 def conditions(summary: Summary, manifest: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from math import nan
 from pathlib import Path
@@ -26,12 +26,11 @@ from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
 from lazyllm.evaluation.report import report_text, run_tables, write_report
 from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.runner import checked_settings, run_items
+from lazyllm.evaluation.runner import Settings, checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
 from lazyllm.llm import LLM, checked_llm
-from lazyllm.methods import PruningInput
 from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
 from lazyllm.pictures.scores import plot_scores
@@ -118,30 +117,25 @@ class Run:
 
 
 @documented(DataOptions)
-def run(
-    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
-) -> Run:
+def run(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
     A run that was interrupted continues where it stopped, and one that has ended takes more settings and
-    items in the same folder. `pruning`: settings or their texts; None is dense. Without `data`, tasks of
+    items in the same folder. `pruning`: settings or their texts, or by the names that reports
+    show: {"ours": setting}; None is dense. Without `data`, tasks of
     RULER's kinds are generated. docs/runs.md has more on workers, and on folders that grow.
     """
     return completed_run(llm, pruning, tasks_of, out, DataOptions.of(options, run))
 
 
 @documented(RulerOptions)
-def run_ruler(
-    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
-) -> Run:
+def run_ruler(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
     return completed_run(llm, pruning, ruler_tasks, out, RulerOptions.of(options, run_ruler))
 
 
 @documented(NiahOptions)
-def run_niah(
-    llm: LLM, pruning: PruningInput | Sequence[PruningInput] = None, *, out: str | Path, **options: Any
-) -> Run:
+def run_niah(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
     are those of `run`."""
     return completed_run(llm, pruning, niah_tasks, out, NiahOptions.of(options, run_niah))
@@ -149,7 +143,7 @@ def run_niah(
 
 def completed_run(
     llm: LLM,
-    pruning: PruningInput | Sequence[PruningInput],
+    pruning: Settings,
     tasks: Callable[[LLM, Any], Tasks],
     out: str | Path,
     options: RunOptions,
@@ -177,7 +171,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
             f"{', '.join(TASKS)}; {GET}"
         )
     generated = RulerOptions(
-        chat=options.chat,
+        wrapper=options.wrapper,
         tasks=options.datasets,
         lengths=[options.max_length],
         count=RulerOptions.count if options.limit is None else options.limit,
@@ -186,7 +180,7 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
 
 
 def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = None) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.chat)
+    encode = prompt_encoder(llm.tokenizer, options.wrapper)
     items = ruler_items(
         encode, options.tasks, options.lengths, options.count, options.seed, options.prose, options.qa
     )
@@ -194,6 +188,6 @@ def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = No
 
 
 def niah_tasks(llm: LLM, options: NiahOptions) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.chat)
+    encode = prompt_encoder(llm.tokenizer, options.wrapper)
     items = niah_items(encode, options.lengths, options.depths, options.count, options.seed, options.prose)
     return GeneratedTasks(items, NIAH, options.selection, options)

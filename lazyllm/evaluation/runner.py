@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, contents, environment
 from lazyllm.evaluation.manifest import SCORE, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import RunFolder
-from lazyllm.evaluation.summary import DENSE_LABEL
+from lazyllm.evaluation.summary import DENSE_LABEL, failure
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, planned, result_row, scored_answer, warm_up
 from lazyllm.evaluation.workers import Recipe, conditions_there, connected, results_there
@@ -23,24 +24,38 @@ from lazyllm.methods import PruningInput, as_method
 from lazyllm.pruning import Pruning
 from lazyllm.support.progress import bar
 
+Settings = Mapping[str, PruningInput] | Sequence[PruningInput] | PruningInput
+FIELDS = {"method", "policy", *(field.name for field in fields(Pruning))}
 MEASURED: Mapping[str, Any] = {"measure": SCORE}
 
 
-def checked_settings(pruning: PruningInput | Sequence[PruningInput]) -> dict[str, Method]:
-    """Methods by label; None and "dense" are no pruning."""
-    inputs = pruning if isinstance(pruning, Sequence) and not isinstance(pruning, str) else [pruning]
+def checked_settings(pruning: Settings) -> dict[str, Method]:
+    """Methods by name, which is their label where they have none; None and "dense" are no pruning."""
+    if has_names(pruning):
+        named = [(name, as_method(value)) for name, value in pruning.items()]
+    else:
+        inputs = pruning if isinstance(pruning, Sequence) and not isinstance(pruning, str) else [pruning]
+        named = [(method.label, method) for method in map(as_method, inputs)]
     settings: dict[str, Method] = {}
-    for method in map(as_method, inputs):
-        if (label := label_of(method)) in settings:
-            raise ValueError(f"the setting {label} is given twice")
-        settings[label] = method
+    for name, method in named:
+        if (name == DENSE_LABEL) != (method.label == DENSE_LABEL):
+            raise ValueError(f"{name!r} is the name of {method.label}; dense alone is named {DENSE_LABEL!r}")
+        if name in settings:
+            raise ValueError(f"the setting {name} is given twice")
+        settings[name] = method
     if not settings:
         raise ValueError("no setting is given; None is dense")
     return settings
 
 
-def label_of(method: Method) -> str:
-    return DENSE_LABEL if method == Pruning() else str(method)
+def has_names(pruning: Settings) -> TypeGuard[Mapping[str, PruningInput]]:
+    """Whether these are settings by name, and not the stages of one by layer, or its fields."""
+    return (
+        isinstance(pruning, Mapping)
+        and bool(pruning)
+        and not FIELDS & pruning.keys()
+        and all(isinstance(name, str) and not name.isdecimal() for name in pruning)
+    )
 
 
 def run_items(
@@ -65,7 +80,7 @@ def run_items(
         if client and options.scheduler:
             common = client.submit(conditions_there, recipe, pure=False).result()
         else:
-            common = conditions_of_model(llm, options.chat, options.progress)
+            common = conditions_of_model(llm, options.wrapper, options.progress)
         expected = {**common, **conditions_behind(llm, settings, options.progress)}
         texts = {label: method.to_json() for label, method in settings.items()}
         conditions = {**expected, "settings": texts, **measured, **tasks.conditions}
@@ -80,7 +95,12 @@ def run_items(
         results = results_there(client, recipe, trials) if client else results_here(llm, recipe, trials)
         line = stack.enter_context(bar(len(plan), "items", "item", options.progress))
         line.update(len(plan) - len(trials))
+        n_failed = 0
         for row, where in results:
+            if "error" in row and not line.disable:
+                n_failed += 1
+                line.write(f"failed: {failure(row)}", file=sys.stderr)
+                line.set_postfix(failed=n_failed)
             added = folder.append({**row, "content": digests[row["dataset"], row["item"]]}, where)
             if options.on_row is not None:
                 options.on_row(dict(added))

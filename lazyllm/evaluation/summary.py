@@ -178,6 +178,11 @@ def item_of(row: Row) -> Item:
     return row["dataset"], row["item"]
 
 
+def failure(row: Row) -> str:
+    """Which item failed, under which setting, and why."""
+    return f"{row['dataset']} {row['item']}, {row['setting']}: {row['error']}"
+
+
 def common(rows: Sequence[Row]) -> list[Row]:
     """The rows of the items that have a result under every setting that has any."""
     good = [row for row in rows if "error" not in row]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from lazyllm.evaluation.chats import Chat, Wrapper, chat_wrapper, post_process
+from lazyllm.evaluation.chats import AnyWrapper, Wrapper, chat_wrapper, post_process
 from lazyllm.llm import LLM
 
 Shorten = Callable[[str], str]
@@ -48,7 +48,7 @@ class Tasks(Protocol):
     items: Mapping[str, Sequence[Mapping[str, Any]]]
     conditions: Mapping[str, Any]
     selection: Mapping[str, Any]
-    chat: Chat
+    wrapper: AnyWrapper
 
     def check(self, llm: LLM) -> None:
         """Raises an error that would otherwise fail every item."""
@@ -64,6 +64,6 @@ class Tasks(Protocol):
 
     def prediction(self, llm: LLM, text: str) -> str:
         """The part of an answer that is scored."""
-        return post_process(chat_wrapper(llm.tokenizer, self.chat), text)
+        return post_process(chat_wrapper(llm.tokenizer, self.wrapper), text)
 
     def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float: ...

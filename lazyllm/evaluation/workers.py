@@ -15,7 +15,7 @@ from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from lazyllm.checkpoints import digest
-from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, environment
 from lazyllm.evaluation.manifest import differences
 from lazyllm.evaluation.options import RunOptions
@@ -36,7 +36,7 @@ class Recipe:
     model: Mapping[str, Any]
     tasks: Tasks
     measure: Measure
-    chat: Chat
+    wrapper: AnyWrapper
     warm_ups: int
     expected: Mapping[str, Any] = field(default_factory=dict)
     digests: digest.Known = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Recipe:
             "kv": llm.kv,
             "cache_weights": llm.cache_weights,
         }
-        return cls(model, tasks, measure, options.chat, options.warm_ups)
+        return cls(model, tasks, measure, options.wrapper, options.warm_ups)
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def model_there(recipe: Recipe) -> LLM:
 
 
 def conditions_there(recipe: Recipe) -> dict[str, Any]:
-    return conditions_of_model(model_there(recipe), recipe.chat, progress=False)
+    return conditions_of_model(model_there(recipe), recipe.wrapper, progress=False)
 
 
 def run_there(part: Sequence[Trial], recipe: Recipe) -> tuple[str, list[Any], dict[str, Any]]:

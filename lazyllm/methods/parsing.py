@@ -27,7 +27,7 @@ ENTRY_POINTS = "lazyllm.methods"
 SPEEDUP = re.compile(r"(\d+\.?\d*)x?")
 TEXT_FIELDS = ("unit", "model")
 FORMS = (
-    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layers=8,keep=0.5, "
+    "a speedup such as 2x, dense, random:keep=0.5,seed=0, static:layer=7,keep=0.5, "
     "compress:ratio=0.5,unit=sentence, "
     "fastkv:layer=14,keep=0.2, claa:layer=14,keep=0.2, gemfilter:layer=12,keep=0.1, "
     'stages as JSON such as {"10": 0.7}, the file of a preset such as preset.json, or name:field=value of a '

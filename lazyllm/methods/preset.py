@@ -9,8 +9,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from lazyllm.checkpoints.digest import weights_digest
 from lazyllm.method import Method
 from lazyllm.pruning import Pruning
@@ -61,8 +59,9 @@ class Preset(Method):
             if not isinstance(value := getattr(self, name), kind):
                 raise TypeError(f"{name} must be {'text' if kind is str else 'an object'}, not {value!r}")
 
-    def __str__(self) -> str:
-        return str(self.pruning)
+    @property
+    def label(self) -> str:
+        return self.pruning.label
 
     @classmethod
     def found(
@@ -91,7 +90,7 @@ class Preset(Method):
 
     @property
     def _heading(self) -> str:
-        return f"Preset for {self.model}: {self.pruning}, counted speedup {self.speedup:.2f}"
+        return f"Preset for {self.model}: {self.label}, counted speedup {self.speedup:.2f}"
 
     def __repr__(self) -> str:
         return f"{self._heading}\n\n{self.table.title}\n\n{self.table.text()}"
@@ -104,7 +103,7 @@ class Preset(Method):
         """The settings that were tried, the chosen one marked; what was not measured has no column."""
         rows = [
             {
-                "setting": ("* " if tried == self.pruning else "  ") + str(tried)[len("Pruning(") : -1],
+                "setting": ("* " if tried == self.pruning else "  ") + tried.label,
                 "counted speedup": f"{candidate['speedup']:.2f}",
                 **{head: with_bounds(candidate.get(key, ()), form) for head, key, form in MEASURED},
             }
@@ -126,6 +125,9 @@ class Preset(Method):
     def check(self, config: ModelConfig) -> None:
         self.pruning.check(config)
 
+    def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
+        return self.pruning
+
     def mismatch(self, checkpoint: Checkpoint, progress: bool) -> str | None:
         """Compares hashes, for which it reads the whole checkpoint once in a process."""
         if weights_digest(checkpoint, progress) == self.sha256:
@@ -133,12 +135,6 @@ class Preset(Method):
         name = checkpoint.config.name or checkpoint.path.name
         other = f"{name} with other weights" if name == self.model else name
         return f"the preset was made for {self.model}, not for {other}; lazyllm.calibrate makes one for it"
-
-    def prefill_flops(self, config: ModelConfig, n_prompt: int, last_pass: np.ndarray) -> int:
-        return self.pruning.prefill_flops(config, n_prompt, last_pass)
-
-    def why_unpruned(self, n_prompt: int, n_context: int) -> str:
-        return self.pruning.why_unpruned(n_prompt, n_context)
 
     # ---- files -----------------------------------------------------------------------------------
 

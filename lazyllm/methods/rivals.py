@@ -67,40 +67,6 @@ class RandomDrop(Scheduled):
         return np.setdiff1d(np.arange(n_prompt), self.positions(n_prompt, turn))
 
 
-@dataclass(frozen=True)
-class StaticPruning(Scheduled):
-    """Runs the first `layers` layers densely, then keeps `ceil(keep * n)` prompt tokens for good.
-
-    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
-    tokens leave every cache and never come back.
-    """
-
-    name: ClassVar[str] = "static"
-    layers: int
-    keep: float
-
-    def __post_init__(self) -> None:
-        layers = checked.whole(self.layers, "layers", 1, LAYER_LIMIT)
-        self._set(layers=layers, keep=checked.keep(self.keep, "keep"))
-
-    @property
-    def schedule(self) -> Pruning:
-        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
-        return Pruning({self.layers - 1: Drop(self.keep)}, decode={})
-
-    def check(self, config: ModelConfig) -> None:
-        if self.layers >= config.n_layers:
-            raise ValueError(
-                f"layers must be below {config.n_layers}, the number of the model's layers, not {self.layers}"
-            )
-
-    def core(self) -> dict[str, Any]:
-        return {**super().core(), "average": True}
-
-    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
-        return (self.layers - 1) * score_flops(config, in_play)
-
-
 # ---- after one layer -----------------------------------------------------------------------------
 
 
@@ -117,6 +83,28 @@ class OneStage(Scheduled):
 
     def check(self, config: ModelConfig) -> None:
         Pruning({self.layer: self.keep}).check(config)
+
+
+@dataclass(frozen=True)
+class StaticPruning(OneStage):
+    """Runs the layers up to `layer` densely, then keeps `ceil(keep * n)` prompt tokens for good.
+
+    A token's score is the query token's attention to it, averaged over those layers and all heads. Dropped
+    tokens leave every cache and never come back.
+    """
+
+    name: ClassVar[str] = "static"
+
+    @property
+    def schedule(self) -> Pruning:
+        """The schedule without the scores of the lower layers, which count as `extra_flops`."""
+        return Pruning({self.layer: Drop(self.keep)}, decode={})
+
+    def core(self) -> dict[str, Any]:
+        return {**super().core(), "average": True}
+
+    def extra_flops(self, config: ModelConfig, n_prompt: int, in_play: int, computed: int) -> int:
+        return self.layer * score_flops(config, in_play)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 150
-LABEL_WIDTH = 100
 # of Okabe and Ito, without yellow: distinct with every kind of colour vision; in grey by markers and lines
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A")
 MARKERS = "oD^vPX*<>"
@@ -88,10 +86,3 @@ def save(figure: Figure, file: Path) -> Path:
         with rc_context({"pdf.fonttype": 42}):
             figure.savefig(file.with_suffix(".pdf"), metadata={"CreationDate": None})
     return file
-
-
-def label(text: str) -> str:
-    """A setting's short name for a legend: a schedule's fields alone, keeps with three digits."""
-    fields = re.sub(r"^Pruning\((.*)\)$", r"\1", text)
-    short = re.sub(r"0\.\d{4,}", lambda keep: f"{float(keep[0]):.3g}", fields)
-    return short if len(short) <= LABEL_WIDTH else f"{short[: LABEL_WIDTH - 1]}…"

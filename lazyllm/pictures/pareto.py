@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, label, legend_of_dots, new_figure, save
+from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, legend_of_dots, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def plot_pareto(
             draw_dot(axes, dot._replace(low=nan), dense, color=OTHERS, markersize=4, zorder=2)
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
-        axes.plot([], [], " ", label=f"{number}  {label(dot.label)}")
+        axes.plot([], [], " ", label=f"{number}  {dot.label}")
     axes.set(xlabel=speedup, ylabel=quality, title=title)
     if is_divergence and measured:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from lazyllm.pictures.figure import Dot, draw_dot, label, legend_of_dots, new_figure, save, series
+from lazyllm.pictures.figure import Dot, draw_dot, legend_of_dots, new_figure, save, series
 
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5, 0.22
 
@@ -23,7 +23,7 @@ def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> P
         dense = name == baseline
         for number, dot in enumerate(same_label):
             look = {"color": "black"} if dense else series(place)
-            draw_dot(axes, dot, dense, **look, label=None if number else label(name))
+            draw_dot(axes, dot, dense, **look, label=None if number else name)
             if dense:
                 axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
     axes.set(

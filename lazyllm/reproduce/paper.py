@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import NamedTuple, TypeVar
 
 from lazyllm.checkpoints.config import ModelConfig, model_name
-from lazyllm.evaluation.chats import Chat
+from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.llm import LLM
 from lazyllm.method import Method
 from lazyllm.methods import CLAA, FastKV, GemFilter, PromptCompression, RandomDrop, StaticPruning
@@ -26,7 +26,7 @@ FIRST_TOKEN = ("3376", "68", "21", "23 %")
 
 
 class PaperSetup(NamedTuple):
-    """`max_length` in prompt tokens and `chat`, the wrapper, are those of LongBench's authors.
+    """`max_length` in prompt tokens and `wrapper` are those of LongBench's authors.
 
     `speedup` of the first token is the paper's mean for LazyLLM over the six categories; the paper gives
     neither layers nor keeps. `paper_model`: the paper's name of the model. That its Llama 2 is the chat model
@@ -36,7 +36,7 @@ class PaperSetup(NamedTuple):
     name: str
     max_length: int
     speedup: float
-    chat: Chat = "auto"
+    wrapper: AnyWrapper = "auto"
     paper_model: str | None = None
 
     @property
@@ -119,7 +119,9 @@ def rivals(
     # FastKV; 1024 tokens for GemFilter, about a tenth of LongBench's prompts; both not known for CLAA
     makers: dict[str, Callable[[], Sequence[Method]]] = {
         "random": lambda: [RandomDrop(slowest(RandomDrop).keep, seed) for seed in range(seeds)],
-        "static": lambda: [slowest(partial(StaticPruning, max(1, round(STATIC_DEPTH * config.n_layers))))],
+        "static": lambda: [
+            slowest(partial(StaticPruning, max(0, round(STATIC_DEPTH * config.n_layers) - 1)))
+        ],
         "compress": lambda: [PromptCompression(round(1 - slowest(RandomDrop).keep, 4))],
         "fastkv": lambda: [one_stage(FastKV, 15 / 32, 0.2)],
         "claa": lambda: [one_stage(CLAA, 15 / 32, 0.2)],

@@ -13,7 +13,6 @@ from lazyllm.evaluation.options import DataOptions
 from lazyllm.evaluation.report import warmth
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.run import Run, completed_run, tasks_of
-from lazyllm.evaluation.runner import label_of
 from lazyllm.llm import LLM, checked_llm
 from lazyllm.method import Method
 from lazyllm.pictures.figure import new_figure
@@ -80,7 +79,7 @@ def reproduce(
     """Makes the paper's tables and figures named in `targets`, with the runs that they need, and writes all
     to `out`.
 
-    `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `chat` and
+    `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `wrapper` and
     `speedup`, which all methods have by counted operations, unless they are given. `seeds`: number of runs of
     random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
     and recommended; the default is all. The other options are those of `lazyllm.longbench.run`.
@@ -90,7 +89,7 @@ def reproduce(
     check(wanted, names)
     checked.whole(seeds, "seeds", 1)
     setup = setup_of(checked_llm(llm), preset)
-    data = DataOptions.of(options, reproduce, max_length=setup.max_length, chat=setup.chat)
+    data = DataOptions.of(options, reproduce, max_length=setup.max_length, wrapper=setup.wrapper)
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     speedup = setup.speedup if speedup is None else speedup
     model = llm.config.name or llm.checkpoint.path.name
@@ -103,11 +102,11 @@ def reproduce(
         new_figure(1, 1)
     runs, results = {}, {}
     for name, settings in plans.items():
-        labelled = {label_of(method): method for method in (Pruning(), *chain(*settings.values()))}
+        labelled = {method.label: method for method in (Pruning(), *chain(*settings.values()))}
         run = runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
         if not run.summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
-        labels = {place: [label_of(method) for method in group] for place, group in settings.items()}
+        labels = {place: [method.label for method in group] for place, group in settings.items()}
         results[name] = tables.Results(run.summary, labels, setup.published)
     files, texts = [], []
     for name in wanted:

@@ -32,7 +32,7 @@ def points_of(study: Study) -> Iterator[Point]:
         kl = np.array(trial.user_attrs[KL])
         pruning = Pruning.from_json(trial.user_attrs[SETTING])
         yield Point(
-            str(pruning),
+            pruning.label,
             pruning,
             prompts=len(kl),
             kl=interval(float(kl.mean()), [[kl]], 0.0, inf),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,6 +12,8 @@ from itertools import zip_longest
 from textwrap import wrap
 
 BOLD = "**"
+INTERVAL = re.compile(r"(.+) (\[.+, .+\])")
+LEVEL = "[95 %]"  # in the heads of columns with intervals
 HEAD_WIDTH = 20  # characters; a longer column head is wrapped in plain text
 LATEX_SPECIAL = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
@@ -59,12 +62,25 @@ class Table:
         return text.getvalue()
 
     def latex(self) -> str:
+        """A table for LaTeX's package booktabs; where a column has intervals, they are a column beside it."""
+        columns: list[Sequence[str]] = []
+        for head, *cells in zip(*self._plain(), strict=True):
+            parts = [
+                interval.groups() if (interval := INTERVAL.fullmatch(cell)) else (cell, "") for cell in cells
+            ]
+            values, bounds = zip(*parts, strict=True) if parts else ((), ())
+            columns.append([head, *values])
+            if any(bounds):
+                columns[-1] = [head.removesuffix(f" {LEVEL}"), *values]
+                columns.append([LEVEL, *bounds])
         head, *rows = (
-            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\" for line in self._plain()
+            " & ".join(cell.translate(LATEX_SPECIAL) for cell in line) + r" \\"
+            for line in zip(*columns, strict=True)
         )
-        columns = "l" + "r" * (len(self.heads) - 1)
-        begin, end, line = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}", r"\hline"
-        return "\n".join([begin, line, head, line, *rows, line, end, ""])
+        caption = rf"\caption{{{self.title.translate(LATEX_SPECIAL)}}}"
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
+        lines = [r"\begin{table}", r"\centering", caption, begin, r"\toprule", head, r"\midrule", *rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
     def html(self) -> str:
         def row(tag: str, cells: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -30,13 +30,19 @@ SPEEDUP_AXES = {
     "speedup": "speedup of the first token against dense (measured, ratio of sums)",
     "counted_speedup": "counted speedup of prefill",
 }
-MAY_VARY = {"layer", "keep", "stopped", *(field.name for cls in (Pruning, Scoring) for field in fields(cls))}
+MAY_VARY = {
+    "layer",
+    "keep",
+    "stopped",
+    "note",
+    *(option.name for cls in (Pruning, Scoring) for option in fields(cls)),
+}
 """Columns that a frame has if their values differ."""
 UNKNOWN = Interval(nan, nan, nan)
 DIGITS = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Point:
     """One setting. An Interval has value, low and high; nan stands for a quantity that was not measured.
 
@@ -45,6 +51,7 @@ class Point:
     argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
     of summed times; `speedup_median`: median of the ratios; times are of one environment. `counted_speedup`:
     by counted operations. `stopped`: left by a search before all prompts had run.
+    `note`: what `best` says of its choice.
     """
 
     setting: str
@@ -63,6 +70,11 @@ class Point:
     computed: float = nan
     reached_top: float = nan
     stopped: bool = False
+    note: str = field(default="", compare=False)
+
+    def __repr__(self) -> str:
+        """Its row of a table, and the note."""
+        return "\n".join([Frame([self]).table.text(), *filter(None, [self.note])])
 
     @property
     def scored(self) -> bool:
@@ -81,13 +93,13 @@ class Point:
     def row(self) -> dict[str, Any]:
         """A row of a table, without what was not measured. An interval takes three columns."""
         flat: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for item in fields(self):
+            value = getattr(self, item.name)
             if isinstance(value, Interval):
-                names = (field.name, f"{field.name}_low", f"{field.name}_high")
+                names = (item.name, f"{item.name}_low", f"{item.name}_high")
                 flat |= zip(names, astuple(value), strict=True)
             else:
-                flat[field.name] = value
+                flat[item.name] = value
         return {name: value for name, value in flat.items() if value == value}  # NaN is not
 
 
@@ -247,7 +259,7 @@ def options_of(method: Method) -> dict[str, Any]:
     """The fields of a schedule and of its scoring; a single stage is layer and keep."""
     if not (isinstance(method, Pruning) and method.stages):
         return {}
-    options = {field.name: getattr(method, field.name) for field in fields(method)}
+    options = {item.name: getattr(method, item.name) for item in fields(method)}
     options |= asdict(options.pop("scoring"))
     if len(method.stages) > 1:
         return options

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.evaluation.runner import checked_settings
+from lazyllm.evaluation.runner import Settings, checked_settings, has_names
 from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.method import Method
-from lazyllm.methods import PruningInput
 from lazyllm.pruning import Pruning
 from lazyllm.scoring import Scoring
 
 SCORING = {field.name for field in fields(Scoring)}
+AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
 
-Settings = Mapping[str, Iterable[Any]] | Sequence[PruningInput] | PruningInput
+Space: TypeAlias = Mapping[str, Iterable[Any]] | Settings
 
 
-def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
-    """Methods by label, dense first. A setting that the model cannot run is an error."""
-    settings = {
-        DENSE_LABEL: Pruning(),
-        **checked_settings(combined(space) if isinstance(space, Mapping) else space),
-    }
+def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
+    """Methods by name, dense first. A setting that the model cannot run is an error."""
+    named = has_names(space) and not AXES & space.keys()
+    chosen = combined(space) if isinstance(space, Mapping) and not named else space
+    settings = {DENSE_LABEL: Pruning(), **checked_settings(chosen)}
     if len(settings) == 1:
         raise ValueError("the space holds dense alone, which every sweep measures; give settings to compare")
     for method in settings.values():
@@ -33,7 +32,7 @@ def settings_of(space: Settings, config: ModelConfig) -> dict[str, Method]:
     return settings
 
 
-def combined(axes: Mapping[str, Iterable[Any]]) -> list[Pruning]:
+def combined(axes: Mapping[str, Any]) -> list[Pruning]:
     """The product of the axes. An axis is a field of Pruning or of Scoring; `layer` and `keep` are a single
     stage's."""
     for name, axis in axes.items():

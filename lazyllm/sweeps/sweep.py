@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from math import isnan
 from pathlib import Path
@@ -26,7 +27,7 @@ from lazyllm.methods import parse_method
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
-from lazyllm.sweeps.space import Settings, settings_of
+from lazyllm.sweeps.space import Space, settings_of
 
 Quality = Literal["kl", "score", "both"]
 PICTURE, TABLE = "pareto.png", "settings"
@@ -77,7 +78,8 @@ class Sweep(Frame):
         """The setting with the largest measured speedup whose quality is at most `max_drop` below dense's.
 
         Quality is a number from 0 to 1: score / 100 (a drop of 0.01 is one point), or in a sweep without
-        scores the share of equal argmaxes, which is 1 for dense.
+        scores the share of equal argmaxes, which is 1 for dense. If no setting is faster, it is dense itself,
+        and its note says so.
         """
         drop = checked.number(max_drop, "max_drop")
         if drop < 0:
@@ -86,7 +88,10 @@ class Sweep(Frame):
         fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        return max(fit, key=lambda point: point.speedup)
+        best = max(fit, key=lambda point: point.speedup)
+        if best.setting != DENSE_LABEL:
+            return best
+        return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
 
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws quality against speedup with the Pareto front; needs matplotlib.
@@ -126,7 +131,7 @@ def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> d
 
 def sweep(
     llm: LLM | str | Path,
-    space: Settings,
+    space: Space,
     *,
     measure: Quality = "kl",
     tokens: int = TOKENS,
@@ -135,9 +140,9 @@ def sweep(
 ) -> Sweep:
     """Runs dense and every setting of a space on the same prompts and measures quality and speed.
 
-    `space`: settings or their texts; or axes whose product is taken, each a field of Pruning or of Scoring
-    with a list of values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth": [1, 13]}. For single stages,
-    the axes "layer" and "keep" replace "stages".
+    `space`: settings or their texts, also by name: {"ours": setting}; or axes whose product is taken, each a
+    field of Pruning or Scoring with a list of values, such as {"stages": [{10: 0.7}, {20: 0.5}], "smooth":
+    [1, 13]}. For single stages, the axes "layer" and "keep" replace "stages".
 
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
     and scores them; "both" does both and takes its times from the generated answers.

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import Chat, chat_wrapper, wrapped_ids
+from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
@@ -34,9 +34,9 @@ def kind_of(data_set: str) -> Kind:
     return TASKS[task_and_length(data_set)[0]]
 
 
-def prompt_encoder(tokenizer: Tokenizer, chat: Chat) -> Encode:
-    wrapper = chat_wrapper(tokenizer, chat)
-    return lambda text, answer_prefix: wrapped_ids(tokenizer, text, wrapper, answer_prefix)
+def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
+    chosen = chat_wrapper(tokenizer, wrapper)
+    return lambda text, answer_prefix: wrapped_ids(tokenizer, text, chosen, answer_prefix)
 
 
 def ruler_items(
@@ -136,7 +136,7 @@ class GeneratedTasks(Tasks):
         options: RunOptions,
         max_new_tokens: int | None = None,
     ) -> None:
-        self.items, self.selection, self.chat = items, selection, options.chat
+        self.items, self.selection, self.wrapper = items, selection, options.wrapper
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
         self._max_new_tokens = max_new_tokens
 
@@ -158,7 +158,7 @@ class GeneratedTasks(Tasks):
     ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
         text = kind_of(task.name).template.format(**{**item, "context": context})
-        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self.chat), len(llm.tokenizer.encode(text))
+        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self.wrapper), len(llm.tokenizer.encode(text))
         ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
         return ItemPrompt(ids, n_tokens, False, wrapper)
 

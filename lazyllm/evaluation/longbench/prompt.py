@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from lazyllm.checkpoints.fields import shortened
 from lazyllm.checkpoints.tokenizer import Tokenizer
-from lazyllm.evaluation.chats import Chat, chat_wrapper, wrapped_ids
+from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.longbench.datasets import dataset
 from lazyllm.evaluation.longbench.items import File, in_zip, is_text, resolve_data, zip_errors
 from lazyllm.evaluation.options import MAX_LENGTH
@@ -120,23 +120,23 @@ def prompt_ids(
     tokenizer: Tokenizer,
     item: Mapping[str, Any],
     max_length: int = MAX_LENGTH,
-    chat: Chat = "auto",
+    wrapper: AnyWrapper = "auto",
     templates: Templates | None = None,
 ) -> list[int]:
     """The token ids of one item, a dict with the fields of LongBench's files.
 
-    A prompt of more than `max_length` tokens loses its middle. `chat` is the wrapper: "llama-2", "xgen",
+    A prompt of more than `max_length` tokens loses its middle. `wrapper` is "llama-2", "xgen",
     "template" (the checkpoint's own), "none", or "auto" by the checkpoint. `templates` are the official ones
     unless they are given.
     """
-    return make_prompt(tokenizer, item, max_length, chat, templates).ids
+    return make_prompt(tokenizer, item, max_length, wrapper, templates).ids
 
 
 def make_prompt(
     tokenizer: Tokenizer,
     item: Mapping[str, Any],
     max_length: int = MAX_LENGTH,
-    chat: Chat = "auto",
+    wrapper: AnyWrapper = "auto",
     templates: Templates | None = None,
     shorten: Shorten | None = None,
 ) -> ItemPrompt:
@@ -148,7 +148,7 @@ def make_prompt(
         if not is_text(item.get(field)):
             raise ValueError(f"item: {field} is {item.get(field)!r:.80}; expected a string")
     checked.whole(max_length, "max_length", 2)
-    wrapper = chat_wrapper(tokenizer, chat) if dataset(item["dataset"]).chat else "none"
+    wrapper = chat_wrapper(tokenizer, wrapper) if dataset(item["dataset"]).chat else "none"
     templates = templates or find_templates()
     text = templates.prompt(item)
     ids = tokenizer.encode(text)

@@ -34,7 +34,7 @@ class LongBench(Tasks):
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = find_templates(data, options.prompts)
         self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
-        self.chat, self._edit_sim = options.chat, options.edit_sim
+        self.wrapper, self._edit_sim = options.wrapper, options.edit_sim
         self.items = {name: items.subset(items.read(data, name), options) for name in names}
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
@@ -55,7 +55,7 @@ class LongBench(Tasks):
         }
 
     def check(self, llm: LLM) -> None:
-        chat_wrapper(llm.tokenizer, self.chat)
+        chat_wrapper(llm.tokenizer, self.wrapper)
 
     def task(self, name: str) -> Task:
         limit = self._templates.max_new_tokens(name)
@@ -64,7 +64,7 @@ class LongBench(Tasks):
     def prompt(
         self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        return make_prompt(llm.tokenizer, item, self._max_length, self.chat, self._templates, shorten)
+        return make_prompt(llm.tokenizer, item, self._max_length, self.wrapper, self._templates, shorten)
 
     def stops(self, llm: LLM, task: Task) -> Stops:
         ends = llm.tokenizer.eos_token_ids
