@@ -284,7 +284,7 @@ def test_demo_compares_dense_and_pruned(
     monkeypatch.setattr(demo, "DOCUMENT", document)
     assert cli.main(["demo", "--model", str(folder), "--out", str(tmp_path / "out")]) == 1
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert lines["right"].count("NO (it is Sparrow)") == 2
+    assert lines["right"].count("NO (it is Lindau)") == 2
     shares = [int(share) for share in re.findall(r"\b(\d+)%", lines["computed at the first token"])]
     assert shares[0] == 100 > shares[1]  # counted, so that it holds on any machine
     assert lines["first token (median of 3 runs)"].count(" s") == 2
