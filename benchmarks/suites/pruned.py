@@ -40,7 +40,7 @@ def schedules_for(llm: LLM, n: int) -> tuple[dict[str, Pruning], list[str]]:
     notes = []
     for speedup in SPEEDUPS:
         try:
-            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm, n)
+            made[f"speedup {speedup:g}"] = Pruning.for_speedup(speedup, llm, n, "paper")
         except ValueError as error:
             notes.append(f"Left out: {error}.")
     made["one stage"] = Pruning({layers // 2: 0.5})
@@ -89,7 +89,7 @@ def rows_of(options: Options, llm: LLM, schedules: dict[str, Pruning], n: int, p
 def by_arithmetic(options: Options, place: Place) -> Section:
     """One schedule for products of each type, with weights as stored and rounded to 8 and 4 bits."""
     n = min(BY_ARITHMETIC, max(options.fitting_tokens))
-    ids, pruning = options.prompt(n), Pruning.for_speedup(2.0, options.config, n)
+    ids, pruning = options.prompt(n), Pruning.for_speedup(2.0, options.config, n, "paper")
     c = options.config
     in_blocks = all(width % BLOCK == 0 for width in (c.hidden, c.n_heads * c.head_dim, c.ffn))
     computes = [name for name in ("f32", "bf16", "int8") if name == "f32" or _core.features()[name]]
