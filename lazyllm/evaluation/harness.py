@@ -16,8 +16,7 @@ import numpy as np
 import lazyllm
 from lazyllm.evaluation.divergence import log_softmax
 from lazyllm.llm import LLM, load
-from lazyllm.method import Method
-from lazyllm.methods import as_method
+from lazyllm.methods import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import SamplingParams
@@ -55,7 +54,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # Any to mypy, which does
     def __init__(
         self,
         pretrained: str | LLM,
-        pruning: Method | str | Mapping[str, Any] | Sequence[Any] | None = None,
+        pruning: PruningInput = None,
         max_length: int | None = None,
         seed: int = 0,
         batch_size: int | str = 1,
