@@ -16,7 +16,7 @@ from benchmarks.options import Options
 from benchmarks.peers.engines import OURS, Engines, start_engines
 from lazyllm import _core, load
 from lazyllm.llm import LLM
-from lazyllm.pruning import Pruning
+from lazyllm.pruning import RECOMMENDED_SINK, Pruning
 from lazyllm.scoring import Scoring
 from lazyllm.session import Session
 
@@ -124,7 +124,7 @@ def by_rules(options: Options, llm: LLM, place: Place) -> Section:
     prunings = {
         "the paper's": paper,
         "five layers": replace(paper, scoring=Scoring(layers=5)),
-        "recommended": Pruning.for_speedup(SPEEDUP, llm, options.context),
+        "recommended": replace(paper, scoring=Scoring.recommended(), sink=RECOMMENDED_SINK),
     }
     sessions = {name: llm.session(pruning) for name, pruning in prunings.items()}
     for session in sessions.values():
