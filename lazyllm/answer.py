@@ -16,8 +16,8 @@ from lazyllm.generation import FinishReason, Generation, Request
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt
 from lazyllm.pruning import DENSE
+from lazyllm.sampling import log_softmax, seed_at
 from lazyllm.stop_finder import StopFinder
-from lazyllm.support import checked
 from lazyllm.timeline import READ, Timeline
 from lazyllm.trace import Pass, Trace, table_of
 
@@ -64,10 +64,7 @@ class Answer:
             started = time.perf_counter() - self._seconds
             self._start(timeline)
             timeline.reserve(len(self._prompt_ids) - self._n_run, self._request.max_new_tokens)
-            if self._begins is None:
-                timeline.run_pending()
-                self._record()
-                self._begins = timeline.length
+            self._locate(timeline)
             self._run_prompt(timeline, timeline.core.forward)
             self._record()
             self._seconds = time.perf_counter() - started
@@ -76,7 +73,7 @@ class Answer:
         """An answer of its own in a fork of the timeline, with the seed of that index."""
         branch = copy(self)
         branch._core, branch._passes, branch._drawn = fork.core, [*self._passes], []
-        branch._seed_with((self._seed + index) % checked.SEED_LIMIT)
+        branch._seed_with(seed_at(self._seed, index))
         branch._read_anew()
         return branch
 
@@ -153,10 +150,7 @@ class Answer:
     def _advance(self, timeline: Timeline, started: float) -> None:
         """Draws the next token. What an interrupted call has done already is not done again."""
         core = self._core
-        if self._begins is None:
-            timeline.run_pending()
-            self._record()
-            self._begins = core.length
+        self._locate(timeline)
         if core.length < self._due:
             run: Callable[..., Any] = partial(core.advance, sampler=self._sampler)
             if self._reads_logits:
@@ -166,6 +160,13 @@ class Answer:
             else:
                 self._run_prompt(timeline, run)
         self._take(timeline, started)
+
+    def _locate(self, timeline: Timeline) -> None:
+        """Finds where the prompt begins, once the token generated before it has been run."""
+        if self._begins is None:
+            timeline.run_pending()
+            self._record()
+            self._begins = timeline.length
 
     def _run_prompt(self, timeline: Timeline, run: Callable[..., Any]) -> None:
         n_run = self._n_run
@@ -305,7 +306,6 @@ class Answer:
 
 def likeliest(logits: np.ndarray, n: int, drawn: int) -> dict[int, float]:
     """Logarithms of probabilities by token: of the `n` likeliest in falling order, and of the drawn one."""
-    values = logits - logits.max()
-    values -= np.log(np.exp(values).sum())
+    values = log_softmax(logits)
     best = np.argsort(-values, kind="stable")[:n].tolist()
     return {token: float(values[token]) for token in (*best, drawn)}

@@ -76,7 +76,19 @@ class SamplingParams:
         """The same for one prompt of a list, with a seed of its own: `seed` + `index`."""
         if self.seed is None:
             return self
-        return replace(self, seed=(self.seed + index) % checked.SEED_LIMIT)
+        return replace(self, seed=seed_at(self.seed, index))
 
 
 GREEDY = SamplingParams()
+
+
+def seed_at(seed: int, index: int) -> int:
+    """The seed of one of several draws that begin at `seed`."""
+    return (seed + index) % checked.SEED_LIMIT
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis, in double precision."""
+    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
+    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normed

@@ -148,18 +148,20 @@ class Session(Timeline):
         """Encodes a prompt; iterating over the stream runs it and generates the answer."""
         if not isinstance(prompt, EncodedPrompt):
             prompt = self.conversation.encode(self.core, prompt, request)
-        if self.setting.compresses:
-            prompt = self.conversation.compressed(self.core, prompt, request)
-        return Stream(Answer(self, prompt, request, self._prefixes).run(self))
+        return Stream(self._begun(prompt, request).run(self))
 
     def answers(self, prompt: EncodedPrompt, request: Request, n: int) -> list[Generation]:
         """`n` answers to a prompt that runs once; each goes on in a fork, with a seed of its own."""
-        if self.setting.compresses:
-            prompt = self.conversation.compressed(self.core, prompt, request)
-        answer = Answer(self, prompt, request, self._prefixes)
+        answer = self._begun(prompt, request)
         answer.prefill(self)
         forks = (self.fork() for _ in range(n))
         return [Stream(answer.branch(fork, i).run(fork)).finished() for i, fork in enumerate(forks)]
+
+    def _begun(self, prompt: EncodedPrompt, request: Request) -> Answer:
+        """An answer whose prompt the method has compressed, if it does, and nothing has run."""
+        if self.setting.compresses:
+            prompt = self.conversation.compressed(self.core, prompt, request)
+        return Answer(self, prompt, request, self._prefixes)
 
     def resume(self) -> Generation:
         """Goes on with the answer that was interrupted, as if it had not been; the whole of it.

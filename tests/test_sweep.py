@@ -17,7 +17,7 @@ from folders import model_folder
 
 import lazyllm
 from lazyllm.commands import main as cli
-from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence, log_softmax
+from lazyllm.evaluation.divergence import forced_logits, greedy_answer, kl_divergence
 from lazyllm.evaluation.generated.ruler import TASKS as RULER
 from lazyllm.evaluation.generated.ruler import generate
 from lazyllm.evaluation.generated.tasks import prompt_encoder
@@ -27,6 +27,7 @@ from lazyllm.evaluation.results import ITEMS, RunFolder
 from lazyllm.pictures.figure import Dot, draw_dot, new_figure
 from lazyllm.pictures.pareto import number_dots
 from lazyllm.pruning import Pruning
+from lazyllm.sampling import log_softmax
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
 from lazyllm.sweeps.space import settings_of

@@ -12,6 +12,7 @@ from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.llm import LLM
 from lazyllm.method import Method
+from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
 
@@ -58,13 +59,6 @@ def greedy_answer(
         logits.append(session.forward(answer[-1:], generated=True))
         answer.append(int(logits[-1].argmax()))
     return DenseAnswer(answer, np.array(logits))
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Over the last axis, in double precision."""
-    shifted = np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True)
-    normed: np.ndarray = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normed
 
 
 def kl_divergence(logits: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 import lazyllm
-from lazyllm.evaluation.divergence import log_softmax
 from lazyllm.llm import LLM, load
 from lazyllm.methods import PruningInput, as_method
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.pruning import Pruning
-from lazyllm.sampling import SamplingParams
+from lazyllm.sampling import SamplingParams, log_softmax
 from lazyllm.support import checked
 from lazyllm.support.progress import bar
 
