@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from lazyllm.method import Method
@@ -47,19 +48,22 @@ class Speedup(Method):
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError if the model cannot reach the speedup; it names the highest."""
-        self._schedule(config, SHAPE_LENGTH)
+        schedule(self.factor, config, SHAPE_LENGTH)
 
     def for_prompt(self, config: ModelConfig, n_prompt: int) -> Pruning:
         try:
-            return replace(self._schedule(config, max(n_prompt, SHORTEST)), min_tokens=SHORTEST)
+            return replace(schedule(self.factor, config, max(n_prompt, SHORTEST)), min_tokens=SHORTEST)
         except OutOfReach:  # a prompt that is too short for so high a speedup; a follow-up may be long enough
-            return replace(self._schedule(config, SHAPE_LENGTH), min_tokens=n_prompt + 1)
-
-    def _schedule(self, config: ModelConfig, n_prompt: int) -> Pruning:
-        return Pruning.for_speedup(self.factor, config, n_prompt)
+            return replace(schedule(self.factor, config, SHAPE_LENGTH), min_tokens=n_prompt + 1)
 
     reads_in_parts = True
     asking_rows = Scoring.recommended().queries
 
     def core(self) -> NoReturn:
         raise RuntimeError("a Speedup has a schedule for a prompt only: for_prompt gives it")
+
+
+@lru_cache
+def schedule(factor: float, config: ModelConfig, n_prompt: int) -> Pruning:
+    """`Pruning.for_speedup`, solved once: every session asks for the same model and often the same length."""
+    return Pruning.for_speedup(factor, config, n_prompt)
