@@ -30,13 +30,7 @@ def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos
     build(shape, folder).path.rename(folder / "model.safetensors")
     config = family_config(
         "LlamaForCausalLM",
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads,
-        head_dim=shape.head_dim,
-        vocab_size=shape.vocab,
+        **shape.dimensions,
         max_position_embeddings=shape.context,
         tie_word_embeddings=shape.tied,
         bos_token_id=None,

@@ -360,13 +360,7 @@ def test_dense_equals_transformers(shape: Shape, folder: Path) -> None:
 
     tiny = build(shape, folder)
     config = transformers.LlamaConfig(
-        vocab_size=shape.vocab,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_kv_heads,
-        head_dim=shape.head_dim,
+        **shape.dimensions,
         rms_norm_eps=tiny.config["norm_eps"],
         attention_bias=shape.qkv_bias,
         attn_implementation="eager",

@@ -53,6 +53,19 @@ class Shape:
     gelu: bool = False
     dtype: str = "F32"
 
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The dimensions by their names in config.json."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+        }
+
 
 @dataclass(frozen=True)
 class Tiny:
