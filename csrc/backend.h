@@ -59,7 +59,8 @@ enum {
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
     char *data;
-    bool owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it is its own */
+    bool
+        owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it is its own */
 } lazy_shared;
 
 /* A part of it, in bytes. */
@@ -106,10 +107,11 @@ typedef struct lazy_ops {
     /* x[r,:] = embedding_scale * table[ids[r],:]; the scale is rounded to the activations' type first */
     int (*embed)(lazy_stream *, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *);
     /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight */
-    int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate, lazy_error *);
+    int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
+                   lazy_error *);
     /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or Inf. */
-    int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
-                           int32_t *first_bad, lazy_error *);
+    int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps,
+                           int layer, int32_t *first_bad, lazy_error *);
     /* y[n,rows] (+)= x[n,cols] W^T + bias; cols: d, H D or F */
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
@@ -121,54 +123,56 @@ typedef struct lazy_ops {
                   const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j / sqrt(query_scalar),
      * times v_j. window: at least 1; INT32_MAX: none. */
-    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv, const int32_t *in_play, int m,
-                     int window, lazy_error *);
+    int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
+                     const int32_t *in_play, int m, int window, lazy_error *);
     /* y[r, :rows] f32 = x W^T: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
-    int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *);
+    int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
+                     lazy_error *);
     /* *id = index of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first NaN or Inf */
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
 
     /* ---- selection ---- */
     /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean or largest, by
      * the pooling, of those of the last `queries` rows whose position is at least first_asking */
-    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling, int first_asking,
-                  lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
+    int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling,
+                  int first_asking, lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
     /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
      * if there is no sum. share: (capacity,) by position. */
-    int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags, lazy_error *);
+    int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
+                 lazy_error *);
     /* scores[j] = the largest of shares[k, in_play[j]], k < n, and where `also` is true of scores[j]. shares: (n, capacity) */
-    int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play, int m, bool also,
-                   lazy_error *);
+    int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play,
+                   int m, bool also, lazy_error *);
     /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and scores[j] become the
      * larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
-    int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor, const int32_t *in_play, int m,
-                    lazy_error *);
+    int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor,
+                    const int32_t *in_play, int m, lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */
     int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */
     int (*smooth)(lazy_stream *, float *out, const float *scores, int m, int width, lazy_error *);
     /* *n_free (host) = the smallest number of highest-scoring prunable, unforced tokens whose scores, added to those of the forced
      * prunable ones, reach `mass` times the sum of all prunable tokens' scores. NaN is an error. Waits. */
-    int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, double mass,
-                lazy_error *);
+    int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
+                double mass, lazy_error *);
     /* kept = the tokens in play that are not prunable or are forced, and the n_free highest-scoring others (of equal scores the smaller
      * position); ascending. Scores may be negative. NaN is an error. */
-    int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m, const uint8_t *flags, int n_free,
-                  lazy_error *);
+    int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m,
+                  const uint8_t *flags, int n_free, lazy_error *);
 
     /* ---- bookkeeping ---- */
     /* depth[rows[r]] = value */
     int (*mark)(lazy_stream *, int32_t *depth, const int32_t *rows, int n, int value, lazy_error *);
     /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host). Waits. */
-    int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth, int low, int high,
-                  lazy_error *);
+    int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth,
+                  int low, int high, lazy_error *);
     /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in aux[position,d];
      * those only in new_rows[] are fetched from there and counted in *n_revived (backend memory). aux may be NULL if new_rows is a
      * subset of rows: dropped rows are lost. */
-    int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows, int n, void *aux, int d,
-                   int32_t *n_revived, lazy_error *);
+    int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows,
+                   int n, void *aux, int d, int32_t *n_revived, lazy_error *);
 } lazy_ops;
 
 struct lazy_backend {
@@ -182,14 +186,18 @@ struct lazy_backend {
 };
 
 /* Bytes of one activation. */
-static inline size_t lazy_activation_bytes(const lazy_backend *backend) { return lazy_dtype_width(backend->activations); }
+static inline size_t lazy_activation_bytes(const lazy_backend *backend)
+{
+    return lazy_dtype_width(backend->activations);
+}
 
 /* The first member of every backend's stream. */
 struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
-    bool scores_follow;      /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
+    bool
+        scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
     int layers_done;
 };
 

@@ -53,7 +53,8 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
 
     if (!lazy_format_find(t->dtype, dtype))
         return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and Q6_K are",
+                         "tensor %s: dtype %s is not supported; F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, "
+                         "Q5_K and Q6_K are",
                          name, t->dtype);
     const lazy_format *format = &lazy_formats[*dtype];
 
@@ -65,27 +66,30 @@ static int take(binder *b, const char *name, int rows, int cols, const void **da
             length += snprintf(shape + length, sizeof shape - (size_t)length, "%s%" PRId64, i ? ", " : "", t->shape[i]);
         shape[length] = '\0';
         if (cols)
-            return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name, shape, rows, cols);
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, shape, rows);
+            return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d, %d)", name,
+                             shape, rows, cols);
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shape (%s), but the config asks for (%d)", name, shape,
+                         rows);
     }
     int row = cols ? cols : rows, n_rows = cols ? rows : 1;
     if (row % format->values)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: rows of %d values; %s stores whole blocks of %d", name, row, format->name,
-                         format->values);
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: rows of %d values; %s stores whole blocks of %d", name, row,
+                         format->name, format->values);
     uint64_t bytes = (uint64_t)n_rows * lazy_row_bytes(*dtype, row);
     if (t->bytes != bytes)
-        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64, name, t->bytes,
-                         bytes);
+        return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: %" PRIu64 " bytes, but its shape and dtype make %" PRIu64,
+                         name, t->bytes, bytes);
     if (t->shard < 0 || t->shard >= b->model->n_shards)
         return lazy_fail(err, LAZY_CHECKPOINT, "tensor %s: shard %d of %d", name, t->shard, b->model->n_shards);
     const lazy_mapping *shard = &b->model->shards[t->shard];
     if (t->offset > shard->bytes || bytes > shard->bytes - t->offset)
         return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes", name, t->offset,
-                         t->offset + bytes, shard->bytes);
+                         "tensor %s: bytes %" PRIu64 " to %" PRIu64 " lie past the end of a file of %" PRIu64 " bytes",
+                         name, t->offset, t->offset + bytes, shard->bytes);
     if (t->offset % (uint64_t)format->align)
         return lazy_fail(err, LAZY_CHECKPOINT,
-                         "tensor %s: begins at byte %" PRIu64 ", which is no multiple of its %d-byte elements; save the checkpoint again",
+                         "tensor %s: begins at byte %" PRIu64
+                         ", which is no multiple of its %d-byte elements; save the checkpoint again",
                          name, t->offset, format->align);
     *data = shard->data + t->offset;
     return LAZY_OK;
@@ -111,14 +115,21 @@ static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, in
 }
 
 /* How a tensor is used. */
-typedef enum use { USE_TABLE, USE_LAYER, USE_QKV } use; /* embedding or LM head; of a layer; q, k and v, one part each */
+typedef enum use {
+    USE_TABLE,
+    USE_LAYER,
+    USE_QKV
+} use; /* embedding or LM head; of a layer; q, k and v, one part each */
 
 /* True if the rows of this part are to be sorted. */
-static bool is_paired(const binder *b, use use, int part) { return b->model->config.paired_rope && use == USE_QKV && part < 2; }
+static bool is_paired(const binder *b, use use, int part)
+{
+    return b->model->config.paired_rope && use == USE_QKV && part < 2;
+}
 
 /* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
-static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, use use, float plus,
-                       lazy_error *err)
+static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, use use,
+                       float plus, lazy_error *err)
 {
     lazy_backend *backend = b->model->backend;
     const void *data[LAZY_MAX_PARTS];
@@ -141,7 +152,8 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
         for (int i = 0, at = 0; i < n_names; at += lengths[i++]) {
             float *unsorted = host + total;
             lazy_widen(is_paired(b, use, i) ? unsorted : host + at, data[i], dtype[i], lengths[i]);
-            if (is_paired(b, use, i)) sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, lengths[i], b->model->config.head_dim);
+            if (is_paired(b, use, i))
+                sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, lengths[i], b->model->config.head_dim);
         }
         for (int i = 0; plus && i < total; i++) host[i] += plus;
         code = backend->ops->upload(b->stream, memory, host, (size_t)total * sizeof *host, err);
@@ -157,21 +169,28 @@ static int bind_norm(binder *b, float **out, const char *const *name, int length
 }
 
 /* The format that a matrix is to have, if that is possible. */
-static int choose_format(const binder *b, const char *name, use use, int cols, lazy_dtype stored, lazy_dtype *format, lazy_error *err)
+static int choose_format(const binder *b, const char *name, use use, int cols, lazy_dtype stored, lazy_dtype *format,
+                         lazy_error *err)
 {
-    static const char *const settings[] = { [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4" };
+    static const char *const settings[] = {
+        [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4"
+    };
     *format = stored;
-    if (b->weights != LAZY_WEIGHTS_AS_STORED) *format = b->weights == LAZY_WEIGHTS_Q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
+    if (b->weights != LAZY_WEIGHTS_AS_STORED)
+        *format = b->weights == LAZY_WEIGHTS_Q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
     const lazy_format *target = &lazy_formats[*format];
     if (lazy_is_quantized(*format) && !b->model->backend->ops->quantize)
-        return lazy_fail(err, LAZY_DEVICE, "tensor %s: in %s, which %s cannot compute with; the CPU can (device=\"cpu\")", name,
+        return lazy_fail(err, LAZY_DEVICE,
+                         "tensor %s: in %s, which %s cannot compute with; the CPU can (device=\"cpu\")", name,
                          target->name, b->model->backend->name);
     if (*format != stored && lazy_is_quantized(stored))
-        return lazy_fail(err, LAZY_INVALID,
-                         "weights=\"%s\": tensor %s is stored in %s; quantized weights are used as stored, with \"auto\"",
-                         settings[b->weights], name, lazy_formats[stored].name);
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "weights=\"%s\": tensor %s is stored in %s; quantized weights are used as stored, with \"auto\"",
+            settings[b->weights], name, lazy_formats[stored].name);
     if (cols % target->values)
-        return lazy_fail(err, LAZY_INVALID, "weights=\"%s\": tensor %s has rows of %d values, and %s takes multiples of %d",
+        return lazy_fail(err, LAZY_INVALID,
+                         "weights=\"%s\": tensor %s has rows of %d values, and %s takes multiples of %d",
                          settings[b->weights], name, cols, target->name, target->values);
     return LAZY_OK;
 }
@@ -199,8 +218,8 @@ static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format,
     return LAZY_OK;
 }
 
-static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols, use use,
-                       lazy_error *err)
+static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols,
+                       use use, lazy_error *err)
 {
     lazy_matrix bound = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
     for (int i = 0; i < n_names; i++) {
@@ -237,7 +256,9 @@ static const char *const *name_of(layer_names *names, int layer, const char *con
     return names->list;
 }
 
-#define LAYER(...) name_of(&names, l, (const char *const[]){ __VA_ARGS__ }, sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *))
+#define LAYER(...)                                                                                                     \
+    name_of(&names, l, (const char *const[]){ __VA_ARGS__ },                                                           \
+            sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *))
 
 static int bind_layer(binder *b, int l, lazy_error *err)
 {
@@ -256,19 +277,21 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     if ((code = bind_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), d, err))) return code;
     if (c->post_norms) {
         if ((code = bind_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), d, err))) return code;
-        if ((code = bind_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), d, err))) return code;
+        if ((code = bind_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), d, err)))
+            return code;
     }
     if (c->qk_norm) {
         if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), c->head_dim, err))) return code;
         if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), c->head_dim, err))) return code;
     }
     if (c->qkv_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"), qkv_rows, 3, USE_QKV,
-                           0, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
+                           qkv_rows, 3, USE_QKV, 0, err);
         layer->qkv.bias = bias;
         if (code) return code;
     }
-    if ((code = bind_matrix(b, &layer->qkv, LAYER("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    if ((code = bind_matrix(b, &layer->qkv,
+                            LAYER("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
                             qkv_rows, 3, d, USE_QKV, err)))
         return code;
     if (c->o_bias) {
@@ -277,8 +300,8 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         if (code) return code;
     }
     if ((code = bind_matrix(b, &layer->o, LAYER("self_attn.o_proj.weight"), &d, 1, q, USE_LAYER, err))) return code;
-    if ((code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"), (const int[]){ f, f }, 2, d, USE_LAYER,
-                            err)))
+    if ((code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+                            (const int[]){ f, f }, 2, d, USE_LAYER, err)))
         return code;
     return bind_matrix(b, &layer->down, LAYER("mlp.down_proj.weight"), &d, 1, f, USE_LAYER, err);
 }
@@ -288,23 +311,27 @@ static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
     lazy_model *model = b->model;
     const lazy_config *c = &model->config;
     int code;
-    if ((code = bind_matrix(b, &model->embedding, (const char *const[]){ "model.embed_tokens.weight" }, &c->vocab, 1, c->hidden, USE_TABLE,
-                            err)))
+    if ((code = bind_matrix(b, &model->embedding, (const char *const[]){ "model.embed_tokens.weight" }, &c->vocab, 1,
+                            c->hidden, USE_TABLE, err)))
         return code;
     for (int l = 0; l < c->n_layers; l++) {
         if ((code = bind_layer(b, l, err))) return code;
         if (!b->dry) b->stream->layers_done = l + 1;
-        if (watch && watch->poll(watch->context, l + 1, c->n_layers)) return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
+        if (watch && watch->poll(watch->context, l + 1, c->n_layers))
+            return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
     }
-    if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, err))) return code;
+    if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, err)))
+        return code;
     if (c->tied) {
         model->head = model->embedding;
         return LAZY_OK;
     }
-    return bind_matrix(b, &model->head, (const char *const[]){ "lm_head.weight" }, &c->vocab, 1, c->hidden, USE_TABLE, err);
+    return bind_matrix(b, &model->head, (const char *const[]){ "lm_head.weight" }, &c->vocab, 1, c->hidden, USE_TABLE,
+                       err);
 }
 
-int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_watch *watch, lazy_error *err)
+int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy_weights weights,
+              const lazy_watch *watch, lazy_error *err)
 {
     const lazy_ops *ops = model->backend->ops;
     binder b = { .model = model, .n = n_tensors, .weights = weights };
@@ -319,7 +346,9 @@ int lazy_bind(lazy_model *model, const lazy_tensor *tensors, int n_tensors, lazy
     if (!code) code = bind_all(&b, watch, err);
     if (!code) code = ops->admit(model->backend, model->bytes, "the weights", err);
     /* at most two for each tensor: sorted, and rounded */
-    if (!code) code = lazy_alloc((void **)&model->owned, (size_t)n_tensors, 2 * sizeof *model->owned, "the table of weights", err);
+    if (!code)
+        code = lazy_alloc((void **)&model->owned, (size_t)n_tensors, 2 * sizeof *model->owned, "the table of weights",
+                          err);
     if (!code) code = ops->stream_open(model->backend, &model->config, &b.stream, err);
     if (!code) {
         b.dry = false;

@@ -7,14 +7,17 @@
 static lazy_buffer *add(lazy_cache *cache, void *slot, int pieces, size_t per_token, const char *what)
 {
     lazy_buffer *b = &cache->buffers[cache->n_buffers++];
-    *b = (lazy_buffer){ .slot = slot, .pieces = pieces, .per_token = per_token, .most = cache->model->config.n_layers, .what = what };
+    *b = (lazy_buffer){
+        .slot = slot, .pieces = pieces, .per_token = per_token, .most = cache->model->config.n_layers, .what = what
+    };
     return b;
 }
 
 enum { PAGE = 4096 };
 
 /* Adds one of K, V and Aux, which lie in shared memory one after the other, in whole pages. */
-static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token, bool sparse, int least, int most, const char *what)
+static void add_rows(lazy_cache *cache, void *slot, int pieces, size_t per_token, bool sparse, int least, int most,
+                     const char *what)
 {
     lazy_buffer *b = add(cache, slot, pieces, per_token, what);
     b->kept = b->has_rows = true;
@@ -31,9 +34,10 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
     const lazy_config *c = &cache->model->config;
     const lazy_backend *backend = cache->model->backend;
     const lazy_pruning *pruning = &rules->pruning;
-    size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a, head = (size_t)c->head_dim * lazy_dtype_width(backend->kv);
-    int n = c->n_layers, code = lazy_alloc_zeroed((void **)&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS, sizeof *cache->buffers,
-                                                  "the buffer list", err);
+    size_t a = lazy_activation_bytes(backend), d = (size_t)c->hidden * a,
+           head = (size_t)c->head_dim * lazy_dtype_width(backend->kv);
+    int n = c->n_layers, code = lazy_alloc_zeroed((void **)&cache->buffers, MAX_PER_LAYER * (size_t)n + MAX_OTHERS,
+                                                  sizeof *cache->buffers, "the buffer list", err);
     if (code) return code;
 
     for (int l = 0; l < n; l++) { /* first, so that buffers 2l and 2l + 1 are K and V of layer l */
@@ -47,7 +51,8 @@ int lazy_buffers_open(lazy_cache *cache, const lazy_rules *rules, lazy_error *er
         add(cache, &cache->remembered[l].scores, 1, sizeof(float), "remembered scores")->kept = true;
         add(cache, &cache->remembered[l].fresh, 1, sizeof(float), "remembered scores");
     }
-    if (pruning->layers > 1 && !pruning->policy.call) add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
+    if (pruning->layers > 1 && !pruning->policy.call)
+        add(cache, &cache->shares, min_int(pruning->layers, n), sizeof(float), "shares");
     if (lazy_rules_drop_for_good(rules, n)) add(cache, &cache->gone, 1, sizeof(int32_t), "tokens dropped for good");
     add(cache, &cache->depth, 1, sizeof(int32_t), "the depths");
     add(cache, &cache->ids, 1, sizeof(int32_t), "the token ids");
@@ -71,18 +76,20 @@ static bool is_own(const lazy_cache *cache, const lazy_buffer *b, const int32_t 
     return holds(b, depths[i]) && !(b->has_rows && i < cache->n_shared && holds(b, cache->shared_depths[i]));
 }
 
-static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, lazy_room from, int first, int end, lazy_error *err)
+static int copy_tokens(lazy_stream *stream, const lazy_buffer *b, lazy_room to, lazy_room from, int first, int end,
+                       lazy_error *err)
 {
     int code = LAZY_OK;
     for (size_t i = 0; i < (size_t)b->pieces && !code; i++)
-        code = stream->backend->ops->copy(stream, (char *)to.data + (i * (size_t)to.capacity + (size_t)first) * b->per_token,
-                                          (char *)from.data + (i * (size_t)from.capacity + (size_t)first) * b->per_token,
-                                          (size_t)(end - first) * b->per_token, err);
+        code = stream->backend->ops->copy(
+            stream, (char *)to.data + (i * (size_t)to.capacity + (size_t)first) * b->per_token,
+            (char *)from.data + (i * (size_t)from.capacity + (size_t)first) * b->per_token,
+            (size_t)(end - first) * b->per_token, err);
     return code;
 }
 
-int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths, int length,
-                     lazy_error *err)
+int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths,
+                     int length, lazy_error *err)
 {
     bool all = !cache->model->backend->ops->expect_sparse;
     int code = LAZY_OK;
@@ -103,7 +110,8 @@ void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room)
 }
 
 /* Gives n buffers from b on the same greater capacity, or none of them. */
-static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const int32_t *depths, int length, lazy_error *err)
+static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const int32_t *depths, int length,
+                lazy_error *err)
 {
     lazy_backend *backend = cache->model->backend;
     lazy_room larger[] = { { NULL, capacity }, { NULL, capacity } };
@@ -111,9 +119,12 @@ static int grow(lazy_cache *cache, lazy_buffer *b, int n, int capacity, const in
     for (int i = 0; i < n && !code; i++) {
         size_t bytes = b[i].per_token * (size_t)capacity * (size_t)b[i].pieces;
         code = backend->ops->alloc(backend, &larger[i].data, bytes, b[i].what, err);
-        bool sparse = b[i].sparse || cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
+        bool sparse =
+            b[i].sparse ||
+            cache->shared; /* a fork's passes are short, as a rule: most of its working memory is never written */
         if (!code && sparse && backend->ops->expect_sparse) backend->ops->expect_sparse(backend, larger[i].data, bytes);
-        if (!code && b[i].kept) code = lazy_buffer_copy(cache, &b[i], larger[i], lazy_room_of(&b[i]), depths, length, err);
+        if (!code && b[i].kept)
+            code = lazy_buffer_copy(cache, &b[i], larger[i], lazy_room_of(&b[i]), depths, length, err);
     }
     for (int i = 0; i < n; i++) {
         backend->ops->free(backend, code ? larger[i].data : *b[i].slot);
@@ -127,7 +138,8 @@ int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, in
     int code = LAZY_OK;
     for (int i = 0, n; i < cache->n_buffers && !code; i += n) {
         n = i < 2 * cache->model->config.n_layers ? 2 : 1; /* K and V of a layer have one capacity */
-        if (cache->buffers[i].capacity < capacity) code = grow(cache, &cache->buffers[i], n, capacity, depths, length, err);
+        if (cache->buffers[i].capacity < capacity)
+            code = grow(cache, &cache->buffers[i], n, capacity, depths, length, err);
     }
     return code;
 }

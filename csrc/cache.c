@@ -11,7 +11,8 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     size_t n = (size_t)c->n_layers, logits = (size_t)c->vocab * sizeof(float);
     size_t chunk = (size_t)backend->row_chunk * lazy_activation_bytes(backend);
     int code = lazy_alloc_zeroed((void **)&cache->kv, n, sizeof *cache->kv, "the cache table", err);
-    if (!code) code = lazy_alloc_zeroed((void **)&cache->remembered, n, sizeof *cache->remembered, "the cache table", err);
+    if (!code)
+        code = lazy_alloc_zeroed((void **)&cache->remembered, n, sizeof *cache->remembered, "the cache table", err);
     if (!code) code = lazy_alloc_zeroed((void **)&cache->aux, n, sizeof *cache->aux, "the cache table", err);
     if (!code) code = lazy_buffers_open(cache, rules, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
@@ -19,7 +20,9 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)c->ffn, "FFN rows", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->logits, logits, "the logits", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->fresh_logits, logits, "the logits", err);
-    if (!code) code = backend->ops->alloc(backend, (void **)&cache->notes, lazy_n_notes(c) * sizeof(int32_t), "a pass's notes", err);
+    if (!code)
+        code = backend->ops->alloc(backend, (void **)&cache->notes, lazy_n_notes(c) * sizeof(int32_t), "a pass's notes",
+                                   err);
     if (code) lazy_cache_close(cache);
     return code;
 }
@@ -50,8 +53,10 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
     const lazy_backend *backend = cache->model->backend;
     const lazy_config *c = &cache->model->config;
     uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * lazy_activation_bytes(backend);
-    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++) per_token += b->per_token * (uint64_t)b->pieces;
-    uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + 2 * (uint64_t)c->vocab * sizeof(float) + lazy_n_notes(c) * sizeof(int32_t);
+    for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
+        per_token += b->per_token * (uint64_t)b->pieces;
+    uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + 2 * (uint64_t)c->vocab * sizeof(float) +
+                     lazy_n_notes(c) * sizeof(int32_t);
     return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed +
            backend->ops->scratch_bytes(cache->stream, capacity, capacity) + lazy_rope_bytes(cache->model, capacity);
 }
@@ -59,7 +64,8 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err)
 {
     int32_t *staging;
-    int code = lazy_alloc((void **)&staging, staging_words(&cache->model->config, capacity), sizeof *staging, "the staging room", err);
+    int code = lazy_alloc((void **)&staging, staging_words(&cache->model->config, capacity), sizeof *staging,
+                          "the staging room", err);
     if (code) return code;
     lazy_free(cache->staging);
     cache->staging = staging;
@@ -72,7 +78,8 @@ int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, i
 
 void lazy_cache_truncate(lazy_cache *cache, int length)
 {
-    for (int l = 0; l < cache->model->config.n_layers; l++) cache->remembered[l].n = min_int(cache->remembered[l].n, length);
+    for (int l = 0; l < cache->model->config.n_layers; l++)
+        cache->remembered[l].n = min_int(cache->remembered[l].n, length);
     cache->has_logits = false;
 }
 

@@ -43,25 +43,29 @@ typedef struct lazy_cache {
     int n_buffers;
     size_t shared_bytes; /* of K, V and Aux with room for the model's context */
 
-    lazy_shared *shared;    /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
-    int written;            /* positions below it may have rows, of passes that did not end too */
-    int32_t *shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the owner's, */
-    int n_shared;           /*   of these first positions; all others it has written itself */
+    lazy_shared
+        *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
+    int written; /* positions below it may have rows, of passes that did not end too */
+    int32_t *
+        shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the owner's, */
+    int n_shared;      /*   of these first positions; all others it has written itself */
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
     /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
-    void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
+    void **
+        aux; /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
 
     /* working memory of one pass */
-    int32_t *depth;      /* (capacity,) number of layers that hold K,V of the token */
-    int32_t *ids;        /* (capacity,) */
-    uint8_t *flags;      /* (capacity,) */
-    int32_t *gone;       /* (capacity,) by position: 1 for tokens that this pass has dropped for good; NULL if no stage does */
+    int32_t *depth; /* (capacity,) number of layers that hold K,V of the token */
+    int32_t *ids;   /* (capacity,) */
+    uint8_t *flags; /* (capacity,) */
+    int32_t
+        *gone; /* (capacity,) by position: 1 for tokens that this pass has dropped for good; NULL if no stage does */
     int32_t *in_play[2]; /* (capacity,) */
     int32_t *rows[2];    /* (capacity,) */
     float *scores[2];    /* (capacity,) */
@@ -72,7 +76,8 @@ typedef struct lazy_cache {
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) */
     float *fresh_logits; /* (vocab,) */
-    int32_t *notes;      /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
+    int32_t *
+        notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
 
     int32_t *staging; /* (host) of uploads and downloads: holds the flags or positions of all tokens, or the notes */
 } lazy_cache;
@@ -117,8 +122,8 @@ void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room);
 
 /* Copies a buffer's rows of the first `length` tokens, without those that the cache shares. Where memory may be sparse, only rows that exist,
  * so that the others go on taking none. depths: (length,) (host) */
-int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths, int length,
-                     lazy_error *err);
+int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths,
+                     int length, lazy_error *err);
 
 /* ---- forks.c ---------------------------------------------------------------------------- */
 

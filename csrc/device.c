@@ -20,14 +20,16 @@ static int library_path(char *path, lazy_error *err)
         return lazy_fail(err, LAZY_DEVICE, "LAZYLLM_CUDA_LIBRARY is longer than %d bytes", MAX_PATH);
     }
     Dl_info here;
-    if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname) return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
+    if (!dladdr((void *)&lazy_device_open, &here) || !here.dli_fname)
+        return lazy_fail(err, LAZY_DEVICE, "the core's own file is unknown");
     const char *slash = strrchr(here.dli_fname, '/');
     int folder = slash ? (int)(slash - here.dli_fname + 1) : 0;
     if (snprintf(path, MAX_PATH, "%.*sliblazyllm_cuda.so", folder, here.dli_fname) >= MAX_PATH)
         return lazy_fail(err, LAZY_DEVICE, "the core's folder has a name of more than %d bytes", MAX_PATH);
     if (access(path, R_OK))
         return lazy_fail(err, LAZY_DEVICE,
-                         "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with LAZYLLM_CUDA=1",
+                         "the CUDA core is not part of this install (%s is missing): install again where nvcc is, with "
+                         "LAZYLLM_CUDA=1",
                          path);
     return LAZY_OK;
 }
@@ -69,24 +71,33 @@ int lazy_device_open(lazy_backend **out, const lazy_device *device, lazy_dtype t
 {
     *out = NULL;
     if (device->threads < 0 || device->threads > MAX_THREADS)
-        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads, MAX_THREADS);
-    static const char *const computes[] = { [LAZY_COMPUTE_F32] = "f32", [LAZY_COMPUTE_BF16] = "bf16", [LAZY_COMPUTE_INT8] = "int8" };
+        return lazy_fail(err, LAZY_INVALID, "threads is %d; it must be 0 (all cores) to %d", device->threads,
+                         MAX_THREADS);
+    static const char *const computes[] = {
+        [LAZY_COMPUTE_F32] = "f32", [LAZY_COMPUTE_BF16] = "bf16", [LAZY_COMPUTE_INT8] = "int8"
+    };
     static const char *const types[] = { [LAZY_F32] = "f32", [LAZY_F16] = "f16", [LAZY_BF16] = "bf16" };
     int compute = index_of(device->compute, computes, 3), kv = index_of(device->kv, types, 3);
-    if (compute < 0) return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
+    if (compute < 0)
+        return lazy_fail(err, LAZY_INVALID, "compute is \"%s\"; it must be f32, bf16 or int8", device->compute);
     if (kv < 0) return lazy_fail(err, LAZY_INVALID, "kv is \"%s\"; it must be f32, f16 or bf16", device->kv);
-    if (strcmp(device->name, "cpu") == 0) return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
+    if (strcmp(device->name, "cpu") == 0)
+        return lazy_cpu_open(out, device->threads, (lazy_compute)compute, (lazy_dtype)kv, err);
 
-    lazy_cuda_options options = {
-        .device = cuda_ordinal(device->name), .type = type, .libraries = device->libraries, .n_libraries = device->n_libraries
-    };
-    if (options.device < 0) return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
+    lazy_cuda_options options = { .device = cuda_ordinal(device->name),
+                                  .type = type,
+                                  .libraries = device->libraries,
+                                  .n_libraries = device->n_libraries };
+    if (options.device < 0)
+        return lazy_fail(err, LAZY_INVALID, "device is \"%s\"; it must be cpu, cuda or cuda:N", device->name);
     if (compute != LAZY_COMPUTE_F32)
-        return lazy_fail(err, LAZY_INVALID, "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
-    if (kv != LAZY_F32 && kv != (int)type)
         return lazy_fail(err, LAZY_INVALID,
-                         "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out", types[kv],
-                         types[type]);
+                         "compute is for the CPU; a GPU computes in the type of the checkpoint's weights");
+    if (kv != LAZY_F32 && kv != (int)type)
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "kv is \"%s\"; the CUDA core keeps K and V as %s, the type of the checkpoint's weights: leave kv out",
+            types[kv], types[type]);
     const lazy_cuda_library *library;
     int code = lazy_cuda_load(&library, err);
     return code ? code : library->open(out, &options, err);
@@ -99,6 +110,7 @@ int lazy_cuda_look(char *text, size_t size, const char *const *libraries, int n_
     int code = lazy_cuda_load(&library, err);
     if (!code) code = library->look(&facts, libraries, n_libraries, err);
     if (code) return code;
-    snprintf(text, size, "%s; %s; %s; kernels for %s", facts.devices, facts.versions, facts.cublas, library->architectures);
+    snprintf(text, size, "%s; %s; %s; kernels for %s", facts.devices, facts.versions, facts.cublas,
+             library->architectures);
     return LAZY_OK;
 }

@@ -21,10 +21,12 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
     const lazy_ops *ops = cache->model->backend->ops;
     const lazy_buffer *end = cache->buffers + cache->n_buffers;
     lazy_shared *shared;
-    if (cache->shared || !ops->share_open || ops->share_open(cache->model->backend, &shared, cache->shared_bytes, NULL)) return LAZY_OK;
+    if (cache->shared || !ops->share_open || ops->share_open(cache->model->backend, &shared, cache->shared_bytes, NULL))
+        return LAZY_OK;
     int code = LAZY_OK;
     for (const lazy_buffer *b = cache->buffers; b < end && !code; b++)
-        if (b->has_rows) code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
+        if (b->has_rows)
+            code = lazy_buffer_copy(cache, b, shared_room(cache, shared, b), lazy_room_of(b), depths, length, err);
     if (code) {
         ops->share_close(shared);
         return code;
@@ -40,7 +42,8 @@ static int move_to_shared(lazy_cache *cache, const int32_t *depths, int length, 
 /* Notes that rows of the first n tokens up to these depths are the owner's. */
 static int note_shared(lazy_cache *cache, const int32_t *depths, int n, lazy_error *err)
 {
-    int code = lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)n, sizeof *depths, "the shared tokens", err);
+    int code =
+        lazy_alloc_copy((void **)&cache->shared_depths, depths, (size_t)n, sizeof *depths, "the shared tokens", err);
     if (!code) cache->n_shared = n;
     return code;
 }
@@ -82,7 +85,8 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
 {
     const lazy_config *c = &to->model->config;
     const lazy_ops *ops = to->model->backend->ops;
-    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits, err); /* waits for uploads of its rows */
+    int code = ops->download(from->stream, from->staging, from->logits, sizeof *from->logits,
+                             err); /* waits for uploads of its rows */
     if (!code) code = move_to_shared(from, depths, length, err);
     if (!code) code = join_shared(to, from, depths, length, err);
     if (!code) code = lazy_cache_reserve(to, from->capacity, NULL, 0, err);
@@ -93,7 +97,9 @@ int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int
             code = lazy_buffer_copy(to, b, lazy_room_of(b), lazy_room_of(&from->buffers[i]), depths, length, err);
     }
     if (!code) code = ops->copy(to->stream, to->logits, from->logits, (size_t)c->vocab * sizeof *to->logits, err);
-    if (!code) code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits, err); /* waits: `from` may change then */
+    if (!code)
+        code = ops->download(to->stream, to->staging, to->logits, sizeof *to->logits,
+                             err); /* waits: `from` may change then */
     for (int l = 0; l < c->n_layers; l++) to->remembered[l].n = from->remembered[l].n;
     to->has_logits = from->has_logits;
     return code;

@@ -44,7 +44,7 @@ uint16_t lazy_narrow_f16(float value)
     magnitude = word & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return sign | 0x7e00u;  /* NaN */
     if (magnitude >= 0x477ff000u) return sign | 0x7c00u; /* 65520 and more round to infinity */
-    if (magnitude < 0x38800000u) {                       /* below 2^-14, a multiple of 2^-24: adding 1/2 rounds at that bit */
+    if (magnitude < 0x38800000u) { /* below 2^-14, a multiple of 2^-24: adding 1/2 rounds at that bit */
         float shifted = fabsf(value) + 0.5f;
         memcpy(&word, &shifted, sizeof word);
         return sign | (uint16_t)(word - 0x3f000000u);

@@ -23,17 +23,17 @@ typedef struct pass {
     lazy_schedule schedule;
     lazy_outputs outputs;
 
-    int length;               /* tokens of the context, the new ones included */
-    int first_new;            /* position of the first new token */
-    int first_asking;         /* of the first token whose row may score: the prompt's own, with what has been read of it */
-    bool is_prompt;           /* the new tokens are the user's */
+    int length;       /* tokens of the context, the new ones included */
+    int first_new;    /* position of the first new token */
+    int first_asking; /* of the first token whose row may score: the prompt's own, with what has been read of it */
+    bool is_prompt;   /* the new tokens are the user's */
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
     int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free;       /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
+    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
 
-    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of cache->rows */
+    set in_play; /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
+    set computed; /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of cache->rows */
     void *x;         /* (computed.n, d) their hidden states */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */
@@ -65,7 +65,8 @@ static int upload_tokens(pass *p, int32_t *to, int first, int n, const int32_t *
 static int upload_flags(pass *p, lazy_error *err)
 {
     uint8_t *flags = (uint8_t *)p->cache->staging;
-    p->n_prunable = lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->prunable_in_play, &p->n_forced);
+    p->n_prunable =
+        lazy_tokens_flag(&p->session->tokens, &p->session->rules.pruning, flags, &p->prunable_in_play, &p->n_forced);
     return p->ops->upload(p->stream, p->cache->flags, flags, (size_t)p->length, err);
 }
 
@@ -94,7 +95,8 @@ static int begin(pass *p, int n_new, lazy_error *err)
     /* notes: no bad layer, nothing revived */
     int code = upload_cleared(p, cache->notes, lazy_n_notes(p->config), p->config->n_layers, err);
     if (!code) code = upload_tokens(p, cache->in_play[0], 0, p->in_play.n, NULL, err);
-    if (!code && n_computed < p->in_play.n) code = upload_tokens(p, cache->rows[0], p->first_new, n_computed, NULL, err);
+    if (!code && n_computed < p->in_play.n)
+        code = upload_tokens(p, cache->rows[0], p->first_new, n_computed, NULL, err);
     if (!code) code = upload_tokens(p, cache->ids, p->first_new, n_computed, tokens->ids, err);
     if (!code && p->schedule.n_stages) code = upload_flags(p, err);
     /* all of `gone` is read back, of tokens that are not in play too */
@@ -144,23 +146,27 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 /* ---- one layer -------------------------------------------------------------------------- */
 
 /* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
-static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm, lazy_error *err)
+static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm,
+                       lazy_error *err)
 {
     void *product = p->x_next; /* (capacity, d), free within a layer */
     if (!post_norm) return p->ops->matmul(p->stream, x, y, n, w, true, err);
     int code = p->ops->matmul(p->stream, product, y, n, w, false, err);
-    return code ? code : p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, post_norm, p->config->norm_eps, true, err);
+    return code ? code
+                : p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, post_norm, p->config->norm_eps, true,
+                                  err);
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
-static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv, const int32_t *rows, int n,
-                                 bool scored, lazy_error *err)
+static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
+                                 const int32_t *rows, int n, bool scored, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
     const lazy_config *c = p->config;
     size_t d = (size_t)c->hidden;
     p->stream->scores_follow = scored;
-    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n, w->window, err);
+    int code = p->ops->attention(p->stream, cache->attention, qkv, rows, n, kv, p->in_play.positions, p->in_play.n,
+                                 w->window, err);
     if (code) return lazy_fail_in(err, code, "attention");
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
@@ -168,7 +174,8 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false, err)))
+        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false,
+                                    err)))
             return lazy_fail_in(err, code, "FFN norm");
         if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err)))
             return lazy_fail_in(err, code, "gate and up projection");
@@ -191,20 +198,21 @@ static int run_layer(pass *p, int l, lazy_error *err)
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, p->x, (size_t)first * d), *qkv = offset(p, cache->qkv, (size_t)first * width);
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm, c->norm_eps, source,
-                                            cache->notes, err)))
+        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm,
+                                            c->norm_eps, source, cache->notes, err)))
             return lazy_fail_in(err, code, "attention norm");
         if ((code = p->ops->matmul(p->stream, qkv, cache->normed, here, &w->qkv, false, err)))
             return lazy_fail_in(err, code, "q, k and v projection");
     }
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope], w->q_norm, w->k_norm,
-                               c->norm_eps, err)))
+    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope],
+                               w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
     int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
-    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d), offset(p, cache->qkv, (size_t)skip * width),
-                                 rows + skip, n - skip, scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
+    return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d),
+                                 offset(p, cache->qkv, (size_t)skip * width), rows + skip, n - skip,
+                                 scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);
 }
 
 /* ---- between layers --------------------------------------------------------------------- */
@@ -226,7 +234,8 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     int code = p->ops->share(p->stream, share, *scores, p->in_play.positions, m, cache->flags, err);
     if (!lazy_schedule_stage(&p->schedule, l)) return code;
     bool begun = false;
-    for (int row = 0, end; row <= l && row < layers && !code; row = end) { /* a run of rows of layers that count, or of such that do not */
+    for (int row = 0, end; row <= l && row < layers && !code;
+         row = end) { /* a run of rows of layers that count, or of such that do not */
         bool count = counts_for(p, l - (l - row) % layers, l);
         for (end = row + 1; end <= l && end < layers && counts_for(p, l - (l - end) % layers, l) == count;) end++;
         if (!count) continue;
@@ -279,8 +288,9 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (!scores_layer(p, l)) return LAZY_OK;
     if (pruning->policy.call) return ask_policy(p, l, out, err);
 
-    int code = p->ops->scores(p->stream, scores, cache->qkv, p->computed.positions, p->computed.n, pruning->queries, pruning->pooling,
-                              p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n, p->session->model->layers[l].window, err);
+    int code = p->ops->scores(p->stream, scores, cache->qkv, p->computed.positions, p->computed.n, pruning->queries,
+                              pruning->pooling, p->first_asking, cache->kv[l], p->in_play.positions, p->in_play.n,
+                              p->session->model->layers[l].window, err);
     if (!code) code = pool_layers(p, l, &scores, &spare, err);
     if (code) return lazy_fail_in(err, code, "scores");
     const lazy_stage *stage = lazy_schedule_stage(&p->schedule, l);
@@ -294,10 +304,11 @@ static int score_stage(pass *p, int l, float **out, lazy_error *err)
     if (pruning->memory > 0) {
         lazy_remembered *known = &cache->remembered[l];
         int n_known = p->is_prompt ? 0 : known->n;
-        if (n_known) code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
+        if (n_known)
+            code = p->ops->copy(p->stream, known->fresh, known->scores, (size_t)n_known * sizeof *known->fresh, err);
         if (!code)
-            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory, p->in_play.positions,
-                                    p->in_play.n, err);
+            code = p->ops->remember(p->stream, *out, known->fresh, n_known, p->length, (float)pruning->memory,
+                                    p->in_play.positions, p->in_play.n, err);
         known->n_fresh = p->length;
     }
     return code ? lazy_fail_in(err, code, "remembered scores") : LAZY_OK;
@@ -347,12 +358,13 @@ static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
     p->computed = p->in_play;
     if (!code && !computed_all) {
         int32_t *waiting = room_beside(cache->rows, rows);
-        code = p->ops->filter(p->stream, waiting, &p->computed.n, p->in_play.positions, p->in_play.n, cache->depth, l, l, err);
+        code = p->ops->filter(p->stream, waiting, &p->computed.n, p->in_play.positions, p->in_play.n, cache->depth, l,
+                              l, err);
         p->computed = all_or(p->in_play, (set){ waiting, p->computed.n });
     }
     if (code) return code;
-    code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n, aux, p->config->hidden,
-                           cache->notes + 1 + l, err);
+    code = p->ops->regroup(p->stream, p->x_next, p->computed.positions, p->computed.n, p->x, rows.positions, rows.n,
+                           aux, p->config->hidden, cache->notes + 1 + l, err);
     void *x = p->x;
     p->x = p->x_next;
     p->x_next = x;
@@ -364,7 +376,8 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
 {
     int32_t *held = room_beside(p->cache->in_play, p->in_play);
     int n, n_layers = p->config->n_layers;
-    int code = p->ops->filter(p->stream, held, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1, n_layers, err);
+    int code =
+        p->ops->filter(p->stream, held, &n, p->in_play.positions, p->in_play.n, p->cache->depth, l + 1, n_layers, err);
     if (code) return code;
     p->in_play = (set){ held, n };
     p->computed = all_or(p->in_play, p->computed);
@@ -383,8 +396,8 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
     if (code || (!stage && !waiting && !last)) return code;
 
     if (scores && (code = prune(p, stage, scores, err))) return code;
-    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n, p->computed.positions,
-                          p->computed.n, scores, err);
+    code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l, before.positions, before.n,
+                          p->computed.positions, p->computed.n, scores, err);
     p->trace_first = l + 1;
     if (code || last) return code;
     return p->schedule.frozen ? mask_uncached(p, l + 1, err) : revive(p, l + 1, before, stage && stage->for_good, err);
@@ -408,9 +421,12 @@ static int find_surprisal(pass *p, lazy_error *err)
     for (int first = 0; first < n - 1 && !code; first += out->head_rows) {
         int here = min_int(out->head_rows, n - 1 - first);
         const void *x = offset(p, p->x, (size_t)first * (size_t)p->config->hidden);
-        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm, p->config->norm_eps, false, err);
+        code = p->ops->rmsnorm(p->stream, cache->normed, x, here, p->config->hidden, model->final_norm,
+                               p->config->norm_eps, false, err);
         if (!code) code = p->ops->logits(p->stream, out->head, cache->normed, here, &model->head, err);
-        if (!code) code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1, err);
+        if (!code)
+            code = p->ops->surprisal(p->stream, surprisal + first + 1, out->head, here, vocab, cache->ids + first + 1,
+                                     err);
     }
     out->surprisal[0] = NAN;
     if (!code && first_known < n)
@@ -418,8 +434,9 @@ static int find_surprisal(pass *p, lazy_error *err)
                                 (size_t)(n - first_known) * sizeof *surprisal, err);
     for (int i = first_known; i < n && !code; i++)
         if (!isfinite(out->surprisal[i]))
-            code = lazy_fail(err, LAZY_CHECKPOINT,
-                             "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
+            code =
+                lazy_fail(err, LAZY_CHECKPOINT,
+                          "the surprisal of token %d is no finite number: the final norm or the LM head is damaged", i);
     return code;
 }
 
@@ -444,7 +461,8 @@ static int commit(pass *p, lazy_error *err)
 
 static int refuse_logit(int id, lazy_error *err)
 {
-    return lazy_fail(err, LAZY_CHECKPOINT, "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
+    return lazy_fail(err, LAZY_CHECKPOINT,
+                     "the logit of token %d is no finite number: the final norm or the LM head is damaged", id);
 }
 
 static int check_logits(const float *logits, int vocab, lazy_error *err)
@@ -456,7 +474,8 @@ static int check_logits(const float *logits, int vocab, lazy_error *err)
 
 static int refuse_layer(int layer, lazy_error *err)
 {
-    return lazy_fail(err, LAZY_CHECKPOINT, "layer %d gave a value that is no finite number: its weights, or those before it, are damaged",
+    return lazy_fail(err, LAZY_CHECKPOINT,
+                     "layer %d gave a value that is no finite number: its weights, or those before it, are damaged",
                      layer);
 }
 
@@ -465,7 +484,8 @@ static int check_notes(pass *p, lazy_error *err)
 {
     const int32_t *notes = p->cache->staging;
     int n_layers = p->config->n_layers;
-    int code = p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
+    int code =
+        p->ops->download(p->stream, p->cache->staging, p->cache->notes, lazy_n_notes(p->config) * sizeof *notes, err);
     if (!code) code = lazy_model_check(p->session->model, err);
     if (code) return code;
     if (notes[0] < n_layers) return refuse_layer(notes[0], err);
@@ -477,7 +497,8 @@ static int check_notes(pass *p, lazy_error *err)
 static int blame_layer(pass *p, int code, lazy_error *err)
 {
     int32_t first_bad;
-    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL)) return code;
+    if (code != LAZY_CHECKPOINT || p->ops->download(p->stream, &first_bad, p->cache->notes, sizeof first_bad, NULL))
+        return code;
     if (first_bad == p->config->n_layers) return code;
     if (err) *err = (lazy_error){ 0 };
     return refuse_layer(first_bad, err);
@@ -496,11 +517,13 @@ static int finish(pass *p, lazy_error *err)
     if (!code && p->outputs.surprisal) code = find_surprisal(p, err);
     const void *last = offset(p, p->x, (size_t)(p->computed.n - 1) * (size_t)c->hidden);
     if (!code)
-        code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps, c->n_layers - 1,
-                                       cache->notes, err);
+        code = p->ops->checked_rmsnorm(p->stream, cache->normed, last, 1, c->hidden, model->final_norm, c->norm_eps,
+                                       c->n_layers - 1, cache->notes, err);
     if (!code) code = p->ops->logits(p->stream, cache->fresh_logits, cache->normed, 1, &model->head, err);
-    if (!code && logits) code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
-    if (!code && best) code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
+    if (!code && logits)
+        code = p->ops->download(p->stream, logits, cache->fresh_logits, (size_t)c->vocab * sizeof *logits, err);
+    if (!code && best)
+        code = p->ops->argmax(p->stream, cache->notes + 1 + c->n_layers, cache->fresh_logits, c->vocab, err);
     if (!code) code = check_notes(p, err);
     if (code) return code;
     if (logits && (code = check_logits(logits, c->vocab, err))) return code;
@@ -515,12 +538,14 @@ static int finish_early(pass *p, int l, lazy_error *err)
     lazy_cache *cache = p->cache;
     const int32_t *rows = p->computed.positions;
     int n = p->computed.n;
-    int code =
-        lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions, p->in_play.n, rows, n, NULL, err);
-    for (int above = l; above < p->config->n_layers; above++) session->under_way.counts[above] = (lazy_layer_count){ 0 };
+    int code = lazy_trace_add(&session->under_way.trace, p->stream, p->trace_first, l - 1, p->in_play.positions,
+                              p->in_play.n, rows, n, NULL, err);
+    for (int above = l; above < p->config->n_layers; above++)
+        session->under_way.counts[above] = (lazy_layer_count){ 0 };
     if (!code) code = p->ops->mark(p->stream, cache->depth, rows, n, l, err);
     if (!code)
-        code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden, cache->notes + 1 + l, err);
+        code = p->ops->regroup(p->stream, p->x_next, rows, 0, p->x, rows, n, cache->aux[l], p->config->hidden,
+                               cache->notes + 1 + l, err);
     if (!code) code = check_notes(p, err);
     if (!code) code = commit(p, err);
     if (code) return code;
@@ -538,7 +563,8 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         .stream = session->cache.stream,
         .ops = session->model->backend->ops,
         .config = &session->model->config,
-        .schedule = outputs.stops_at_first_stage ? (lazy_schedule){ 0 } : lazy_rules_schedule(&session->rules, generated, length),
+        .schedule = outputs.stops_at_first_stage ? (lazy_schedule){ 0 }
+                                                 : lazy_rules_schedule(&session->rules, generated, length),
         .outputs = outputs,
         .length = length,
         .is_prompt = !generated,
@@ -548,8 +574,8 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
     lazy_cache_begin(p.cache, generated);
     int code = begin(&p, n, err);
     if (code) return lazy_fail_in(err, code, "before the first layer");
-    int n_layers =
-        outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers) : p.config->n_layers;
+    int n_layers = outputs.stops_at_first_stage ? lazy_rules_layers_before_pruning(&session->rules, p.config->n_layers)
+                                                : p.config->n_layers;
     for (int l = 0; l < n_layers; l++) {
         session->under_way.counts[l] = (lazy_layer_count){ .in_play = p.in_play.n, .computed = p.computed.n };
         if ((code = run_layer(&p, l, err))) return lazy_fail_in(err, code, "layer %d", l);
@@ -558,7 +584,8 @@ int lazy_forward(lazy_session *session, int n, bool generated, lazy_outputs outp
         if (watch && watch->poll(watch->context, l + 1, p.config->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
         bool early = l == n_layers - 1 && n_layers < p.config->n_layers;
-        if (!early && (code = prune_and_revive(&p, l, err))) return blame_layer(&p, lazy_fail_in(err, code, "after layer %d", l), err);
+        if (!early && (code = prune_and_revive(&p, l, err)))
+            return blame_layer(&p, lazy_fail_in(err, code, "after layer %d", l), err);
     }
     return blame_layer(&p, n_layers < p.config->n_layers ? finish_early(&p, n_layers, err) : finish(&p, err), err);
 }

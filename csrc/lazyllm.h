@@ -60,16 +60,19 @@ typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
     int context; /* maximum number of tokens of a session */
     float norm_eps;
-    const float *inv_freq;       /* (head_dim / 2,) radians per position, RoPE scaling included; copied */
-    float rope_scale;            /* factor on cosine and sine: 1 unless YaRN */
-    const int32_t *windows;      /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
-    const float *local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as elsewhere */
-    float query_scalar;          /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
-    float embedding_scale;       /* factor on the embeddings: 1 unless Gemma */
-    bool tied;                   /* the LM head uses the embedding's weights */
+    const float *inv_freq; /* (head_dim / 2,) radians per position, RoPE scaling included; copied */
+    float rope_scale;      /* factor on cosine and sine: 1 unless YaRN */
+    const int32_t
+        *windows; /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
+    const float *
+        local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as elsewhere */
+    float query_scalar;    /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float embedding_scale; /* factor on the embeddings: 1 unless Gemma */
+    bool tied;             /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
-    bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
-    bool paired_rope;   /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side by side */
+    bool qk_norm; /* RMS norm over each head of q and k, before RoPE */
+    bool
+        paired_rope; /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side by side */
     bool norm_plus_one; /* norms multiply by 1 + weight */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
@@ -103,8 +106,9 @@ typedef struct lazy_model lazy_model;
 
 /* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all of them are
  * validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
-int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, lazy_weights weights, const lazy_device *device, const lazy_watch *watch, lazy_error *err);
+int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
+                    const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
+                    const lazy_watch *watch, lazy_error *err);
 void lazy_model_close(lazy_model *model); /* after its last session is closed; model may be NULL */
 
 const lazy_config *lazy_model_config(const lazy_model *model);
@@ -184,7 +188,7 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their scores */
-    int layers;           /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
+    int layers; /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
     int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
     double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
     int min_tokens;       /* passes over shorter contexts are dense */
@@ -238,12 +242,12 @@ int lazy_session_fork(lazy_session **out, lazy_session *session, void *policy_co
 
 /* Appends n generated or prompt tokens and runs them through the model. logits: (vocab,) of the last one.
  * A pass that is stopped or fails leaves the session as it was before. */
-int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
-                         lazy_error *err);
+int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool generated, float *logits,
+                         const lazy_watch *watch, lazy_error *err);
 
 /* Like lazy_session_forward, but returns the id of the greatest logit, the smaller id among equals. */
-int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
-                        lazy_error *err);
+int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token,
+                        const lazy_watch *watch, lazy_error *err);
 
 /* Runs the beginning of a prompt, n tokens, up to the first stage: what comes next decides which of them are computed further. A prompt
  * that is read in parts, its last one by lazy_session_forward, is pruned as if it had been run in one pass. */
@@ -251,7 +255,8 @@ int lazy_session_read(lazy_session *session, const int32_t *ids, int n, const la
 
 /* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN for the first
  * token of the context. For sessions without pruning. */
-int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err);
+int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
+                           lazy_error *err);
 
 /* The logits that the last pass ended with: (vocab,). There are none in an empty or a truncated context. */
 int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
@@ -270,12 +275,13 @@ typedef enum lazy_state_part {
 int lazy_session_state_length(const lazy_session *session, lazy_state_part part, int layer);
 /* Copies a part of n entries to or from `data` (host). */
 int lazy_session_get_state(lazy_session *session, lazy_state_part part, int layer, void *data, lazy_error *err);
-int lazy_session_set_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data, lazy_error *err);
+int lazy_session_set_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data,
+                           lazy_error *err);
 
 /* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens never in play
  * again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
-int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone,
-                            int n, lazy_error *err);
+int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
+                            const uint8_t *gone, int n, lazy_error *err);
 /* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is drawn, and not run. */
 int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);
 
@@ -298,9 +304,10 @@ int lazy_session_n_prompt(const lazy_session *session);
 const int32_t *lazy_session_ids(const lazy_session *session);    /* (length,) */
 const int32_t *lazy_session_depths(const lazy_session *session); /* (length,) layers that computed K,V of each token */
 const uint8_t *lazy_session_gone(const lazy_session *session);   /* (length,) true for tokens never in play again */
-const uint8_t *lazy_session_kinds(const lazy_session *session);  /* (length,) 0 prompt, 1 generated, 2 prompt read, with no pass since */
-double lazy_session_computed(const lazy_session *session);       /* share of (prompt token, layer) pairs computed */
-double lazy_session_reached_top(const lazy_session *session);    /* share of prompt tokens computed in the last layer */
+const uint8_t *lazy_session_kinds(
+    const lazy_session *session); /* (length,) 0 prompt, 1 generated, 2 prompt read, with no pass since */
+double lazy_session_computed(const lazy_session *session);    /* share of (prompt token, layer) pairs computed */
+double lazy_session_reached_top(const lazy_session *session); /* share of prompt tokens computed in the last layer */
 const lazy_layer_count *lazy_session_last_pass(const lazy_session *session); /* (n_layers,) */
 bool lazy_session_traces(const lazy_session *session);
 void lazy_session_set_trace(lazy_session *session, bool on);

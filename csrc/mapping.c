@@ -99,7 +99,9 @@ int lazy_mapping_open(lazy_mapping *mapping, const char *path, lazy_error *err)
     else {
         void *data = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, file, 0);
         if (data == MAP_FAILED) code = lazy_fail(err, LAZY_IO, "%s: %s", path, strerror(errno));
-        else *mapping = (lazy_mapping){ .data = data, .bytes = (uint64_t)info.st_size, .file = file, .modified = info.st_mtim };
+        else
+            *mapping =
+                (lazy_mapping){ .data = data, .bytes = (uint64_t)info.st_size, .file = file, .modified = info.st_mtim };
     }
     if (code) {
         close(file);
@@ -128,5 +130,6 @@ int lazy_mapping_check(const lazy_mapping *mapping, lazy_error *err)
     if (known) changed |= (uint64_t)info.st_size != mapping->bytes || info.st_mtim.tv_sec != mapping->modified.tv_sec;
     if (known) changed |= info.st_mtim.tv_nsec != mapping->modified.tv_nsec;
     if (!changed) return LAZY_OK;
-    return lazy_fail(err, LAZY_IO, "%s was changed or could not be read while it was in use; load the model again", mapping->path);
+    return lazy_fail(err, LAZY_IO, "%s was changed or could not be read while it was in use; load the model again",
+                     mapping->path);
 }

@@ -15,7 +15,8 @@ int lazy_alloc(void **out, size_t count, size_t size, const char *what, lazy_err
     *out = NULL;
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - ALIGNMENT)
-        return lazy_fail(err, LAZY_MEMORY, "%s: %zu items of %zu bytes are more than can be addressed", what, count, size);
+        return lazy_fail(err, LAZY_MEMORY, "%s: %zu items of %zu bytes are more than can be addressed", what, count,
+                         size);
     size_t alignment = bytes < 2 * HUGE_PAGE ? ALIGNMENT : HUGE_PAGE;
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (bytes == 0) bytes = ALIGNMENT;
@@ -48,5 +49,5 @@ void lazy_use_small_pages(void *memory, size_t bytes)
     uintptr_t end = ((uintptr_t)memory + bytes) / page * page;
     if (begin >= end) return;
     madvise((void *)begin, end - begin, MADV_NOHUGEPAGE); /* fails only where there are no huge pages */
-    madvise((void *)begin, end - begin, MADV_DONTNEED);   /* malloc may have handed out pages that were written before */
+    madvise((void *)begin, end - begin, MADV_DONTNEED); /* malloc may have handed out pages that were written before */
 }

@@ -9,7 +9,14 @@
 #include "memory.h"
 
 /* Upper bounds: products of sizes stay within 63 bits. */
-enum { MAX_LAYERS = 4096, MAX_WIDTH = 1 << 20, MAX_HEADS_WIDTH = 1 << 16, MAX_HEAD_DIM = 512, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 28 };
+enum {
+    MAX_LAYERS = 4096,
+    MAX_WIDTH = 1 << 20,
+    MAX_HEADS_WIDTH = 1 << 16,
+    MAX_HEAD_DIM = 512,
+    MAX_VOCAB = 1 << 24,
+    MAX_CONTEXT = 1 << 28
+};
 
 static int check_config(const lazy_config *c, lazy_error *err)
 {
@@ -17,21 +24,26 @@ static int check_config(const lazy_config *c, lazy_error *err)
         const char *name;
         int value, most;
     } fields[] = {
-        { "n_layers", c->n_layers, MAX_LAYERS },    { "hidden", c->hidden, MAX_WIDTH },        { "n_heads", c->n_heads, MAX_WIDTH },
-        { "n_kv_heads", c->n_kv_heads, MAX_WIDTH }, { "head_dim", c->head_dim, MAX_HEAD_DIM }, { "ffn", c->ffn, MAX_WIDTH },
-        { "vocab", c->vocab, MAX_VOCAB },           { "context", c->context, MAX_CONTEXT },
+        { "n_layers", c->n_layers, MAX_LAYERS },   { "hidden", c->hidden, MAX_WIDTH },
+        { "n_heads", c->n_heads, MAX_WIDTH },      { "n_kv_heads", c->n_kv_heads, MAX_WIDTH },
+        { "head_dim", c->head_dim, MAX_HEAD_DIM }, { "ffn", c->ffn, MAX_WIDTH },
+        { "vocab", c->vocab, MAX_VOCAB },          { "context", c->context, MAX_CONTEXT },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 1 || fields[i].value > fields[i].most)
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be 1 to %d", fields[i].name, fields[i].value, fields[i].most);
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be 1 to %d", fields[i].name,
+                             fields[i].value, fields[i].most);
     if (c->n_heads % c->n_kv_heads)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d is no multiple of n_kv_heads %d", c->n_heads, c->n_kv_heads);
-    if (c->head_dim % 2) return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d is no multiple of n_kv_heads %d", c->n_heads,
+                         c->n_kv_heads);
+    if (c->head_dim % 2)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: head_dim %d is odd; RoPE turns pairs", c->head_dim);
     if ((int64_t)c->n_heads * c->head_dim > MAX_HEADS_WIDTH)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads, c->head_dim,
-                         MAX_HEADS_WIDTH);
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: n_heads %d times head_dim %d is more than %d", c->n_heads,
+                         c->head_dim, MAX_HEADS_WIDTH);
     if (!(c->norm_eps >= 0 && c->norm_eps < 1))
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be at least 0 and below 1", c->norm_eps);
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be at least 0 and below 1",
+                         c->norm_eps);
     if (!isfinite(c->rope_scale) || c->rope_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
     if (!isfinite(c->query_scalar) || c->query_scalar < 0)
@@ -39,17 +51,21 @@ static int check_config(const lazy_config *c, lazy_error *err)
     if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
     for (int i = 0; i < c->head_dim / 2; i++) {
-        if (!isfinite(c->inv_freq[i])) return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
+        if (!isfinite(c->inv_freq[i]))
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
         if (c->local_inv_freq && !isfinite(c->local_inv_freq[i]))
             return lazy_fail(err, LAZY_CHECKPOINT, "config: local_inv_freq[%d] is %g", i, c->local_inv_freq[i]);
     }
     for (int l = 0; l < c->n_layers; l++)
-        if (c->windows[l] < 0) return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l, c->windows[l]);
+        if (c->windows[l] < 0)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l,
+                             c->windows[l]);
     return LAZY_OK;
 }
 
-int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards, const lazy_tensor *tensors,
-                    int n_tensors, lazy_weights weights, const lazy_device *device, const lazy_watch *watch, lazy_error *err)
+int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
+                    const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
+                    const lazy_watch *watch, lazy_error *err)
 {
     *out = NULL;
     int code = check_config(config, err);
@@ -63,17 +79,23 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     model->config.windows = NULL;
     size_t half = (size_t)config->head_dim / 2;
     lazy_config *own = &model->config;
-    if ((code = lazy_alloc_copy((void **)&own->inv_freq, config->inv_freq, half, sizeof(float), "the config", err))) goto done;
-    code = lazy_alloc_copy((void **)&own->windows, config->windows, (size_t)config->n_layers, sizeof(int32_t), "the config", err);
+    if ((code = lazy_alloc_copy((void **)&own->inv_freq, config->inv_freq, half, sizeof(float), "the config", err)))
+        goto done;
+    code = lazy_alloc_copy((void **)&own->windows, config->windows, (size_t)config->n_layers, sizeof(int32_t),
+                           "the config", err);
     if (!code && config->local_inv_freq)
-        code = lazy_alloc_copy((void **)&own->local_inv_freq, config->local_inv_freq, half, sizeof(float), "the config", err);
+        code = lazy_alloc_copy((void **)&own->local_inv_freq, config->local_inv_freq, half, sizeof(float), "the config",
+                               err);
     if (code) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table", err))) goto done;
+    if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table",
+                                  err)))
+        goto done;
     for (; model->n_shards < n_shards; model->n_shards++)
         if ((code = lazy_mapping_open(&model->shards[model->n_shards], shards[model->n_shards], err))) goto done;
 
-    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers, "the layer table", err)))
+    if ((code = lazy_alloc_zeroed((void **)&model->layers, (size_t)config->n_layers, sizeof *model->layers,
+                                  "the layer table", err)))
         goto done;
     if ((code = lazy_device_open(&model->backend, device, lazy_bind_dtype(tensors, n_tensors), err))) goto done;
     code = lazy_bind(model, tensors, n_tensors, weights, watch, err);

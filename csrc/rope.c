@@ -20,7 +20,10 @@ static int next_length(const lazy_model *model, int length)
     return min_int(max_int(length, last ? 2 * last->length : 0), model->config.context);
 }
 
-static size_t table_bytes(const lazy_config *c, int length) { return (size_t)length * (size_t)c->head_dim * sizeof(float); }
+static size_t table_bytes(const lazy_config *c, int length)
+{
+    return (size_t)length * (size_t)c->head_dim * sizeof(float);
+}
 
 /* row: (D,) */
 static void fill_row(float *row, int position, const float *inv_freq, float scale, int half)
@@ -68,7 +71,8 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
     if (code) return code;
     rope->length = next_length(model, length);
     code = make_table(&rope->angles[0], stream, c->inv_freq, c->rope_scale, rope->length, err);
-    if (!code && c->local_inv_freq) code = make_table(&rope->angles[1], stream, c->local_inv_freq, 1.0f, rope->length, err);
+    if (!code && c->local_inv_freq)
+        code = make_table(&rope->angles[1], stream, c->local_inv_freq, 1.0f, rope->length, err);
     if (code) {
         close_rope(rope, model->backend);
         return code;

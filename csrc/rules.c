@@ -13,26 +13,29 @@ static int check_stages(const lazy_stage *stages, int n, int n_layers, const cha
     for (int i = 0; i < n; i++) {
         const lazy_stage *s = &stages[i];
         if (s->layer < 0 || s->layer >= n_layers - 1)
-            return lazy_fail(err, LAZY_INVALID, "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d", which,
+            return lazy_fail(err, LAZY_INVALID,
+                             "%s: stage after layer %d; a model of %d layers can prune after layers 0 to %d", which,
                              s->layer, n_layers, n_layers - 2);
         if (i && s->layer <= stages[i - 1].layer)
             return lazy_fail(err, LAZY_INVALID, "%s: layer %d follows layer %d; layers must increase", which, s->layer,
                              stages[i - 1].layer);
         if (s->by_mass) {
             if (!(s->mass > 0 && s->mass <= 1))
-                return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1", which, s->mass,
-                                 s->layer);
+                return lazy_fail(err, LAZY_INVALID, "%s: mass %g after layer %d; it must be above 0 and at most 1",
+                                 which, s->mass, s->layer);
             if (!(s->keep_min >= 0 && s->keep_min <= s->keep_max && s->keep_max > 0 && s->keep_max <= 1))
-                return lazy_fail(
-                    err, LAZY_INVALID,
-                    "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and keep_max > 0 must hold", which,
-                    s->keep_min, s->keep_max, s->layer);
+                return lazy_fail(err, LAZY_INVALID,
+                                 "%s: keep_min %g and keep_max %g after layer %d; 0 <= keep_min <= keep_max <= 1 and "
+                                 "keep_max > 0 must hold",
+                                 which, s->keep_min, s->keep_max, s->layer);
             continue;
         }
         if (!(s->keep > 0 && s->keep <= 1))
-            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which, s->keep, s->layer);
+            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d; it must be above 0 and at most 1", which,
+                             s->keep, s->layer);
         if (s->keep > last_keep)
-            return lazy_fail(err, LAZY_INVALID, "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which,
+            return lazy_fail(err, LAZY_INVALID,
+                             "%s: keep %g after layer %d is more than the %g before it; keeps must not increase", which,
                              s->keep, s->layer, last_keep);
         last_keep = s->keep;
     }
@@ -47,15 +50,17 @@ static int check_policy(const lazy_pruning *p, lazy_error *err)
     for (int i = 0; i < p->n_decode_stages; i++) n_by_mass += p->decode_stages[i].by_mass;
     if (n_by_mass) return lazy_fail(err, LAZY_INVALID, "a policy takes no stage by mass, whose scores must be shares");
     if (p->queries > 1 || p->pooling != LAZY_POOLING_MEAN || p->smooth > 1 || p->memory > 0 || p->average)
-        return lazy_fail(err, LAZY_INVALID,
-                         "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "a policy takes no queries, pooling, smooth, memory and mean over layers: its scores are final");
     return LAZY_OK;
 }
 
 static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
 {
     int code = check_stages(p->stages, p->n_stages, n_layers, "stages", err);
-    if (!code && p->decode == LAZY_DECODE_OWN) code = check_stages(p->decode_stages, p->n_decode_stages, n_layers, "decode", err);
+    if (!code && p->decode == LAZY_DECODE_OWN)
+        code = check_stages(p->decode_stages, p->n_decode_stages, n_layers, "decode", err);
     if (code) return code;
     const struct {
         const char *name;
@@ -67,15 +72,20 @@ static int check(const lazy_pruning *p, int n_layers, lazy_error *err)
                     { "min_tokens", p->min_tokens, 0 } };
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (numbers[i].value < numbers[i].least)
-            return lazy_fail(err, LAZY_INVALID, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value, numbers[i].least);
+            return lazy_fail(err, LAZY_INVALID, "%s is %d; it must be %d or more", numbers[i].name, numbers[i].value,
+                             numbers[i].least);
     for (int i = 0; i < p->n_protect; i++)
         if (p->protect[i].begin < 0 || p->protect[i].end <= p->protect[i].begin)
-            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold", p->protect[i].begin,
-                             p->protect[i].end);
-    if (p->smooth < 1 || p->smooth % 2 == 0) return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
-    if (!(p->memory >= 0 && p->memory <= 1)) return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
-    if (p->average && (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
-        return lazy_fail(err, LAZY_INVALID, "a mean over layers takes one stage, none for decode, no layers and no memory");
+            return lazy_fail(err, LAZY_INVALID, "protect: span (%" PRId64 ", %" PRId64 "); 0 <= begin < end must hold",
+                             p->protect[i].begin, p->protect[i].end);
+    if (p->smooth < 1 || p->smooth % 2 == 0)
+        return lazy_fail(err, LAZY_INVALID, "smooth is %d; it must be odd and 1 or more", p->smooth);
+    if (!(p->memory >= 0 && p->memory <= 1))
+        return lazy_fail(err, LAZY_INVALID, "memory is %g; it must be from 0 to 1", p->memory);
+    if (p->average &&
+        (p->n_stages != 1 || p->decode != LAZY_DECODE_OWN || p->n_decode_stages || p->layers > 1 || p->memory > 0))
+        return lazy_fail(err, LAZY_INVALID,
+                         "a mean over layers takes one stage, none for decode, no layers and no memory");
     return p->policy.call ? check_policy(p, err) : LAZY_OK;
 }
 
@@ -95,7 +105,8 @@ int lazy_rules_open(lazy_rules *rules, const lazy_pruning *pruning, int n_layers
     rules->pruning.stages = rules->pruning.decode_stages = NULL;
     rules->pruning.protect = NULL;
     code = copy(&rules->pruning.stages, p->stages, p->n_stages, sizeof *p->stages, err);
-    if (!code) code = copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
+    if (!code)
+        code = copy(&rules->pruning.decode_stages, p->decode_stages, p->n_decode_stages, sizeof *p->decode_stages, err);
     if (!code) code = copy(&rules->pruning.protect, p->protect, p->n_protect, sizeof *p->protect, err);
     if (code) lazy_rules_close(rules);
     return code;
@@ -111,7 +122,8 @@ void lazy_rules_close(lazy_rules *rules)
 
 bool lazy_rules_prune(const lazy_rules *rules)
 {
-    return rules->pruning.n_stages > 0 || (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
+    return rules->pruning.n_stages > 0 ||
+           (rules->pruning.decode == LAZY_DECODE_OWN && rules->pruning.n_decode_stages > 0);
 }
 
 /* True if a schedule has a stage that drops for good, or one that does not, after one of the layers first … last. */
@@ -121,12 +133,19 @@ static bool has_stage(const lazy_pruning *p, bool for_good, int first, int last)
     const int n[] = { p->n_stages, p->decode == LAZY_DECODE_OWN ? p->n_decode_stages : 0 };
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < n[k]; i++)
-            if (stages[k][i].for_good == for_good && first <= stages[k][i].layer && stages[k][i].layer <= last) return true;
+            if (stages[k][i].for_good == for_good && first <= stages[k][i].layer && stages[k][i].layer <= last)
+                return true;
     return false;
 }
 
-bool lazy_rules_revive_at(const lazy_rules *rules, int layer) { return has_stage(&rules->pruning, false, layer - 1, layer - 1); }
-bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer) { return has_stage(&rules->pruning, true, 0, layer - 1); }
+bool lazy_rules_revive_at(const lazy_rules *rules, int layer)
+{
+    return has_stage(&rules->pruning, false, layer - 1, layer - 1);
+}
+bool lazy_rules_drop_for_good(const lazy_rules *rules, int layer)
+{
+    return has_stage(&rules->pruning, true, 0, layer - 1);
+}
 
 bool lazy_rules_stage_at(const lazy_rules *rules, int layer)
 {
@@ -179,7 +198,8 @@ static int tokens_of(double keep, int n) { return (int)ceil(keep * n); }
 
 int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass)
 {
-    int budget = stage->by_mass ? clamp_int(by_mass, tokens_of(stage->keep_min, n_prunable), tokens_of(stage->keep_max, n_prunable))
+    int budget = stage->by_mass ? clamp_int(by_mass, tokens_of(stage->keep_min, n_prunable),
+                                            tokens_of(stage->keep_max, n_prunable))
                                 : tokens_of(stage->keep, n_prunable);
     return max_int(min_int(budget, in_play), n_forced);
 }

@@ -42,7 +42,8 @@ typedef struct lazy_schedule {
 
 /* The stages of a pass over prompt or generated tokens. length: tokens of the context, the new ones included. */
 lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int length);
-const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule, int layer); /* the stage after this layer, or NULL */
+const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule,
+                                      int layer); /* the stage after this layer, or NULL */
 
 /* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that always stay;
  * in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */

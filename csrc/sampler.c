@@ -91,7 +91,8 @@ int lazy_sampler_open(lazy_sampler **out, double temperature, double top_p, int 
     *out = NULL;
     if (!(temperature >= 0 && isfinite(temperature)))
         return lazy_fail(err, LAZY_INVALID, "temperature is %g; it must be 0 or more", temperature);
-    if (!(top_p > 0 && top_p <= 1)) return lazy_fail(err, LAZY_INVALID, "top_p is %g; it must be above 0 and at most 1", top_p);
+    if (!(top_p > 0 && top_p <= 1))
+        return lazy_fail(err, LAZY_INVALID, "top_p is %g; it must be above 0 and at most 1", top_p);
     if (top_k < 0) return lazy_fail(err, LAZY_INVALID, "top_k is %d; it must be 0 (all) or more", top_k);
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, install_handlers);
@@ -153,7 +154,8 @@ int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
 static void fill_buckets(lazy_sampler *sampler, const float *logits, float best, float least)
 {
     double width = fmax(fmin(((double)best - least) / sampler->temperature, MAX_NATS), 1e-9) / (N_BUCKETS - 2);
-    double per_logit = fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite: the best logit's place is 0 times this */
+    double per_logit =
+        fmin(1.0 / (sampler->temperature * width), DBL_MAX); /* finite: the best logit's place is 0 times this */
     memset(sampler->count, 0, sizeof sampler->count);
     memset(sampler->weight, 0, sizeof sampler->weight);
     for (int i = 0; i < sampler->n_vocab; i++) {
@@ -174,16 +176,18 @@ static int sort_buckets(lazy_sampler *sampler, const float *logits, float best, 
 {
     int n = 0;
     for (int i = 0; i < sampler->n_vocab; i++)
-        if (sampler->bucket[i] >= first && sampler->bucket[i] <= last) sampler->sorted[n++] = (candidate){ logits[i], i, 0 };
+        if (sampler->bucket[i] >= first && sampler->bucket[i] <= last)
+            sampler->sorted[n++] = (candidate){ logits[i], i, 0 };
     qsort(sampler->sorted, (size_t)n, sizeof *sampler->sorted, compare_likelier);
-    for (int i = 0; i < n; i++) sampler->sorted[i].weight = exp(((double)sampler->sorted[i].logit - best) / sampler->temperature);
+    for (int i = 0; i < n; i++)
+        sampler->sorted[i].weight = exp(((double)sampler->sorted[i].logit - best) / sampler->temperature);
     return n;
 }
 
 /* Finds the first candidate in descending order at which the cumulative weight reaches `goal`, and that weight. False where the
  * cumulative weight before or at that candidate is within `slack` of the goal. */
-static bool find_reaching(lazy_sampler *sampler, const float *logits, float best, double goal, double slack, int32_t *token,
-                          double *reached)
+static bool find_reaching(lazy_sampler *sampler, const float *logits, float best, double goal, double slack,
+                          int32_t *token, double *reached)
 {
     double before = 0;
     int b = 0;
@@ -204,9 +208,11 @@ static bool draw_by_buckets(lazy_sampler *sampler, const float *logits, float be
     double total = 0;
     for (int b = 0; b < N_BUCKETS; b++) total += sampler->weight[b];
     double nucleus = total, slack = ROUNDING * total;
-    if (sampler->top_p < 1 && !find_reaching(sampler, logits, best, sampler->top_p * total, slack, token, &nucleus)) return false;
+    if (sampler->top_p < 1 && !find_reaching(sampler, logits, best, sampler->top_p * total, slack, token, &nucleus))
+        return false;
     double reached;
-    return nucleus - uniform * nucleus > slack && find_reaching(sampler, logits, best, uniform * nucleus, slack, token, &reached);
+    return nucleus - uniform * nucleus > slack &&
+           find_reaching(sampler, logits, best, uniform * nucleus, slack, token, &reached);
 }
 
 /* Draws from the first n of the sorted candidates, by the definition. */

@@ -9,7 +9,8 @@
 
 static int open_report(lazy_report *report, int n_layers, lazy_error *err)
 {
-    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts", err);
+    return lazy_alloc_zeroed((void **)&report->counts, (size_t)n_layers, sizeof *report->counts, "the pass counts",
+                             err);
 }
 
 static void close_report(lazy_report *report)
@@ -30,7 +31,9 @@ int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning 
     if (!code) code = lazy_cache_open(&s->cache, model, &s->rules, err);
     if (!code) code = open_report(&s->last, n_layers, err);
     if (!code) code = open_report(&s->under_way, n_layers, err);
-    if (!code) code = lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
+    if (!code)
+        code =
+            lazy_alloc_zeroed((void **)&s->waiting, (size_t)n_layers + 1, sizeof *s->waiting, "the waiting marks", err);
     if (code) lazy_session_close(s);
     else *out = s;
     return code;
@@ -56,9 +59,10 @@ int lazy_session_reschedule(lazy_session *s, const lazy_pruning *pruning, lazy_e
     if (code) return code;
     if (s->rules.pruning.policy.call || pruning->policy.call || !lazy_rules_same_caches(&s->rules, &rules, n_layers)) {
         lazy_rules_close(&rules);
-        return lazy_fail(err, LAZY_INVALID,
-                         "the session's caches are for stages after other layers, or for memory where there is none, or "
-                         "one of the settings has a policy; open another session");
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "the session's caches are for stages after other layers, or for memory where there is none, or "
+            "one of the settings has a policy; open another session");
     }
     lazy_rules_close(&s->rules);
     s->rules = rules;
@@ -70,7 +74,8 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
 {
     int context = s->model->config.context;
     if (n_tokens > context)
-        return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens, context);
+        return lazy_fail(err, LAZY_INVALID, "%lld tokens are more than the model's context of %d", (long long)n_tokens,
+                         context);
     if (n_tokens <= s->cache.capacity) return LAZY_OK;
     int capacity = (int)(wish > context ? context : wish > n_tokens ? wish : n_tokens);
     int code = LAZY_OK;
@@ -79,7 +84,10 @@ static int reserve(lazy_session *s, int64_t n_tokens, int64_t wish, lazy_error *
     return code;
 }
 
-int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err) { return reserve(s, n_tokens, n_tokens, err); }
+int lazy_session_reserve(lazy_session *s, int64_t n_tokens, lazy_error *err)
+{
+    return reserve(s, n_tokens, n_tokens, err);
+}
 
 uint64_t lazy_session_bytes(const lazy_session *s, int n_tokens)
 {
@@ -97,7 +105,8 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no positions were given; there must be one at least");
     for (int i = 0; i < n; i++)
         if (positions[i] < (i ? positions[i - 1] + 1 : length) || positions[i] >= capacity)
-            return lazy_fail(err, LAZY_INVALID, "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
+            return lazy_fail(err, LAZY_INVALID,
+                             "position %d at index %d; they must rise from %d, and room is reserved for %d tokens",
                              positions[i], i, length, capacity);
     lazy_tokens_leave_out(&s->tokens, positions, n);
     return LAZY_OK;
@@ -106,8 +115,8 @@ int lazy_session_leave_out(lazy_session *s, const int32_t *positions, int n, laz
 int lazy_session_truncate(lazy_session *s, int64_t length, lazy_error *err)
 {
     if (length < 0 || length > s->tokens.length)
-        return lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d", s->tokens.length,
-                         (long long)length, s->tokens.length);
+        return lazy_fail(err, LAZY_INVALID, "a context of %d tokens cannot be truncated to %lld; it must be 0 to %d",
+                         s->tokens.length, (long long)length, s->tokens.length);
     if (length < s->tokens.length) lazy_cache_truncate(&s->cache, (int)length);
     lazy_tokens_truncate(&s->tokens, (int)length);
     return LAZY_OK;
@@ -138,7 +147,8 @@ int lazy_session_logits(lazy_session *s, float *logits, lazy_error *err)
 {
     const lazy_cache *cache = &s->cache;
     if (!cache->has_logits)
-        return lazy_fail(err, LAZY_INVALID, "there are no logits: the context is empty, or was truncated after its last pass");
+        return lazy_fail(err, LAZY_INVALID,
+                         "there are no logits: the context is empty, or was truncated after its last pass");
     size_t bytes = (size_t)s->model->config.vocab * sizeof *logits;
     return s->model->backend->ops->download(cache->stream, logits, cache->logits, bytes, err);
 }
@@ -153,19 +163,26 @@ static int check_ids(const lazy_session *s, const int32_t *ids, int n, lazy_erro
     return LAZY_OK;
 }
 
-static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs, const lazy_watch *watch, lazy_error *err)
+static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_outputs outputs,
+               const lazy_watch *watch, lazy_error *err)
 {
     int64_t length = (int64_t)s->tokens.length + n;
-    if (s->tokens.left_out_end > s->tokens.length && (s->tokens.left_out_end >= length || generated || outputs.surprisal))
-        return lazy_fail(err, LAZY_INVALID, "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
-                         s->tokens.left_out_end - 1);
+    if (s->tokens.left_out_end > s->tokens.length &&
+        (s->tokens.left_out_end >= length || generated || outputs.surprisal))
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "tokens are left out up to position %d; a pass over the user's tokens beyond it must come next",
+            s->tokens.left_out_end - 1);
     enum { SLACK = 64 }; /* tokens: spare room for decoding; later the capacity doubles */
     int code = check_ids(s, ids, n, err);
     if (!code) code = reserve(s, length, s->tokens.length ? 2 * length : length + SLACK, err);
     if (!code) code = lazy_cache_write_from(&s->cache, s->tokens.length, (int)length, s->tokens.depths, err);
     const lazy_tokens before = s->tokens;
     if (!code) {
-        lazy_tokens_append(&s->tokens, ids, n, outputs.stops_at_first_stage ? LAZY_READ : generated ? LAZY_GENERATED : LAZY_PROMPT);
+        lazy_tokens_append(&s->tokens, ids, n,
+                           outputs.stops_at_first_stage ? LAZY_READ
+                           : generated                  ? LAZY_GENERATED
+                                                        : LAZY_PROMPT);
         s->cache.stream->watch = watch;
         s->cache.stream->layers_done = 0;
         code = lazy_forward(s, n, generated, outputs, err);
@@ -177,14 +194,14 @@ static int run(lazy_session *s, const int32_t *ids, int n, bool generated, lazy_
     return code;
 }
 
-int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits, const lazy_watch *watch,
-                         lazy_error *err)
+int lazy_session_forward(lazy_session *s, const int32_t *ids, int n, bool generated, float *logits,
+                         const lazy_watch *watch, lazy_error *err)
 {
     return run(s, ids, n, generated, (lazy_outputs){ .logits = logits }, watch, err);
 }
 
-int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token, const lazy_watch *watch,
-                        lazy_error *err)
+int lazy_session_greedy(lazy_session *s, const int32_t *ids, int n, bool generated, int32_t *token,
+                        const lazy_watch *watch, lazy_error *err)
 {
     return run(s, ids, n, generated, (lazy_outputs){ .best = token }, watch, err);
 }
@@ -193,22 +210,26 @@ int lazy_session_read(lazy_session *s, const int32_t *ids, int n, const lazy_wat
 {
     const lazy_pruning *pruning = &s->rules.pruning;
     if (pruning->n_stages && pruning->stages[0].for_good)
-        return lazy_fail(err, LAZY_INVALID,
-                         "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
-                         pruning->stages[0].layer);
+        return lazy_fail(
+            err, LAZY_INVALID,
+            "the first stage, after layer %d, drops tokens for good, so that none can wait there for a later prompt",
+            pruning->stages[0].layer);
     return run(s, ids, n, false, (lazy_outputs){ .stops_at_first_stage = true }, watch, err);
 }
 
-int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch, lazy_error *err)
+int lazy_session_surprisal(lazy_session *s, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
+                           lazy_error *err)
 {
     enum { LOGITS_AT_ONCE = 1 << 24 }; /* 64 MiB of logits */
     if (lazy_rules_prune(&s->rules))
-        return lazy_fail(err, LAZY_INVALID, "the session prunes, so that not every token has a surprisal; open one without pruning");
+        return lazy_fail(err, LAZY_INVALID,
+                         "the session prunes, so that not every token has a surprisal; open one without pruning");
     lazy_backend *backend = s->model->backend;
-    int vocab = s->model->config.vocab, rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
+    int vocab = s->model->config.vocab,
+        rows = max_int(min_int(min_int(LOGITS_AT_ONCE / vocab, backend->row_chunk), n), 1);
     lazy_outputs outputs = { .surprisal = surprisal, .head_rows = rows };
-    int code =
-        backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float), "logits of many rows", err);
+    int code = backend->ops->alloc(backend, (void **)&outputs.head, (size_t)rows * (size_t)vocab * sizeof(float),
+                                   "logits of many rows", err);
     if (!code) code = run(s, ids, n, false, outputs, watch, err);
     backend->ops->free(backend, outputs.head);
     return code;
@@ -220,8 +241,14 @@ const int32_t *lazy_session_ids(const lazy_session *s) { return s->tokens.ids; }
 const int32_t *lazy_session_depths(const lazy_session *s) { return s->tokens.depths; }
 const uint8_t *lazy_session_gone(const lazy_session *s) { return s->tokens.gone; }
 const uint8_t *lazy_session_kinds(const lazy_session *s) { return s->tokens.kinds; }
-double lazy_session_computed(const lazy_session *s) { return lazy_tokens_computed(&s->tokens, s->model->config.n_layers); }
-double lazy_session_reached_top(const lazy_session *s) { return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers); }
+double lazy_session_computed(const lazy_session *s)
+{
+    return lazy_tokens_computed(&s->tokens, s->model->config.n_layers);
+}
+double lazy_session_reached_top(const lazy_session *s)
+{
+    return lazy_tokens_reached_top(&s->tokens, s->model->config.n_layers);
+}
 const lazy_layer_count *lazy_session_last_pass(const lazy_session *s) { return s->last.counts; }
 bool lazy_session_traces(const lazy_session *s) { return s->traces; }
 void lazy_session_set_trace(lazy_session *s, bool on) { s->traces = on; }

@@ -26,7 +26,8 @@ static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_par
     const lazy_tokens *tokens = &s->tokens;
     int n = 0;
     for (int i = 0; i < length; i++) {
-        bool row = part == LAZY_STATE_REMEMBERED || (!tokens->gone[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
+        bool row = part == LAZY_STATE_REMEMBERED ||
+                   (!tokens->gone[i] && b->least <= tokens->depths[i] && tokens->depths[i] <= b->most);
         if (has) has[i] = row;
         n += row;
     }
@@ -35,15 +36,16 @@ static int mark_rows(const lazy_session *s, const lazy_buffer *b, lazy_state_par
 
 int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int layer)
 {
-    if (part == LAZY_STATE_LOGITS) return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
+    if (part == LAZY_STATE_LOGITS)
+        return s->cache.has_logits && !lazy_rules_prune(&s->rules) ? s->model->config.vocab : 0;
     const lazy_buffer *b = find_buffer(s, part, layer);
     if (!b) return -1;
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
 }
 
 /* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 … length-1] marks. */
-static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data, bool writes,
-                     lazy_error *err)
+static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data,
+                     bool writes, lazy_error *err)
 {
     const lazy_ops *ops = cache->model->backend->ops;
     int code = LAZY_OK, done = 0;
@@ -54,7 +56,8 @@ static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has
         for (size_t i = 0; i < (size_t)b->pieces && !code; i++) {
             char *host = data + (i * (size_t)n + (size_t)done) * b->per_token;
             char *row = (char *)*b->slot + (i * (size_t)b->capacity + (size_t)first) * b->per_token;
-            code = writes ? ops->upload(cache->stream, row, host, bytes, err) : ops->download(cache->stream, host, row, bytes, err);
+            code = writes ? ops->upload(cache->stream, row, host, bytes, err)
+                          : ops->download(cache->stream, host, row, bytes, err);
         }
         done += end - first;
     }
@@ -67,8 +70,8 @@ static int move_part(lazy_session *s, lazy_state_part part, int layer, int n, vo
     int length = part == LAZY_STATE_REMEMBERED ? n : s->tokens.length;
     if (!b) return lazy_fail(err, LAZY_INVALID, "the session has no part %d of layer %d", (int)part, layer);
     if (n < 0 || length > s->tokens.length || mark_rows(s, b, part, length, NULL) != n)
-        return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part, layer, n,
-                         mark_rows(s, b, part, s->tokens.length, NULL));
+        return lazy_fail(err, LAZY_INVALID, "part %d of layer %d has %d tokens; the session has rows of %d", (int)part,
+                         layer, n, mark_rows(s, b, part, s->tokens.length, NULL));
     uint8_t *has;
     int code = lazy_alloc((void **)&has, (size_t)length + 1, sizeof *has, "marks of tokens", err);
     if (code) return code;
@@ -89,7 +92,8 @@ static int check_values(const float *values, int n, float least, const char *wha
 {
     for (int i = 0; i < n; i++)
         if (!(values[i] >= least && values[i] <= FLT_MAX))
-            return lazy_fail(err, LAZY_INVALID, "%s %d is %g; it must be finite%s", what, i, values[i], least < 0 ? "" : " and 0 or more");
+            return lazy_fail(err, LAZY_INVALID, "%s %d is %g; it must be finite%s", what, i, values[i],
+                             least < 0 ? "" : " and 0 or more");
     return LAZY_OK;
 }
 
@@ -131,41 +135,50 @@ static const char *find_contradiction(const lazy_session *s, int i, uint8_t kind
     /* a frozen pass leaves waiting what was read before it */
     bool undecided = read || (kind == LAZY_PROMPT && p->decode == LAZY_DECODE_FROZEN && waits && depth == first_stop);
     if (read && p->n_stages && p->stages[0].for_good) return "was read, which the first stage does not allow";
-    if (read && !left_out && (gone || depth != first_stop)) return "was read, and does not wait for the layer above the first stage";
+    if (read && !left_out && (gone || depth != first_stop))
+        return "was read, and does not wait for the layer above the first stage";
     if (generated && left_out) return "was generated, and is left out of a prompt";
     if (generated && dropped && !p->prune_generated) return "was generated, and the pruning drops prompt tokens only";
     if (waits && !s->cache.aux[depth]) return "waits for a layer where the pruning drops none";
-    if (gone && !left_out && (!lazy_rules_drop_for_good(rules, depth) || (depth < n_layers && !lazy_rules_stage_at(rules, depth - 1))))
+    if (gone && !left_out &&
+        (!lazy_rules_drop_for_good(rules, depth) || (depth < n_layers && !lazy_rules_stage_at(rules, depth - 1))))
         return "is gone, and no stage at its depth drops for good";
     if (dropped && !undecided && always_stays(p, i, kind, rank)) return "was dropped, and the pruning always keeps it";
     return NULL;
 }
 
-static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
-                        lazy_error *err)
+static int check_tokens(const lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
+                        const uint8_t *gone, int n, lazy_error *err)
 {
     const lazy_config *c = &s->model->config;
     for (int i = 0, rank = 0; i < n; i++) {
         if (ids[i] < 0 || ids[i] >= c->vocab)
-            return lazy_fail(err, LAZY_INVALID, "token id %d at position %d; ids go from 0 to %d", ids[i], i, c->vocab - 1);
-        if (kinds[i] > LAZY_READ) return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0, 1 or 2", kinds[i], i);
-        if (gone[i] > 1) return lazy_fail(err, LAZY_INVALID, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
+            return lazy_fail(err, LAZY_INVALID, "token id %d at position %d; ids go from 0 to %d", ids[i], i,
+                             c->vocab - 1);
+        if (kinds[i] > LAZY_READ)
+            return lazy_fail(err, LAZY_INVALID, "kind %d at position %d; it must be 0, 1 or 2", kinds[i], i);
+        if (gone[i] > 1)
+            return lazy_fail(err, LAZY_INVALID, "gone is %d at position %d; it must be 0 or 1", gone[i], i);
         if (depths[i] < 0 || depths[i] > c->n_layers)
-            return lazy_fail(err, LAZY_INVALID, "depth %d at position %d; it must be 0 to %d", depths[i], i, c->n_layers);
+            return lazy_fail(err, LAZY_INVALID, "depth %d at position %d; it must be 0 to %d", depths[i], i,
+                             c->n_layers);
         const char *problem = find_contradiction(s, i, kinds[i], depths[i], gone[i], rank);
-        if (i && kinds[i - 1] == LAZY_READ && kinds[i] != LAZY_READ) problem = "follows one that was read with no pass since";
-        if (problem) return lazy_fail(err, LAZY_INVALID, "the token at position %d, of depth %d, %s", i, depths[i], problem);
+        if (i && kinds[i - 1] == LAZY_READ && kinds[i] != LAZY_READ)
+            problem = "follows one that was read with no pass since";
+        if (problem)
+            return lazy_fail(err, LAZY_INVALID, "the token at position %d, of depth %d, %s", i, depths[i], problem);
         rank += kinds[i] != LAZY_GENERATED;
     }
     return LAZY_OK;
 }
 
-int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths, const uint8_t *gone, int n,
-                            lazy_error *err)
+int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
+                            const uint8_t *gone, int n, lazy_error *err)
 {
     if (n < 1) return lazy_fail(err, LAZY_INVALID, "no tokens were given");
     lazy_tokens *tokens = &s->tokens;
-    if (tokens->length) return lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
+    if (tokens->length)
+        return lazy_fail(err, LAZY_INVALID, "the session has %d tokens; it must be empty", tokens->length);
     int code = lazy_session_reserve(s, n, err);
     if (!code) code = check_tokens(s, ids, kinds, depths, gone, n, err);
     for (int i = 0; i < n && !code; i++) {
@@ -191,17 +204,22 @@ static int check_remembered(const lazy_session *s, lazy_error *err)
     for (int l = 0; l < s->model->config.n_layers && possible; l++) {
         const lazy_remembered *r = &s->cache.remembered[l];
         if (!r->scores) continue;
-        int *others = &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
-        possible = (*others < 0 || *others == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
+        int *others =
+            &n[(lazy_schedule_stage(&of_prompts, l) != NULL) + 2 * (lazy_schedule_stage(&of_steps, l) != NULL)];
+        possible =
+            (*others < 0 || *others == r->n) && (!r->n || r->n == tokens->length || !lazy_schedule_stage(&step_now, l));
         for (int i = r->n; r->n && i < tokens->length; i++) possible = possible && tokens->kinds[i] == LAZY_GENERATED;
         *others = r->n;
         layer = l;
     }
     int prompts = n[1], steps = n[2], both = n[3];
-    if (both >= 0) possible = possible && prompts <= both && (steps <= 0 || steps == both) && (steps || prompts < 0 || prompts == both);
+    if (both >= 0)
+        possible =
+            possible && prompts <= both && (steps <= 0 || steps == both) && (steps || prompts < 0 || prompts == both);
     if (steps > 0) possible = possible && prompts <= steps;
     if (possible) return LAZY_OK;
-    return lazy_fail(err, LAZY_INVALID, "%d scores are remembered after layer %d, which no passes over these tokens leave there",
+    return lazy_fail(err, LAZY_INVALID,
+                     "%d scores are remembered after layer %d, which no passes over these tokens leave there",
                      s->cache.remembered[layer].n, layer);
 }
 
@@ -212,7 +230,8 @@ int lazy_session_check_state(const lazy_session *s, bool drawn, lazy_error *err)
     if (last < 0) return lazy_fail(err, LAZY_INVALID, "the session is empty");
     if (s->cache.has_logits && tokens->gone[last])
         return lazy_fail(err, LAZY_INVALID, "there are logits, and the last token is gone, with which no pass ends");
-    bool dense = !lazy_rules_prune(&s->rules), ran = !tokens->gone[last] && tokens->depths[last] == s->model->config.n_layers;
+    bool dense = !lazy_rules_prune(&s->rules),
+         ran = !tokens->gone[last] && tokens->depths[last] == s->model->config.n_layers;
     if (drawn && (!ran || tokens->kinds[last] == LAZY_READ || (dense && !s->cache.has_logits)))
         return lazy_fail(err, LAZY_INVALID, "a token is drawn, and no pass that draws has ended with the last token");
     return check_remembered(s, err);

@@ -36,7 +36,8 @@ int lazy_tokens_reserve(lazy_tokens *tokens, int capacity, lazy_error *err)
 
 void lazy_tokens_copy(lazy_tokens *to, const lazy_tokens *from)
 {
-    size_t n = (size_t)from->length, n_marked = (size_t)(from->left_out_end > from->length ? from->left_out_end : from->length);
+    size_t n = (size_t)from->length,
+           n_marked = (size_t)(from->left_out_end > from->length ? from->left_out_end : from->length);
     if (n) {
         memcpy(to->ids, from->ids, n * sizeof *to->ids);
         memcpy(to->kinds, from->kinds, n * sizeof *to->kinds);
@@ -106,7 +107,8 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone)
     }
 }
 
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play, int *n_forced)
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
+                     int *n_forced)
 {
     int rank = 0, n_prunable = 0; /* rank: prompt tokens before this position */
     for (int i = 0; i < tokens->length; i++) {
@@ -119,7 +121,8 @@ int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uin
         n_prunable += flags[i] & LAZY_PRUNABLE;
     }
     for (int s = 0; s < pruning->n_protect; s++)
-        for (int64_t i = pruning->protect[s].begin; i < pruning->protect[s].end && i < tokens->length; i++) flags[i] |= LAZY_FORCED;
+        for (int64_t i = pruning->protect[s].begin; i < pruning->protect[s].end && i < tokens->length; i++)
+            flags[i] |= LAZY_FORCED;
     flags[tokens->length - 1] |= LAZY_FORCED;
 
     *in_play = *n_forced = 0;
@@ -142,6 +145,7 @@ double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers)
 double lazy_tokens_reached_top(const lazy_tokens *tokens, int n_layers)
 {
     int reached = 0;
-    for (int i = 0; i < tokens->length; i++) reached += tokens->kinds[i] != LAZY_GENERATED && tokens->depths[i] == n_layers;
+    for (int i = 0; i < tokens->length; i++)
+        reached += tokens->kinds[i] != LAZY_GENERATED && tokens->depths[i] == n_layers;
     return tokens->n_prompt ? (double)reached / tokens->n_prompt : 0.0;
 }

@@ -19,7 +19,7 @@ typedef struct lazy_tokens {
     uint8_t *kinds;        /* (capacity,) */
     int32_t *depths;       /* (capacity,) layers that hold K,V of the token after the last pass */
     int32_t *fresh_depths; /* (capacity,) room for those after the pass under way */
-    uint8_t *gone;         /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
+    uint8_t *gone; /* (capacity,) 1: in play in no later pass; dropped for good, or left out of its prompt in advance */
 } lazy_tokens;
 
 /* Bytes of each token. */
@@ -53,7 +53,8 @@ void lazy_tokens_commit(lazy_tokens *tokens, const int32_t *gone);
 
 /* flags: (length,) LAZY_PRUNABLE and LAZY_FORCED of every token; the last one is the query token. Returns the number of prunable
  * tokens; *in_play: those of them that are not gone; *n_forced: those in play that always stay. */
-int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play, int *n_forced);
+int lazy_tokens_flag(const lazy_tokens *tokens, const lazy_pruning *pruning, uint8_t *flags, int *in_play,
+                     int *n_forced);
 
 /* Share of (prompt token, layer) pairs computed, and share of prompt tokens computed in every layer. */
 double lazy_tokens_computed(const lazy_tokens *tokens, int n_layers);

@@ -44,15 +44,18 @@ static int reserve_run(lazy_trace *trace)
     return LAZY_OK;
 }
 
-int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play, int n_in_play,
-                   const int32_t *computed, int n_computed, const float *scores, lazy_error *err)
+int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
+                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err)
 {
     if (!trace->on || trace->lost) return LAZY_OK;
-    lazy_trace_run run = { .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed };
+    lazy_trace_run run = {
+        .first_layer = first_layer, .last_layer = last_layer, .n_in_play = n_in_play, .n_computed = n_computed
+    };
     int code = reserve_run(trace);
     if (!code) code = lazy_alloc((void **)&run.in_play, (size_t)n_in_play, sizeof *run.in_play, "the trace", NULL);
     if (!code) code = lazy_alloc((void **)&run.computed, (size_t)n_computed, sizeof *run.computed, "the trace", NULL);
-    if (!code && scores) code = lazy_alloc((void **)&run.scores, (size_t)n_in_play, sizeof *run.scores, "the trace", NULL);
+    if (!code && scores)
+        code = lazy_alloc((void **)&run.scores, (size_t)n_in_play, sizeof *run.scores, "the trace", NULL);
     if (code) {
         free_run(&run);
         drop_runs(trace);

@@ -17,7 +17,7 @@ void lazy_trace_close(lazy_trace *trace);
 
 /* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing while off or once the trace is lost. Running
  * out of memory loses the trace and is no error. */
-int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play, int n_in_play,
-                   const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
+int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
+                   int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 
 #endif

@@ -116,13 +116,17 @@ static int random_weights(bench *b, int most_copies, lazy_error *err)
         memcpy(&bits, &value, sizeof bits);
         if (b->dtype == LAZY_F32) ((float *)b->weights)[i] = value;
         else if (b->dtype == LAZY_BF16) ((uint16_t *)b->weights)[i] = (uint16_t)(bits >> 16);
-        else if (lazy_is_quantized(b->dtype)) ((uint16_t *)b->weights)[i] = (uint16_t)(bits & 0x83ffu); /* as f16, tiny: a small scale */
-        else ((uint16_t *)b->weights)[i] = (uint16_t)((bits >> 16 & 0x8000u) | 0x2800u | (bits & 0x03ffu)); /* 2^-5 … 2^-4 */
+        else if (lazy_is_quantized(b->dtype))
+            ((uint16_t *)b->weights)[i] = (uint16_t)(bits & 0x83ffu); /* as f16, tiny: a small scale */
+        else
+            ((uint16_t *)b->weights)[i] =
+                (uint16_t)((bits >> 16 & 0x8000u) | 0x2800u | (bits & 0x03ffu)); /* 2^-5 … 2^-4 */
     }
     for (int i = 0; i < b->n_copies; i++) {
         char *data = b->weights + (size_t)i * b->weight_bytes;
         if (i) memcpy(data, b->weights, b->weight_bytes);
-        b->copy[i] = (lazy_matrix){ .part = { { data, s->rows, b->dtype } }, .n_parts = 1, .rows = s->rows, .cols = s->cols };
+        b->copy[i] =
+            (lazy_matrix){ .part = { { data, s->rows, b->dtype } }, .n_parts = 1, .rows = s->rows, .cols = s->cols };
         if ((code = b->backend->ops->bind(b->backend, &b->copy[i], err))) return code;
         b->bound = i + 1;
     }
@@ -143,7 +147,8 @@ static int prepare_read(bench *b, lazy_error *err)
 static int run_read(bench *b, lazy_error *err)
 {
     const void *memory = b->copy[0].part[0].data;
-    return b->cuda ? b->cuda->read(b->stream, memory, b->weight_bytes, err) : ceiling_read(b->stream, memory, b->weight_bytes, err);
+    return b->cuda ? b->cuda->read(b->stream, memory, b->weight_bytes, err)
+                   : ceiling_read(b->stream, memory, b->weight_bytes, err);
 }
 
 static int prepare_product(bench *b, lazy_error *err)
@@ -179,7 +184,10 @@ static int run_multiply_adds(bench *b, lazy_error *err)
     return code;
 }
 
-static int run_gated(bench *b, lazy_error *err) { return b->backend->ops->gated(b->stream, b->y, b->x, b->shape.n, next_weights(b), err); }
+static int run_gated(bench *b, lazy_error *err)
+{
+    return b->backend->ops->gated(b->stream, b->y, b->x, b->shape.n, next_weights(b), err);
+}
 
 /* Allocates a backend buffer of n whole numbers 0, 1, … below `end`, then 0 again. */
 static int counting_up(bench *b, int32_t **out, int n, int end, lazy_error *err)
@@ -238,7 +246,8 @@ static int prepare_rotate(bench *b, lazy_error *err)
 
 static int run_rotate(bench *b, lazy_error *err)
 {
-    return b->backend->ops->rotate(b->stream, b->y, b->in_play, b->shape.n, b->kv, b->factors, b->factors, b->factors, 1e-5f, err);
+    return b->backend->ops->rotate(b->stream, b->y, b->in_play, b->shape.n, b->kv, b->factors, b->factors, b->factors,
+                                   1e-5f, err);
 }
 
 static int prepare_argmax(bench *b, lazy_error *err)
@@ -249,7 +258,10 @@ static int prepare_argmax(bench *b, lazy_error *err)
     return code;
 }
 
-static int run_argmax(bench *b, lazy_error *err) { return b->backend->ops->argmax(b->stream, b->y, b->scores, b->shape.rows, err); }
+static int run_argmax(bench *b, lazy_error *err)
+{
+    return b->backend->ops->argmax(b->stream, b->y, b->scores, b->shape.rows, err);
+}
 
 static int window_of(const bench_shape *s) { return s->window ? s->window : INT32_MAX; }
 
@@ -263,7 +275,8 @@ static int prepare_attention(bench *b, lazy_error *err)
     if (!code) code = keys_and_values(b, s->m, err);
     if (!code) code = random_buffer(b, (void **)&b->scores, (size_t)s->m, LAZY_F32, 0.0f, err);
     if (!code) code = counting_up(b, &b->in_play, s->m, s->m, err);
-    if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
+    if (!code)
+        code = b->backend->ops->alloc(b->backend, (void **)&b->kept, (size_t)s->m * sizeof *b->kept, "positions", err);
     if (!code) code = b->backend->ops->alloc(b->backend, (void **)&b->flags, (size_t)s->m, "flags", err);
     uint8_t *flags = NULL;
     if (!code) code = lazy_alloc((void **)&flags, (size_t)s->m, sizeof *flags, "flags", err);
@@ -281,19 +294,21 @@ static int prepare_attention(bench *b, lazy_error *err)
 static int run_attention(bench *b, lazy_error *err)
 {
     const bench_shape *s = &b->shape;
-    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m, window_of(s), err);
+    return b->backend->ops->attention(b->stream, b->y, b->x, b->in_play + (s->m - s->n), s->n, b->kv, b->in_play, s->m,
+                                      window_of(s), err);
 }
 
 static int run_scores(bench *b, lazy_error *err)
 {
     const bench_shape *s = &b->shape;
-    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n, LAZY_POOLING_MEAN, 0, b->kv,
-                                   b->in_play, s->m, window_of(s), err);
+    return b->backend->ops->scores(b->stream, b->scores, b->x, b->in_play + (s->m - s->n), s->n, s->n,
+                                   LAZY_POOLING_MEAN, 0, b->kv, b->in_play, s->m, window_of(s), err);
 }
 
 static int run_select(bench *b, lazy_error *err)
 {
-    return b->backend->ops->select(b->stream, b->kept, b->in_play, b->scores, b->shape.m, b->flags, b->shape.m / 2, err);
+    return b->backend->ops->select(b->stream, b->kept, b->in_play, b->scores, b->shape.m, b->flags, b->shape.m / 2,
+                                   err);
 }
 
 /* Every second of m rows goes on, the others are put away. */
@@ -317,7 +332,8 @@ static int prepare_regroup(bench *b, lazy_error *err)
 static int run_regroup(bench *b, lazy_error *err)
 {
     const bench_shape *s = &b->shape;
-    return b->backend->ops->regroup(b->stream, b->y, b->kept, s->m / 2, b->x, b->in_play, s->m, b->aux, s->cols, b->n_revived, err);
+    return b->backend->ops->regroup(b->stream, b->y, b->kept, s->m / 2, b->x, b->in_play, s->m, b->aux, s->cols,
+                                    b->n_revived, err);
 }
 
 static const kind kinds[] = {
@@ -363,14 +379,15 @@ static int check_shape(const char *op, const kind *kind, bench_shape s, lazy_dty
     if (weights && (s.rows < 1 || s.cols < 1))
         return lazy_fail(err, LAZY_INVALID, "%s: weights of %d x %d; both must be at least 1", op, s.rows, s.cols);
     if (weights && s.cols % lazy_formats[dtype].values)
-        return lazy_fail(err, LAZY_INVALID, "%s: cols is %d; %s stores whole blocks of %d", op, s.cols, lazy_formats[dtype].name,
-                         lazy_formats[dtype].values);
+        return lazy_fail(err, LAZY_INVALID, "%s: cols is %d; %s stores whole blocks of %d", op, s.cols,
+                         lazy_formats[dtype].name, lazy_formats[dtype].values);
     if (rows && s.n < 1) return lazy_fail(err, LAZY_INVALID, "%s: n is %d; it must be at least 1", op, s.n);
     if (s.n_kv_heads < 1 || s.n_heads < 1 || s.n_heads % s.n_kv_heads)
-        return lazy_fail(err, LAZY_INVALID, "%s: %d heads over %d; both must be at least 1, and divide", op, s.n_heads, s.n_kv_heads);
+        return lazy_fail(err, LAZY_INVALID, "%s: %d heads over %d; both must be at least 1, and divide", op, s.n_heads,
+                         s.n_kv_heads);
     if (s.head_dim < 1 || s.head_dim > MAX_HEAD_DIM || s.n_heads > MAX_HEADS_WIDTH / s.head_dim)
-        return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d; a head may have 1 to %d, all of them up to %d", op, s.n_heads, s.head_dim,
-                         MAX_HEAD_DIM, MAX_HEADS_WIDTH);
+        return lazy_fail(err, LAZY_INVALID, "%s: %d heads of %d; a head may have 1 to %d, all of them up to %d", op,
+                         s.n_heads, s.head_dim, MAX_HEAD_DIM, MAX_HEADS_WIDTH);
     if (s.window < 0) return lazy_fail(err, LAZY_INVALID, "%s: window is %d; it must be at least 0", op, s.window);
     if (tokens && s.m < s.n) return lazy_fail(err, LAZY_INVALID, "%s: m is %d, less than n = %d", op, s.m, s.n);
     return LAZY_OK;
@@ -383,7 +400,8 @@ int bench_open(bench **out, const char *op, const bench_shape *shape, const lazy
     if (!kind) return lazy_fail(err, LAZY_INVALID, "there is no op \"%s\" to measure", op);
     lazy_dtype dtype;
     if (!find_format(shape->dtype, &dtype))
-        return lazy_fail(err, LAZY_INVALID, "dtype is \"%.20s\"; it must be a format of weights such as bf16, q8_0 or q4_k", shape->dtype);
+        return lazy_fail(err, LAZY_INVALID,
+                         "dtype is \"%.20s\"; it must be a format of weights such as bf16, q8_0 or q4_k", shape->dtype);
     int code = check_shape(op, kind, *shape, dtype, err);
     if (code) return code;
     bench *b;
@@ -418,7 +436,8 @@ void bench_close(bench *b)
     if (b->backend) {
         const lazy_ops *ops = b->backend->ops;
         for (int i = 0; i < b->bound; i++) ops->unbind(b->backend, &b->copy[i]);
-        void *owned[] = { b->x, b->y, b->kv.k, b->kv.v, b->in_play, b->kept, b->scores, b->factors, b->flags, b->aux, b->n_revived };
+        void *owned[] = { b->x,      b->y,       b->kv.k,  b->kv.v, b->in_play,  b->kept,
+                          b->scores, b->factors, b->flags, b->aux,  b->n_revived };
         for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) ops->free(b->backend, owned[i]);
         ops->stream_close(b->stream);
         ops->close(b->backend);

@@ -25,7 +25,8 @@ void bench_close(bench *);
 int bench_run(bench *, double *seconds, lazy_error *err);
 /* Runs once and returns how many jobs the CPU's threads got, or a code; *tasks: the number of tasks of each. 0 jobs on a GPU. */
 int bench_count(bench *, const int **tasks, lazy_error *err);
-double bench_flops(const bench *); /* of one run; a multiply-add counts as two; multiply_adds knows it after its first run */
+double
+bench_flops(const bench *); /* of one run; a multiply-add counts as two; multiply_adds knows it after its first run */
 double bench_bytes(const bench *); /* that one run must read */
 
 #endif

@@ -21,28 +21,30 @@ typedef struct peak {
 } peak;
 
 /* steps times CHAINS of `chain[i] = NEXT`; a, b: operands. */
-#define MULTIPLY_ADDS(NAME, TARGET, VECTOR, NEXT)                                                                                          \
-    TARGET static float multiply_adds_##NAME(const float *random, int steps)                                                               \
-    {                                                                                                                                      \
-        VECTOR chain[CHAINS], a, b, total = { 0 };                                                                                         \
-        memcpy(&a, random + 16, sizeof a);                                                                                                 \
-        memcpy(&b, random + RANDOM / 2, sizeof b);                                                                                         \
-        for (int i = 0; i < CHAINS; i++) memcpy(&chain[i], random + i, sizeof a);                                                          \
-        for (int step = 0; step < steps; step++) _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) chain[i] = NEXT;                \
-        for (int i = 0; i < CHAINS; i++) total += chain[i];                                                                                \
-        return (float)total[0];                                                                                                            \
+#define MULTIPLY_ADDS(NAME, TARGET, VECTOR, NEXT)                                                                      \
+    TARGET static float multiply_adds_##NAME(const float *random, int steps)                                           \
+    {                                                                                                                  \
+        VECTOR chain[CHAINS], a, b, total = { 0 };                                                                     \
+        memcpy(&a, random + 16, sizeof a);                                                                             \
+        memcpy(&b, random + RANDOM / 2, sizeof b);                                                                     \
+        for (int i = 0; i < CHAINS; i++) memcpy(&chain[i], random + i, sizeof a);                                      \
+        for (int step = 0; step < steps; step++)                                                                       \
+            _Pragma("GCC unroll 12") for (int i = 0; i < CHAINS; i++) chain[i] = NEXT;                                 \
+        for (int i = 0; i < CHAINS; i++) total += chain[i];                                                            \
+        return (float)total[0];                                                                                        \
     }
 
 /* Reads in four streams, which the hardware prefetches well. */
-#define READ(NAME, TARGET, VECTOR)                                                                                                         \
-    TARGET static float read_##NAME(const void *memory, size_t bytes)                                                                      \
-    {                                                                                                                                      \
-        size_t n = bytes / sizeof(VECTOR) / 4;                                                                                             \
-        const VECTOR *from = memory;                                                                                                       \
-        VECTOR sum[4] = { { 0 } };                                                                                                         \
-        for (size_t i = 0; i < n; i++) _Pragma("GCC unroll 4") for (size_t s = 0; s < 4; s++) sum[s] += from[s * n + i];                   \
-        VECTOR total = sum[0] + sum[1] + sum[2] + sum[3];                                                                                  \
-        return total[0];                                                                                                                   \
+#define READ(NAME, TARGET, VECTOR)                                                                                     \
+    TARGET static float read_##NAME(const void *memory, size_t bytes)                                                  \
+    {                                                                                                                  \
+        size_t n = bytes / sizeof(VECTOR) / 4;                                                                         \
+        const VECTOR *from = memory;                                                                                   \
+        VECTOR sum[4] = { { 0 } };                                                                                     \
+        for (size_t i = 0; i < n; i++)                                                                                 \
+            _Pragma("GCC unroll 4") for (size_t s = 0; s < 4; s++) sum[s] += from[s * n + i];                          \
+        VECTOR total = sum[0] + sum[1] + sum[2] + sum[3];                                                              \
+        return total[0];                                                                                               \
     }
 
 typedef float floats4 __attribute__((vector_size(16), aligned(4)));
@@ -67,7 +69,8 @@ MULTIPLY_ADDS(avx2, AVX2, floats8, ALTERNATE(floats8))
 READ(avx2, AVX2, floats8)
 MULTIPLY_ADDS(avx512, AVX512, floats16, ALTERNATE(floats16))
 READ(avx512, AVX512, floats16)
-MULTIPLY_ADDS(avx512_bf16, AVX512_BF16, floats16, (floats16)_mm512_dpbf16_ps((__m512)chain[i], (__m512bh)a, (__m512bh)b))
+MULTIPLY_ADDS(avx512_bf16, AVX512_BF16, floats16,
+              (floats16)_mm512_dpbf16_ps((__m512)chain[i], (__m512bh)a, (__m512bh)b))
 MULTIPLY_ADDS(avx512_int8, AVX512_INT8, ints16, (ints16)_mm512_dpbusd_epi32((__m512i)chain[i], (__m512i)a, (__m512i)b))
 #endif
 

@@ -67,7 +67,8 @@ PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, 
 {
     const lazy_config *c = lazy_model_config(model);
     const npy_intp heads[] = { c->n_kv_heads, n, c->head_dim }, rows[] = { n, c->hidden };
-    if (part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES) return new_array(TYPES[lazy_model_kv(model)], 3, heads, data);
+    if (part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES)
+        return new_array(TYPES[lazy_model_kv(model)], 3, heads, data);
     if (part == LAZY_STATE_AUX) return new_array(TYPES[lazy_model_activations(model)], 2, rows, data);
     return new_array(NPY_FLOAT32, 1, rows, data);
 }
@@ -76,7 +77,8 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
 {
     *ids = NULL;
     if (PyUnicode_Check(object) || PyBytes_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "ids must be a list of int or an integer array, not %s; encode text with the tokenizer",
+        PyErr_Format(PyExc_TypeError,
+                     "ids must be a list of int or an integer array, not %s; encode text with the tokenizer",
                      PyUnicode_Check(object) ? "str" : "bytes");
         return -1;
     }
@@ -90,9 +92,11 @@ int array_parse_ids(PyObject *object, int32_t **ids, int *n)
     if (!any_type) return -1;
     PyObject *array = NULL;
     if (PyArray_NDIM((PyArrayObject *)any_type) != 1)
-        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1", PyArray_NDIM((PyArrayObject *)any_type));
+        PyErr_Format(PyExc_ValueError, "ids has %d dimensions; it must have 1",
+                     PyArray_NDIM((PyArrayObject *)any_type));
     else if (!PyArray_ISINTEGER((PyArrayObject *)any_type))
-        PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers", PyArray_DESCR((PyArrayObject *)any_type));
+        PyErr_Format(PyExc_TypeError, "ids are of type %S; they must be integers",
+                     PyArray_DESCR((PyArrayObject *)any_type));
     else array = PyArray_FROM_OTF(any_type, NPY_INT64, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_FORCECAST);
     Py_DECREF(any_type);
     if (!array) return -1;
@@ -114,7 +118,8 @@ static int read_vector(PyObject *object, int type, const char *what, PyObject **
     *owner = PyArray_FROM_OTF(object, type, NPY_ARRAY_IN_ARRAY | NPY_ARRAY_ENSURECOPY);
     if (!*owner) return -1;
     if (PyArray_NDIM((PyArrayObject *)*owner) != 1) {
-        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what, PyArray_NDIM((PyArrayObject *)*owner));
+        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; it must have 1", what,
+                     PyArray_NDIM((PyArrayObject *)*owner));
         Py_CLEAR(*owner);
         return -1;
     }

@@ -24,7 +24,9 @@ int fields_parse(PyObject *dict, const char *what, const core_field *fields, siz
         }
         bool real = field->type == FIELD_FLOAT || field->type == FIELD_DOUBLE, flag = PyBool_Check(value);
         double number = real ? PyFloat_AsDouble(value) : 0;
-        bool fits = field->type == FIELD_INT ? PyLong_Check(value) && !flag : field->type == FIELD_BOOL ? flag : !real || !PyErr_Occurred();
+        bool fits = field->type == FIELD_INT    ? PyLong_Check(value) && !flag
+                    : field->type == FIELD_BOOL ? flag
+                                                : !real || !PyErr_Occurred();
         if (!fits) {
             PyErr_Format(PyExc_TypeError, "%s: %s is %R; it must be %s", what, field->key, value, kinds[field->type]);
             return -1;

@@ -23,8 +23,8 @@ PyObject *core_widen(PyObject *module, PyObject *args)
         float *values;
         Py_ssize_t blocks = data.len / format->bytes;
         if (data.len % format->bytes || blocks > INT32_MAX / format->values)
-            PyErr_Format(PyExc_ValueError, "%zd bytes; they must be whole blocks of %d, for less than 2^31 values", data.len,
-                         format->bytes);
+            PyErr_Format(PyExc_ValueError, "%zd bytes; they must be whole blocks of %d, for less than 2^31 values",
+                         data.len, format->bytes);
         else if ((array = array_new_float(blocks * format->values, &values)))
             lazy_widen(values, data.buf, dtype, (int)blocks * format->values);
     }
@@ -45,7 +45,8 @@ PyObject *core_quantize(PyObject *module, PyObject *args)
         return PyErr_Format(PyExc_ValueError, "dtype is \"%s\"; values can be rounded to Q8_0 and Q4_1", name);
     if (array_parse_floats(values, "values", &owner, &from, &n)) return NULL;
     if (n % lazy_formats[dtype].values || n > INT32_MAX)
-        PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n, lazy_formats[dtype].values);
+        PyErr_Format(PyExc_ValueError, "%zd values; they must be whole blocks of %d, and less than 2^31", n,
+                     lazy_formats[dtype].values);
     else if ((blocks = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)lazy_row_bytes(dtype, (int)n))))
         lazy_quantize(PyBytes_AsString(blocks), from, dtype, (int)n);
     Py_DECREF(owner);

@@ -23,11 +23,13 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
     config_arrays objects; /* borrowed */
     const core_field fields[] = {
-        FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),       FIELD(INT, c, n_heads),        FIELD(INT, c, n_kv_heads),
-        FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),          FIELD(INT, c, vocab),          FIELD(INT, c, context),
-        FIELD(FLOAT, c, norm_eps),     FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
-        FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),    FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
-        FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),  FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
+        FIELD(INT, c, n_layers),     FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
+        FIELD(INT, c, n_kv_heads),   FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
+        FIELD(INT, c, vocab),        FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
+        FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
+        FIELD(BOOL, c, tied),        FIELD(BOOL, c, qkv_bias),      FIELD(BOOL, c, o_bias),
+        FIELD(BOOL, c, qk_norm),     FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),
+        FIELD(BOOL, c, gelu),        FIELD(BOOL, c, paired_rope),
     };
     const core_field vectors[] = {
         FIELD(OBJECT, &objects, inv_freq),
@@ -42,7 +44,9 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
     if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
     if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
     if (objects.local_inv_freq == Py_None) return 0;
-    if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq, &c->local_inv_freq, &n)) return -1;
+    if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq,
+                           &c->local_inv_freq, &n))
+        return -1;
     return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
 }
 
@@ -86,8 +90,9 @@ static int parse_tensors(PyObject *entries, table *t)
             PyErr_Format(PyExc_TypeError, "tensors: %R; an entry is (name, dtype, shape, shard, offset, bytes)", entry);
             return -1;
         }
-        if (!PyArg_ParseTuple(entry, "ssO!iO!O!;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name, &tensor->dtype,
-                              &PyTuple_Type, &shape, &tensor->shard, &PyLong_Type, &offset, &PyLong_Type, &bytes))
+        if (!PyArg_ParseTuple(entry, "ssO!iO!O!;a tensor is (name, dtype, shape, shard, offset, bytes)", &tensor->name,
+                              &tensor->dtype, &PyTuple_Type, &shape, &tensor->shard, &PyLong_Type, &offset,
+                              &PyLong_Type, &bytes))
             return -1;
         tensor->offset = PyLong_AsUnsignedLongLong(offset);
         if (PyErr_Occurred()) return -1;
@@ -102,17 +107,22 @@ static int parse_tensors(PyObject *entries, table *t)
 /* Works on copies of all that it is given: reading a value may run Python code, and while the model opens other threads run. */
 static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = { "config", "shards", "tensors", "device", "threads", "libraries", "compute", "weights", "kv", NULL };
-    static const char *const settings[] = { [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4" };
+    static char *names[] = { "config",    "shards",  "tensors", "device", "threads",
+                             "libraries", "compute", "weights", "kv",     NULL };
+    static const char *const settings[] = {
+        [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4"
+    };
     PyObject *dict, *shards, *tensors, *libraries = NULL, *path_owner = NULL, *place_owner = NULL;
     lazy_device device = { .name = "cpu" };
     const char *wish = settings[LAZY_WEIGHTS_AS_STORED];
     int weights = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards, &PyList_Type,
-                                     &tensors, &device.name, &device.threads, &PyList_Type, &libraries, &device.compute, &wish, &device.kv))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!|$siO!sss", names, &PyDict_Type, &dict, &PyList_Type, &shards,
+                                     &PyList_Type, &tensors, &device.name, &device.threads, &PyList_Type, &libraries,
+                                     &device.compute, &wish, &device.kv))
         return NULL;
     while (strcmp(wish, settings[weights]) != 0)
-        if (++weights > LAZY_WEIGHTS_Q4) return PyErr_Format(PyExc_ValueError, "weights must be auto, q8 or q4, not \"%s\"", wish);
+        if (++weights > LAZY_WEIGHTS_Q4)
+            return PyErr_Format(PyExc_ValueError, "weights must be auto, q8 or q4, not \"%s\"", wish);
 
     lazy_error err = { 0 };
     lazy_config config = { 0 };
@@ -130,10 +140,12 @@ static PyObject *model_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         goto done;
     device.libraries = places;
     watcher_begin(&w, NULL);
-    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, (lazy_weights)weights, &device, &w.watch, &err);
+    int code = lazy_model_open(&self->model, &config, paths, n_shards, t.tensors, (int)t.n, (lazy_weights)weights,
+                               &device, &w.watch, &err);
     watcher_end(&w);
     if (code) {
-        if (!PyErr_Occurred() && !PyErr_CheckSignals()) core_raise(PyType_GetModuleState(type), &err); /* a signal interrupts open() */
+        if (!PyErr_Occurred() && !PyErr_CheckSignals())
+            core_raise(PyType_GetModuleState(type), &err); /* a signal interrupts open() */
         Py_CLEAR(self);
     }
 done:
@@ -164,11 +176,11 @@ static PyObject *model_session(ModelObject *self, PyObject *pruning)
     return session_create(core_state_of(self)->session_type, self, pruning);
 }
 
-#define READ(name, expression)                                                                                                             \
-    static PyObject *model_##name(ModelObject *self, void *closure)                                                                        \
-    {                                                                                                                                      \
-        (void)closure;                                                                                                                     \
-        return expression;                                                                                                                 \
+#define READ(name, expression)                                                                                         \
+    static PyObject *model_##name(ModelObject *self, void *closure)                                                    \
+    {                                                                                                                  \
+        (void)closure;                                                                                                 \
+        return expression;                                                                                             \
     }
 
 READ(threads, PyLong_FromLong(lazy_model_threads(self->model)))
@@ -189,7 +201,8 @@ static PyGetSetDef model_members[] = {
 };
 
 static PyMethodDef model_methods[] = {
-    { "session", (PyCFunction)model_session, METH_O, "session(pruning) -> Session: a new context; pruning is a dict or None" },
+    { "session", (PyCFunction)model_session, METH_O,
+      "session(pruning) -> Session: a new context; pruning is a dict or None" },
     { 0 },
 };
 
@@ -199,9 +212,9 @@ PyType_Spec model_spec = {
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots =
         (PyType_Slot[]){
-            { Py_tp_doc,
-              "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto', kv='f32'): weights, mapped "
-              "and checked" },
+            { Py_tp_doc, "Model(config, shards, tensors, *, device='cpu', threads=0, libraries=[], weights='auto', "
+                         "kv='f32'): weights, mapped "
+                         "and checked" },
             { Py_tp_new, model_new },
             { Py_tp_dealloc, model_dealloc },
             { Py_tp_getset, model_members },

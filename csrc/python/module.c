@@ -36,9 +36,10 @@ static PyObject *core_features(PyObject *module, PyObject *unused)
             return NULL;
         }
     }
-    return Py_BuildValue("{s:N,s:s,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used", lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16",
-                         lazy_cpu_variant_used(LAZY_COMPUTE_BF16), "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "cores",
-                         lazy_cpu_cores(), "compiler", __VERSION__);
+    return Py_BuildValue("{s:N,s:s,s:s,s:s,s:i,s:s}", "instruction_sets", sets, "used",
+                         lazy_cpu_variant_used(LAZY_COMPUTE_F32), "bf16", lazy_cpu_variant_used(LAZY_COMPUTE_BF16),
+                         "int8", lazy_cpu_variant_used(LAZY_COMPUTE_INT8), "cores", lazy_cpu_cores(), "compiler",
+                         __VERSION__);
 }
 
 static PyObject *core_cuda(PyObject *module, PyObject *libraries)
@@ -58,8 +59,10 @@ static PyObject *core_cuda(PyObject *module, PyObject *libraries)
 
 static PyMethodDef core_functions[] = {
     { "cuda", core_cuda, METH_O, "cuda(libraries) -> str: what there is for CUDA; DeviceError says why it is off" },
-    { "widen", core_widen, METH_VARARGS, "widen(data, dtype) -> array: the float32 values of weights in any format, \"Q8_0\" for one" },
-    { "quantize", core_quantize, METH_VARARGS, "quantize(values, dtype) -> bytes: float32 values rounded to \"Q8_0\" or \"Q4_1\"" },
+    { "widen", core_widen, METH_VARARGS,
+      "widen(data, dtype) -> array: the float32 values of weights in any format, \"Q8_0\" for one" },
+    { "quantize", core_quantize, METH_VARARGS,
+      "quantize(values, dtype) -> bytes: float32 values rounded to \"Q8_0\" or \"Q4_1\"" },
     { "features", core_features, METH_NOARGS, "features() -> dict: what the CPU core found on this machine" },
     { 0 },
 };
@@ -94,11 +97,12 @@ static int core_exec(PyObject *module)
     core_state *state = PyModule_GetState(module);
     if (require_gil()) return -1;
     if (arrays_import()) return -1;
-    if (!(state->checkpoint_error =
-              add_exception(module, "lazyllm.CheckpointError", "A checkpoint that cannot be used: what, where, and what would be right.",
-                            PyExc_ValueError)))
+    if (!(state->checkpoint_error = add_exception(
+              module, "lazyllm.CheckpointError",
+              "A checkpoint that cannot be used: what, where, and what would be right.", PyExc_ValueError)))
         return -1;
-    if (!(state->device_error = add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError)))
+    if (!(state->device_error =
+              add_exception(module, "lazyllm.DeviceError", "A device that is missing or failed.", PyExc_RuntimeError)))
         return -1;
     if (!(state->model_type = add_type(module, &model_spec))) return -1;
     if (!(state->session_type = add_type(module, &session_spec))) return -1;
@@ -131,9 +135,15 @@ static int core_clear(PyObject *module)
 static void core_free(void *module) { core_clear(module); }
 
 static struct PyModuleDef core_module = {
-    PyModuleDef_HEAD_INIT,        .m_name = "lazyllm._core",   .m_doc = "The C core of lazyllm.",
-    .m_size = sizeof(core_state), .m_methods = core_functions, .m_slots = (PyModuleDef_Slot[]){ { Py_mod_exec, core_exec }, { 0 } },
-    .m_traverse = core_traverse,  .m_clear = core_clear,       .m_free = core_free,
+    PyModuleDef_HEAD_INIT,
+    .m_name = "lazyllm._core",
+    .m_doc = "The C core of lazyllm.",
+    .m_size = sizeof(core_state),
+    .m_methods = core_functions,
+    .m_slots = (PyModuleDef_Slot[]){ { Py_mod_exec, core_exec }, { 0 } },
+    .m_traverse = core_traverse,
+    .m_clear = core_clear,
+    .m_free = core_free,
 };
 
 PyMODINIT_FUNC PyInit__core(void) { return PyModuleDef_Init(&core_module); }

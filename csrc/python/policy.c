@@ -16,7 +16,8 @@ PyObject *policy_view(SessionObject *self, PyObject *args)
     const char *name;
     int first, n;
     if (!PyArg_ParseTuple(args, "sii", &name, &first, &n)) return NULL;
-    if (!self->view) return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
+    if (!self->view)
+        return PyErr_Format(PyExc_RuntimeError, "%s can be read only while the session's policy runs", name);
     int part = string_find_part(PARTS, sizeof PARTS / sizeof *PARTS, name);
     if (part < 0) return NULL;
     if (n < 0) return PyErr_Format(PyExc_ValueError, "n is %d; it must be 0 or more", n);
@@ -35,11 +36,12 @@ static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 {
     const lazy_config *c = view->config;
     if (!self->memo && !(self->memo = PyDict_New())) return NULL;
-    return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:i}O", self, "layer", view->layer, "is_prompt",
-                                 view->is_prompt ? Py_True : Py_False, "observes", view->observes ? Py_True : Py_False, "n_keep",
-                                 view->n_keep, "first_asking", view->first_asking, "n_in_play", view->n_in_play, "n_rows", view->n_rows,
-                                 "window", view->window, "query_scalar", c->query_scalar ? (double)c->query_scalar : c->head_dim, "n_heads",
-                                 c->n_heads, self->memo);
+    return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:i}O", self, "layer",
+                                 view->layer, "is_prompt", view->is_prompt ? Py_True : Py_False, "observes",
+                                 view->observes ? Py_True : Py_False, "n_keep", view->n_keep, "first_asking",
+                                 view->first_asking, "n_in_play", view->n_in_play, "n_rows", view->n_rows, "window",
+                                 view->window, "query_scalar", c->query_scalar ? (double)c->query_scalar : c->head_dim,
+                                 "n_heads", c->n_heads, self->memo);
 }
 
 /* Takes (scores, n_free), which the policy returns unless it observes. */
@@ -65,7 +67,8 @@ static int call_policy(void *context, const lazy_view *view, float *scores, int 
     SessionObject *self = context;
     lazy_error err = { 0 };
     int32_t last;
-    int code = lazy_view_copy(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last, &err); /* a device is waited for without the GIL */
+    int code = lazy_view_copy(view, LAZY_VIEW_IN_PLAY, view->n_in_play - 1, 1, &last,
+                              &err); /* a device is waited for without the GIL */
     int64_t started = now_ns();
     watcher_hold(self->watcher);
     if (code) {

@@ -5,10 +5,13 @@ static const char *const WHAT = "pruning";
 
 /* An array with an element of `size` bytes for each tuple of the sequence, or NULL with an exception; PyMem_Free. noun: of an element;
  * form: of its tuple */
-static void *parse_tuples(PyObject *sequence, const char *noun, const char *form, size_t size, int (*parse)(PyObject *, void *), int *n)
+static void *parse_tuples(PyObject *sequence, const char *noun, const char *form, size_t size,
+                          int (*parse)(PyObject *, void *), int *n)
 {
-    if (!PySequence_Check(sequence)) return PyErr_Format(PyExc_TypeError, "pruning: %ss must be a list of %s", noun, form);
-    PyObject *tuples = PySequence_Tuple(sequence); /* our own: reading a value may run Python code that changes the sequence */
+    if (!PySequence_Check(sequence))
+        return PyErr_Format(PyExc_TypeError, "pruning: %ss must be a list of %s", noun, form);
+    PyObject *tuples =
+        PySequence_Tuple(sequence); /* our own: reading a value may run Python code that changes the sequence */
     if (!tuples) return NULL;
     *n = (int)PyTuple_Size(tuples);
     char *array = PyMem_Calloc((size_t)*n + 1, size);
@@ -30,11 +33,14 @@ static int parse_stage(PyObject *tuple, void *out)
     lazy_stage *stage = out;
     PyObject *rule;
     int for_good = 0;
-    if (!PyArg_ParseTuple(tuple, "iO|p;a stage is (layer, rule) or (layer, rule, for_good)", &stage->layer, &rule, &for_good)) return -1;
+    if (!PyArg_ParseTuple(tuple, "iO|p;a stage is (layer, rule) or (layer, rule, for_good)", &stage->layer, &rule,
+                          &for_good))
+        return -1;
     stage->for_good = for_good;
     stage->by_mass = PyTuple_Check(rule);
     if (!stage->by_mass) stage->keep = PyFloat_AsDouble(rule);
-    else if (!PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min, &stage->keep_max))
+    else if (!PyArg_ParseTuple(rule, "ddd;a mass rule is (mass, keep_min, keep_max)", &stage->mass, &stage->keep_min,
+                               &stage->keep_max))
         return -1;
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -62,7 +68,8 @@ static int parse_decode(PyObject *value, lazy_pruning *pruning)
 {
     bool frozen = is_text(value, "frozen");
     pruning->decode = !PyUnicode_Check(value) ? LAZY_DECODE_OWN : frozen ? LAZY_DECODE_FROZEN : LAZY_DECODE_SAME;
-    if (pruning->decode == LAZY_DECODE_OWN) return parse_stages(value, &pruning->decode_stages, &pruning->n_decode_stages);
+    if (pruning->decode == LAZY_DECODE_OWN)
+        return parse_stages(value, &pruning->decode_stages, &pruning->n_decode_stages);
     if (frozen || is_text(value, "same")) return 0;
     PyErr_Format(PyExc_ValueError, "pruning: decode is %R; it must be \"same\", \"frozen\" or stages", value);
     return -1;
@@ -112,8 +119,8 @@ int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy)
     if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields) ||
         parse_stages(objects.stages, &pruning->stages, &pruning->n_stages) || parse_decode(objects.decode, pruning) ||
         parse_pooling(objects.pooling, &pruning->pooling) || parse_policy(objects.policy, policy) ||
-        !(pruning->protect =
-              parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span, &pruning->n_protect))) {
+        !(pruning->protect = parse_tuples(objects.protect, "span", "(begin, end)", sizeof *pruning->protect, parse_span,
+                                          &pruning->n_protect))) {
         Py_CLEAR(*policy);
         pruning_release(pruning);
         code = -1;

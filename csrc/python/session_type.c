@@ -91,8 +91,8 @@ static int run_with(SessionObject *self, arguments a, outputs out)
     self->policy_ns = 0;
     self->watcher = &w;
     watcher_begin(&w, a.watch == Py_None ? NULL : a.watch);
-    int code = out.logits      ? lazy_session_forward(self->session, a.ids, a.n, a.generated, out.logits, &w.watch, &err)
-               : out.token     ? lazy_session_greedy(self->session, a.ids, a.n, a.generated, out.token, &w.watch, &err)
+    int code = out.logits  ? lazy_session_forward(self->session, a.ids, a.n, a.generated, out.logits, &w.watch, &err)
+               : out.token ? lazy_session_greedy(self->session, a.ids, a.n, a.generated, out.token, &w.watch, &err)
                : out.surprisal ? lazy_session_surprisal(self->session, a.ids, a.n, out.surprisal, &w.watch, &err)
                                : lazy_session_read(self->session, a.ids, a.n, &w.watch, &err);
     bool ended = !code;
@@ -134,7 +134,9 @@ static PyObject *session_advance(SessionObject *self, PyObject *args, PyObject *
     SamplerObject *sampler;
     int generated = 0, vocab = vocab_of(self);
     core_state *state = core_state_of(self);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated, &watch)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!|pO", names, &ids, state->sampler_type, &sampler, &generated,
+                                     &watch))
+        return NULL;
     int32_t token;
     outputs out = { .token = &token };
     lazy_error err = { 0 };
@@ -260,12 +262,12 @@ static PyObject *session_bytes_for(SessionObject *self, PyObject *argument)
 
 /* ---- properties ---------------------------------------------------------------------- */
 
-#define READ(name, expression)                                                                                                             \
-    static PyObject *session_##name(SessionObject *self, void *closure)                                                                    \
-    {                                                                                                                                      \
-        (void)closure;                                                                                                                     \
-        const lazy_session *s = session_at_rest(self);                                                                                     \
-        return s ? (expression) : NULL;                                                                                                    \
+#define READ(name, expression)                                                                                         \
+    static PyObject *session_##name(SessionObject *self, void *closure)                                                \
+    {                                                                                                                  \
+        (void)closure;                                                                                                 \
+        const lazy_session *s = session_at_rest(self);                                                                 \
+        return s ? (expression) : NULL;                                                                                \
     }
 
 READ(length, PyLong_FromLong(lazy_session_length(s)))
@@ -325,10 +327,11 @@ static int session_set_trace(SessionObject *self, PyObject *value, void *closure
 static PyObject *run_as_dict(const lazy_trace_run *run)
 {
     PyObject *scores = run->scores ? array_of_float(run->scores, run->n_in_play) : Py_NewRef(Py_None);
-    PyObject *in_play = array_of_int32(run->in_play, run->n_in_play), *computed = array_of_int32(run->computed, run->n_computed);
+    PyObject *in_play = array_of_int32(run->in_play, run->n_in_play),
+             *computed = array_of_int32(run->computed, run->n_computed);
     PyObject *dict = scores && in_play && computed
-                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer", run->last_layer, "in_play",
-                                         in_play, "computed", computed, "scores", scores)
+                         ? Py_BuildValue("{s:i,s:i,s:O,s:O,s:O}", "first_layer", run->first_layer, "last_layer",
+                                         run->last_layer, "in_play", in_play, "computed", computed, "scores", scores)
                          : NULL;
     Py_XDECREF(scores);
     Py_XDECREF(in_play);
@@ -361,7 +364,8 @@ static PyGetSetDef session_members[] = {
     { "n_prompt", (getter)session_n_prompt, NULL, "prompt tokens in the context", NULL },
     { "logits", (getter)session_logits, NULL, "of the last pass", NULL },
     { "ids", (getter)session_ids, NULL, "the token at each position", NULL },
-    { "drawn", (getter)session_drawn, (setter)session_set_drawn, "the token drawn after the last pass and not run yet, or None", NULL },
+    { "drawn", (getter)session_drawn, (setter)session_set_drawn,
+      "the token drawn after the last pass and not run yet, or None", NULL },
     { "depths", (getter)session_depths, NULL, "layers that computed K,V of each token", NULL },
     { "gone", (getter)session_gone, NULL, "1 for tokens that are never in play again", NULL },
     { "kinds", (getter)session_kinds, NULL, "0 prompt, 1 generated, 2 prompt read, with no pass since", NULL },
@@ -371,7 +375,8 @@ static PyGetSetDef session_members[] = {
     { "fork_bytes", (getter)session_fork_bytes, NULL, "bytes that a fork takes beyond what it shares", NULL },
     { "policy_seconds", (getter)session_policy_seconds, NULL, "spent in the policy by the last pass", NULL },
     { "trace", (getter)session_trace, (setter)session_set_trace, "whether to keep the sets of each pass", NULL },
-    { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers", NULL },
+    { "last_trace", (getter)session_last_trace, NULL, "the sets of the last pass, a dict for each run of layers",
+      NULL },
     { 0 },
 };
 
@@ -384,17 +389,23 @@ static PyMethodDef session_methods[] = {
       "surprisal(ids, watch=None) -> -ln p of each new token" },
     { "read", (PyCFunction)(void (*)(void))session_read, METH_VARARGS | METH_KEYWORDS,
       "read(ids, watch=None): runs the beginning of a prompt up to the first stage" },
-    { "leave_out", (PyCFunction)session_leave_out, METH_O, "leave_out(positions): leaves tokens of the next prompt out in advance" },
-    { "reschedule", (PyCFunction)session_reschedule, METH_O, "reschedule(pruning): another setting, with stages after the same layers" },
+    { "leave_out", (PyCFunction)session_leave_out, METH_O,
+      "leave_out(positions): leaves tokens of the next prompt out in advance" },
+    { "reschedule", (PyCFunction)session_reschedule, METH_O,
+      "reschedule(pruning): another setting, with stages after the same layers" },
     { "truncate", (PyCFunction)session_truncate, METH_O, "truncate(length): back to the first tokens" },
     { "fork", (PyCFunction)session_fork, METH_NOARGS, "fork() -> a second session in the same state" },
-    { "state_length", (PyCFunction)state_length, METH_VARARGS, "state_length(part, layer) -> n; 0 where the part has no token" },
+    { "state_length", (PyCFunction)state_length, METH_VARARGS,
+      "state_length(part, layer) -> n; 0 where the part has no token" },
     { "state", (PyCFunction)state_get, METH_VARARGS, "state(part, layer) -> a part of the state as an array, or None" },
     { "set_state", (PyCFunction)state_set, METH_VARARGS, "set_state(part, layer, array), after set_tokens" },
-    { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS, "set_tokens(ids, kinds, depths, gone) of an empty session" },
+    { "set_tokens", (PyCFunction)state_set_tokens, METH_VARARGS,
+      "set_tokens(ids, kinds, depths, gone) of an empty session" },
     { "check_state", (PyCFunction)state_check, METH_NOARGS, "refuses what no session has, after everything is set" },
-    { "bytes_for", (PyCFunction)session_bytes_for, METH_O, "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
-    { "view", (PyCFunction)policy_view, METH_VARARGS, "view(part, first, n) -> entries of a part of what the policy under way may see" },
+    { "bytes_for", (PyCFunction)session_bytes_for, METH_O,
+      "bytes_for(n_tokens) -> bytes of all buffers with room for n_tokens" },
+    { "view", (PyCFunction)policy_view, METH_VARARGS,
+      "view(part, first, n) -> entries of a part of what the policy under way may see" },
     { "reserve", (PyCFunction)session_reserve, METH_O, "reserve(n_tokens): room for that many tokens in all" },
     { 0 },
 };

@@ -4,7 +4,8 @@
 #include "../format.h"
 
 static const char *const PARTS[] = {
-    [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values", [LAZY_STATE_AUX] = "aux", [LAZY_STATE_REMEMBERED] = "remembered",
+    [LAZY_STATE_KEYS] = "keys",     [LAZY_STATE_VALUES] = "values",
+    [LAZY_STATE_AUX] = "aux",       [LAZY_STATE_REMEMBERED] = "remembered",
     [LAZY_STATE_LOGITS] = "logits",
 };
 /* The part of that name of a session that is at rest; -1 with an exception. */
@@ -55,9 +56,10 @@ PyObject *state_set(SessionObject *self, PyObject *args)
     lazy_error err = { 0 };
     PyObject *result = NULL;
     if ((part = find_part(self, name)) < 0) goto end;
-    size_t bytes = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? lazy_row_bytes(kv, c->n_kv_heads * c->head_dim)
-                   : part == LAZY_STATE_AUX                             ? lazy_row_bytes(activations, c->hidden)
-                                                                        : sizeof(float);
+    size_t bytes = part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES
+                       ? lazy_row_bytes(kv, c->n_kv_heads * c->head_dim)
+                   : part == LAZY_STATE_AUX ? lazy_row_bytes(activations, c->hidden)
+                                            : sizeof(float);
     Py_ssize_t row = (Py_ssize_t)bytes;
     if (rows.len % row) {
         PyErr_Format(PyExc_ValueError, "%zd bytes of %s; each token has %zd", rows.len, name, row);
@@ -82,7 +84,8 @@ PyObject *state_set_tokens(SessionObject *self, PyObject *args)
     PyObject *result = NULL;
     Py_ssize_t n = kinds.len;
     if (ids.len != n * (Py_ssize_t)sizeof(int32_t) || depths.len != ids.len || gone.len != n || n > INT32_MAX)
-        PyErr_SetString(PyExc_ValueError, "ids and depths must be int32, kinds and gone uint8, and all of the same length");
+        PyErr_SetString(PyExc_ValueError,
+                        "ids and depths must be int32, kinds and gone uint8, and all of the same length");
     else if (session_at_rest(self))
         result = lazy_session_set_tokens(self->session, ids.buf, kinds.buf, depths.buf, gone.buf, (int)n, &err)
                      ? core_raise(core_state_of(self), &err)

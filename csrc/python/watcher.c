@@ -34,7 +34,9 @@ static bool on_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
 
 void watcher_begin(watcher *w, PyObject *callback)
 {
-    *w = (watcher){ .watch = { poll_python, w }, .callback = callback, .on_main = on_main_thread(), .polled_ns = now_ns() };
+    *w = (watcher){
+        .watch = { poll_python, w }, .callback = callback, .on_main = on_main_thread(), .polled_ns = now_ns()
+    };
     watcher_release(w);
 }
 

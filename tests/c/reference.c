@@ -73,7 +73,8 @@ static void widen_q4_k(float *y, const lazy_q4_k *block)
     unpack_scales(unpacked, block->packed);
     for (int g = 0; g < 8; g++) {
         float scale = lazy_widen_f16(block->scale) * unpacked[g], min = lazy_widen_f16(block->min) * unpacked[8 + g];
-        for (int i = 0; i < 32; i++) y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
+        for (int i = 0; i < 32; i++)
+            y[32 * g + i] = scale * (float)(block->q[32 * (g / 2) + i] >> 4 * (g % 2) & 15) - min;
     }
 }
 
@@ -96,7 +97,8 @@ static void widen_q6_k(float *y, const lazy_q6_k *block)
         int h = g / 4, j = g % 4;
         for (int i = 0; i < 32; i++) {
             float scale = lazy_widen_f16(block->scale) * block->scales[2 * g + i / 16];
-            int low = block->low[64 * h + 32 * (j % 2) + i] >> 4 * (j / 2) & 15, high = block->high[32 * h + i] >> 2 * j & 3;
+            int low = block->low[64 * h + 32 * (j % 2) + i] >> 4 * (j / 2) & 15,
+                high = block->high[32 * h + i] >> 2 * j & 3;
             y[32 * g + i] = scale * (float)((low | high << 4) - 32);
         }
     }
@@ -148,7 +150,8 @@ static void dots(double *sums, const float *x, int n, const lazy_matrix *w, int 
     }
 }
 
-static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *err)
+static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,
+                            lazy_error *err)
 {
     (void)stream, (void)err;
     double sums[ROWS_AT_ONCE];
@@ -170,7 +173,8 @@ static int reference_logits(lazy_stream *stream, float *y, const void *x, int n,
     return reference_matmul(stream, y, x, n, w, false, err);
 }
 
-static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab, const int32_t *ids, lazy_error *err)
+static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab,
+                               const int32_t *ids, lazy_error *err)
 {
     (void)stream, (void)err;
     for (int r = 0; r < n; r++) {
@@ -185,7 +189,8 @@ static int reference_surprisal(lazy_stream *stream, float *surprisal, float *log
 
 static double gelu(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
 
-static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)
+static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up,
+                           lazy_error *err)
 {
     (void)err;
     int ffn = gate_up->rows / 2;
@@ -215,16 +220,17 @@ static bool norm(float *y, const float *x, int d, const float *weight, float eps
     return isfinite(sum);
 }
 
-static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
-                             lazy_error *err)
+static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
+                             bool accumulate, lazy_error *err)
 {
     (void)stream, (void)err;
-    for (int r = 0; r < n; r++) norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate);
+    for (int r = 0; r < n; r++)
+        norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate);
     return LAZY_OK;
 }
 
-static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, int layer,
-                                     int32_t *first_bad, lazy_error *err)
+static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight,
+                                     float eps, int layer, int32_t *first_bad, lazy_error *err)
 {
     (void)stream, (void)err;
     for (int r = 0; r < n; r++)
@@ -243,8 +249,8 @@ static void rotate_head(float *head, int d, const float *rope, const float *weig
     }
 }
 
-static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope, const float *q_norm,
-                            const float *k_norm, float eps, lazy_error *err)
+static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope,
+                            const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
     int d = c->head_dim;
@@ -263,7 +269,8 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
 }
 
 /* p[j] = the row's attention to in_play[j], for the tokens that it sees. */
-static void attend_row(lazy_stream *stream, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play, lazy_seen seen)
+static void attend_row(lazy_stream *stream, float *p, const float *q, int head, lazy_kv kv, const int32_t *in_play,
+                       lazy_seen seen)
 {
     const lazy_config *c = stream->config;
     int d = c->head_dim, g = head / (c->n_heads / c->n_kv_heads);
@@ -307,8 +314,9 @@ static int reference_attention(lazy_stream *stream, void *y, const void *qkv, co
     return LAZY_OK;
 }
 
-static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n, int queries,
-                            lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play, int m, int window, lazy_error *err)
+static int reference_scores(lazy_stream *stream, float *scores, const void *qkv, const int32_t *rows, int n,
+                            int queries, lazy_pooling pooling, int first_asking, lazy_kv kv, const int32_t *in_play,
+                            int m, int window, lazy_error *err)
 {
     (void)err;
     const lazy_config *c = stream->config;

@@ -66,7 +66,8 @@ static bool all_freed(void)
 {
     bool whole = true;
     for (const struct block *b = blocks; b < blocks + n_blocks; b++) {
-        for (size_t i = 0; b->guarded && i < GUARDS; i++) whole = whole && b->memory[i] == GUARD && b->memory[GUARDS + b->n + i] == GUARD;
+        for (size_t i = 0; b->guarded && i < GUARDS; i++)
+            whole = whole && b->memory[i] == GUARD && b->memory[GUARDS + b->n + i] == GUARD;
         free(b->memory);
     }
     n_blocks = 0;
@@ -100,8 +101,9 @@ static double error_of(const float *got, const float *want, size_t n)
 }
 
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
-static const double FIXED = 1e-3;     /* where x is rounded to 16 bits of fixed point; test_fixed_products has the bound of each sum */
-static const double ROUNDED = 1e-2;   /* where powers in attention are rounded to bf16 */
+static const double FIXED =
+    1e-3; /* where x is rounded to 16 bits of fixed point; test_fixed_products has the bound of each sum */
+static const double ROUNDED = 1e-2; /* where powers in attention are rounded to bf16 */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
@@ -119,7 +121,8 @@ static side open_side(const char *variant, const lazy_config *config, int thread
     lazy_error err = { 0 };
     *s.config = *config;
     s.config->hidden = MAX_COLS; /* products of any number of columns up to it; a multiple of 1024, as some of them */
-    if (computing != LAZY_COMPUTE_F32) s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
+    if (computing != LAZY_COMPUTE_F32)
+        s.config->query_scalar = (float)(64 * M_LOG2E * M_LOG2E); /* q is scaled by 1/8 */
     int code;
     if (strcmp(variant, "reference") == 0) {
         code = reference_open(&s.backend, keeping, &err);
@@ -158,10 +161,12 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
             continue;
         }
         size_t n = (size_t)part->rows * lazy_row_bytes(part->dtype, cols) / sizeof(uint16_t);
-        uint16_t *half = room((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
+        uint16_t *half =
+            room((n + 1) * sizeof *half); /* bf16: ±0.5 to 2; f16, and with it scales: -2 to 2, of 8 bits for bf16 */
         uint32_t f16_bits = computing == LAZY_COMPUTE_BF16 && part->dtype == LAZY_F16 ? 0xbbf8 : 0xbbff;
         for (size_t k = 0; k < n; k++)
-            half[k] = (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & f16_bits);
+            half[k] =
+                (uint16_t)(part->dtype == LAZY_BF16 ? (random_bits() & 0x80ff) | 0x3f00 : random_bits() & f16_bits);
         part->data = half;
     }
     if (biased) w.bias = random_floats((size_t)w.rows);
@@ -177,7 +182,8 @@ static float *as_operands(const float *x, int n, int cols)
         int here = i % cols + 32 > cols ? cols - i % cols : 32;
         float largest = 0;
         for (int j = i; j < i + here; j++) largest = fmaxf(largest, fabsf(copy[j]));
-        for (int j = i; j < i + here && largest > 0; j++) copy[j] = roundf(copy[j] * (1 / (largest / 127))) * (largest / 127);
+        for (int j = i; j < i + here && largest > 0; j++)
+            copy[j] = roundf(copy[j] * (1 / (largest / 127))) * (largest / 127);
     }
     return copy;
 }
@@ -224,12 +230,13 @@ static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
     return copy;
 }
 
-static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed, bool biased,
-                        bool accumulate)
+static void test_matmul(side fast, side plain, int n, int parts, int rows, int cols, lazy_dtype dtype, bool mixed,
+                        bool biased, bool accumulate)
 {
     lazy_matrix w = random_matrix(parts, rows, cols, dtype, mixed, biased);
     size_t size = (size_t)n * (size_t)w.rows;
-    float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size), *before = random_floats(size);
+    float *x = random_floats((size_t)n * (size_t)cols), *got = guarded(size), *want = guarded(size),
+          *before = random_floats(size);
     if (accumulate) {
         memcpy(got, before, size * sizeof *got);
         memcpy(want, before, size * sizeof *want);
@@ -241,9 +248,11 @@ static void test_matmul(side fast, side plain, int n, int parts, int rows, int c
     plain.backend->ops->matmul(plain.stream, want, x_taken, n, &taken, accumulate, NULL);
     double error = error_of(got, want, size);
     check(error < (computing == LAZY_COMPUTE_BF16 && fixed ? FIXED : TOLERANCE),
-          "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts, w.rows, cols, dtype,
-          mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "", error);
-    check(all_freed(), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows, cols);
+          "%s matmul n %d, %d parts, rows %d, cols %d, dtype %d%s%s%s: error %.2g", fast.backend->variant, n, parts,
+          w.rows, cols, dtype, mixed ? ", mixed" : "", biased ? ", bias" : "", accumulate ? ", accumulated" : "",
+          error);
+    check(all_freed(), "%s matmul n %d, rows %d, cols %d: wrote outside its output", fast.backend->variant, n, w.rows,
+          cols);
 }
 
 /* Columns of one block, of several, and so many that they are packed in several stretches. */
@@ -253,11 +262,12 @@ static void test_quantized_products(side fast, side plain)
     for (int dtype = LAZY_Q8_0; dtype < LAZY_N_DTYPES; dtype++) {
         int block = lazy_formats[dtype].values, long_row = 1024 / block * block + 5 * block;
         for (int n = 1; n <= 20; n++)
-            test_matmul(fast, plain, n, 1, random_int(1, 50), block * (n < 3 ? 1 : random_int(1, 12)), (lazy_dtype)dtype, false, n % 5 == 0,
-                        n % 2);
+            test_matmul(fast, plain, n, 1, random_int(1, 50), block * (n < 3 ? 1 : random_int(1, 12)),
+                        (lazy_dtype)dtype, false, n % 5 == 0, n % 2);
         for (int i = 0; i < 6; i++)
-            test_matmul(fast, plain, i % 2 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, 60), random_int(1, 3),
-                        random_int(1, 70), block * random_int(1, 12), (lazy_dtype)dtype, false, i % 3 == 0, i % 4 == 0);
+            test_matmul(fast, plain, i % 2 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, 60),
+                        random_int(1, 3), random_int(1, 70), block * random_int(1, 12), (lazy_dtype)dtype, false,
+                        i % 3 == 0, i % 4 == 0);
         test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 3, 1, 37, long_row, (lazy_dtype)dtype, false, false, true);
         test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 20, 3, 21, 1280, (lazy_dtype)dtype, true, true, false);
         test_matmul(fast, plain, 5, 3, 21, 512, (lazy_dtype)dtype, true, false, true);
@@ -274,7 +284,8 @@ static void test_rounded_weights(side fast, int n)
         float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(75 * cols) * sizeof *wide);
         reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, 75 * cols);
         for (int i = 0; i < 32; i++) wide[i] *= 0x1p-30f; /* the scale of this group is below those of f16 */
-        for (int i = 32; i < 75 * cols; i += 5) wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
+        for (int i = 32; i < 75 * cols; i += 5)
+            wide[i] *= 127 * 0x1p-8f * (float)random_int(-128, 128); /* ties, and small ones */
         blocks.part[0].data = room(75 * lazy_row_bytes(LAZY_Q8_0, cols));
         blocks.part[0].dtype = LAZY_Q8_0;
         lazy_quantize((void *)blocks.part[0].data, wide, LAZY_Q8_0, 75 * cols);
@@ -285,8 +296,8 @@ static void test_rounded_weights(side fast, int n)
         float *got = guarded(size), *want = guarded(size);
         fast.backend->ops->matmul(fast.stream, got, x, n, &floats, false, NULL);
         fast.backend->ops->matmul(fast.stream, want, x, n, &blocks, false, NULL);
-        check(memcmp(got, want, size * sizeof *got) == 0, "%s matmul n %d, cols %d: other products than those of blocks of 8 bits",
-              fast.backend->variant, n, cols);
+        check(memcmp(got, want, size * sizeof *got) == 0,
+              "%s matmul n %d, cols %d: other products than those of blocks of 8 bits", fast.backend->variant, n, cols);
         check(all_freed(), "%s matmul n %d, cols %d: wrote outside its output", fast.backend->variant, n, cols);
     }
 }
@@ -302,12 +313,14 @@ static void test_spoilt_products(side fast, int n, lazy_dtype dtype, float bad)
     if (column < ROWS) ((float *)w.part[0].data)[column * COLS + random_int(0, COLS - 1)] = bad;
     fast.backend->ops->matmul(fast.stream, y, x, n, &w, false, NULL);
     for (int i = 0; i < n * ROWS; i++) n_wrong += isfinite(y[i]) == (i / ROWS == row || i % ROWS == column);
-    check(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.backend->variant, n, dtype, bad, n_wrong);
+    check(n_wrong == 0, "%s matmul n %d, dtype %d: %g is lost or spreads to %d products", fast.backend->variant, n,
+          dtype, bad, n_wrong);
     check(all_freed(), "%s matmul n %d, dtype %d: wrote outside its output", fast.backend->variant, n, dtype);
 }
 
 /* y = x . w of a table's dots, by itself. */
-static float *dots_of(const lazy_products *products, const float *x, int n, const void *w, lazy_dtype dtype, int rows, int cols)
+static float *dots_of(const lazy_products *products, const float *x, int n, const void *w, lazy_dtype dtype, int rows,
+                      int cols)
 {
     enum { ROOM = 1 << 16 };
     size_t stride = lazy_row_operands(products, cols), size = (size_t)(n * rows);
@@ -328,7 +341,8 @@ static void test_quantized_dots(const char *variant)
             int cols = lazy_formats[dtype].values * random_int(1, 9);
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             lazy_matrix taken = weights_as_operands(&w, false);
-            float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), want[MOST * ROWS];
+            float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide),
+                  want[MOST * ROWS];
             reference_widen(wide, taken.part[0].data, taken.part[0].dtype, ROWS * cols);
             for (int i = 0; i < n * ROWS; i++) {
                 double sum = 0;
@@ -337,8 +351,10 @@ static void test_quantized_dots(const char *variant)
             }
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             double error = error_of(y, want, (size_t)(n * ROWS));
-            check(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n, lazy_formats[dtype].name, cols, error);
-            check(all_freed(), "%s dots n %d, cols %d: wrote outside operands, room or output", products->name, n, cols);
+            check(error < TOLERANCE, "%s dots n %d, %s, cols %d: error %.2g", products->name, n,
+                  lazy_formats[dtype].name, cols, error);
+            check(all_freed(), "%s dots n %d, cols %d: wrote outside operands, room or output", products->name, n,
+                  cols);
         }
 }
 
@@ -351,11 +367,14 @@ static void test_fixed_products(const char *variant)
     for (int dtype = LAZY_Q8_0; products && dtype < LAZY_N_DTYPES; dtype++)
         for (int i = 0; i < 60 && products->formats[dtype]; i++) {
             int n = i % products->max_unpacked_others + 1, cols = lazy_formats[dtype].values * random_int(1, 20);
-            double share = computing == LAZY_COMPUTE_F32 ? 0x1p-23 : computing == LAZY_COMPUTE_BF16 ? 0x1p-15 : 1.0 / 254;
+            double share = computing == LAZY_COMPUTE_F32    ? 0x1p-23
+                           : computing == LAZY_COMPUTE_BF16 ? 0x1p-15
+                                                            : 1.0 / 254;
             lazy_matrix w = random_matrix(1, ROWS, cols, (lazy_dtype)dtype, false, false);
             float *x = random_floats((size_t)(n * cols)), *wide = room((size_t)(ROWS * cols) * sizeof *wide), sizes[5];
             for (int k = 0; k < 5; k++) sizes[k] = ldexpf(1.0f, random_int(-149, 100));
-            for (int k = 0; k < n * cols; k++) x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
+            for (int k = 0; k < n * cols; k++)
+                x[k] *= k % 7 ? sizes[k / 32 % 5] : k / 32 % 4 ? 0.001f * sizes[k / 32 % 5] : 0.0f;
             reference_widen(wide, w.part[0].data, (lazy_dtype)dtype, ROWS * cols);
             float *y = dots_of(products, x, n, w.part[0].data, (lazy_dtype)dtype, ROWS, cols);
             for (int j = 0; j < n * ROWS; j++) {
@@ -383,16 +402,17 @@ static void test_fixed_products(const char *variant)
 static void test_products(side fast, side plain)
 {
     for (int n = 1; n <= 130; n++)
-        test_matmul(fast, plain, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0, n % 2);
+        test_matmul(fast, plain, n, 1, random_int(1, 130), random_int(1, 130), (lazy_dtype)(n % 3), false, n % 5 == 0,
+                    n % 2);
     for (int i = 0; i < 20; i++)
-        test_matmul(fast, plain, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130), (lazy_dtype)(i % 3), i % 2,
-                    i % 3 == 0, i % 4 == 0);
+        test_matmul(fast, plain, random_int(1, 70), random_int(1, 3), random_int(1, 60), random_int(1, 130),
+                    (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(fast, plain, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
     /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by columns */
     for (int i = 0; i < 20; i++)
-        test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), random_int(1, 3), random_int(1, 130), random_int(1, 130),
-                    (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
+        test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), random_int(1, 3), random_int(1, 130),
+                    random_int(1, 130), (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 1, 1, 37, 1024, LAZY_F16, false, false, true);
     test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 5, 1, 33, 2048, LAZY_F32, false, true, false);
     test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + 40, 2, 30, 2100, LAZY_BF16, true, true, true);
@@ -457,10 +477,10 @@ static void test_checked_norm(side s, int n, int d)
         for (int32_t noted = 3; noted <= 9; noted += 6) {
             int32_t first_bad = noted, expected = isfinite(values[v]) ? noted : min_int(noted, 7);
             s.backend->ops->checked_rmsnorm(s.stream, got, x, n, d, weight, 1e-5f, 7, &first_bad, NULL);
-            check(first_bad == expected, "%s checked_rmsnorm n %d, d %d, a value of %g, %d noted: %d instead of %d", s.backend->variant, n,
-                  d, values[v], noted, first_bad, expected);
-            check(memcmp(got, want, size * sizeof *got) == 0, "%s checked_rmsnorm n %d, d %d: other bits than rmsnorm", s.backend->variant,
-                  n, d);
+            check(first_bad == expected, "%s checked_rmsnorm n %d, d %d, a value of %g, %d noted: %d instead of %d",
+                  s.backend->variant, n, d, values[v], noted, first_bad, expected);
+            check(memcmp(got, want, size * sizeof *got) == 0, "%s checked_rmsnorm n %d, d %d: other bits than rmsnorm",
+                  s.backend->variant, n, d);
         }
         x[at] = kept;
     }
@@ -503,26 +523,28 @@ static void test_widening(const char *variant)
     enum { ALL = 1 << 16 };
     static uint16_t halves[ALL];
     static float vectors[ALL];
-    void (*widen)(float *, const void *, lazy_dtype, int) = lazy_arithmetic_find(variant, computing)->kernels->rows->widen_row;
+    void (*widen)(float *, const void *, lazy_dtype, int) =
+        lazy_arithmetic_find(variant, computing)->kernels->rows->widen_row;
     for (int i = 0; i < ALL; i++) halves[i] = (uint16_t)i;
     for (int is_bf16 = 0; is_bf16 < 2; is_bf16++) {
         lazy_dtype dtype = is_bf16 ? LAZY_BF16 : LAZY_F16;
-        int fraction_bits = is_bf16 ? 7 : 10, exponent_mask = is_bf16 ? 0xff : 0x1f, bias = is_bf16 ? 127 : 15, n_wrong = 0,
-            first_wrong = 0;
+        int fraction_bits = is_bf16 ? 7 : 10, exponent_mask = is_bf16 ? 0xff : 0x1f, bias = is_bf16 ? 127 : 15,
+            n_wrong = 0, first_wrong = 0;
         widen(vectors, halves, dtype, ALL);
         for (int i = 0; i < ALL; i++) {
             int exponent = i >> fraction_bits & exponent_mask, fraction = i & ((1 << fraction_bits) - 1);
             double size = exponent == exponent_mask ? (fraction ? NAN : INFINITY)
-                          : exponent                ? ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)
-                                                    : ldexp(fraction, 1 - bias - fraction_bits);
+                          : exponent ? ldexp((1 << fraction_bits) + fraction, exponent - bias - fraction_bits)
+                                     : ldexp(fraction, 1 - bias - fraction_bits);
             float want = (float)(i & 0x8000 ? -size : size), single;
             widen(&single, &halves[i], dtype, 1);
-            bool right = isnan(want) ? isnan(single) && isnan(vectors[i])
-                                     : memcmp(&single, &want, sizeof want) == 0 && memcmp(&vectors[i], &want, sizeof want) == 0;
+            bool right = isnan(want)
+                             ? isnan(single) && isnan(vectors[i])
+                             : memcmp(&single, &want, sizeof want) == 0 && memcmp(&vectors[i], &want, sizeof want) == 0;
             if (!right && n_wrong++ == 0) first_wrong = i;
         }
-        check(n_wrong == 0, "%s widening of %s: %d patterns are wrong, 0x%04x the first", variant, is_bf16 ? "bf16" : "f16", n_wrong,
-              first_wrong);
+        check(n_wrong == 0, "%s widening of %s: %d patterns are wrong, 0x%04x the first", variant,
+              is_bf16 ? "bf16" : "f16", n_wrong, first_wrong);
     }
 }
 
@@ -538,8 +560,10 @@ static void test_dequantization(const char *variant)
         for (size_t i = 0; i < sizeof data; i++) data[i] = (uint8_t)random_bits();
         lazy_arithmetic_find(variant, computing)->kernels->rows->widen_row(got, data, (lazy_dtype)dtype, n);
         reference_widen(want, data, (lazy_dtype)dtype, n);
-        for (int i = 0; i < n; i++) n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
-        check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong, n);
+        for (int i = 0; i < n; i++)
+            n_wrong += isnan(want[i]) ? !isnan(got[i]) : memcmp(&got[i], &want[i], sizeof *got) != 0;
+        check(n_wrong == 0, "%s widening of %s: %d of %d values are wrong", variant, lazy_formats[dtype].name, n_wrong,
+              n);
     }
     seed = before;
 }
@@ -550,7 +574,8 @@ static void test_surprisal(side fast, side plain, int n, int vocab)
     int32_t *ids = room((size_t)n * sizeof *ids);
     for (int r = 0; r < n; r++) {
         ids[r] = random_int(0, vocab - 1);
-        for (int v = 0; v < vocab; v++) logits[(int64_t)r * vocab + v] = 30.0f * logits[(int64_t)r * vocab + v] - 50.0f * (float)(r % 3);
+        for (int v = 0; v < vocab; v++)
+            logits[(int64_t)r * vocab + v] = 30.0f * logits[(int64_t)r * vocab + v] - 50.0f * (float)(r % 3);
     }
     plain.backend->ops->surprisal(plain.stream, want, logits, n, vocab, ids, NULL); /* leaves them as they are */
     fast.backend->ops->surprisal(fast.stream, got, logits, n, vocab, ids, NULL);
@@ -576,8 +601,10 @@ static void test_argmax(side fast)
     enum { VOCAB = 300 };
     for (int round = 0; round < 200; round++) {
         float logits[VOCAB];
-        int vocab = random_int(1, VOCAB), n_bad = round % 3 ? 0 : random_int(1, 3), levels = random_int(1, 5), first_bad = vocab, best = 0;
-        for (int i = 0; i < vocab; i++) logits[i] = (float)(random_int(-levels, 0) * random_int(-1, 2)) * (i % 2 ? 1.0f : -1.0f);
+        int vocab = random_int(1, VOCAB), n_bad = round % 3 ? 0 : random_int(1, 3), levels = random_int(1, 5),
+            first_bad = vocab, best = 0;
+        for (int i = 0; i < vocab; i++)
+            logits[i] = (float)(random_int(-levels, 0) * random_int(-1, 2)) * (i % 2 ? 1.0f : -1.0f);
         for (int i = 1; i < vocab; i++)
             if (logits[i] > logits[best]) best = i;
         for (int i = 0; i < n_bad; i++) {
@@ -587,7 +614,8 @@ static void test_argmax(side fast)
         }
         int32_t got = -12345, want = n_bad ? -1 - first_bad : best;
         fast.backend->ops->argmax(fast.stream, &got, logits, vocab, NULL);
-        check(got == want, "%s argmax of %d, %d of them bad: %d instead of %d", fast.backend->variant, vocab, n_bad, got, want);
+        check(got == want, "%s argmax of %d, %d of them bad: %d instead of %d", fast.backend->variant, vocab, n_bad,
+              got, want);
     }
 }
 
@@ -619,11 +647,12 @@ static void test_attention(side fast, side plain, int n, int m, int length)
 {
     int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
     const lazy_config *c = fast.stream->config;
-    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
+           size = (size_t)n * (size_t)c->n_heads * d;
     size_t qkv_size = (size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d;
     int32_t *in_play = random_positions(m, length), *rows = random_rows(n, in_play, m);
-    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size), *got = guarded(size),
-          *want = guarded(size);
+    float *qkv = random_floats(qkv_size), *k = random_floats(kv_size), *v = random_floats(kv_size),
+          *got = guarded(size), *want = guarded(size);
     float peaked = computing != LAZY_COMPUTE_F32 ? 4 : 3; /* rows; errors of shares grow with the products */
     for (size_t i = 0; i < qkv_size; i++) qkv[i] *= peaked;
     lazy_kv kv = { k, v, length };
@@ -632,22 +661,25 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, window, NULL);
     double error = error_of(got, want, size);
     check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
-          "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length, window, d, error);
+          "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length,
+          window, d, error);
 
     int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
     bool reads_keys = !fast.stream->scores_follow || (queries > 1 && first_asking < rows[n - 1] && n > 1);
     float *scores = guarded((size_t)m), *expected = guarded((size_t)m);
-    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
+    plain.backend->ops->scores(plain.stream, expected, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m,
+                               window, NULL);
     if (!reads_keys) memset(k, 0xff, kv_size * sizeof *k);
-    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window, NULL);
+    fast.backend->ops->scores(fast.stream, scores, qkv, rows, n, queries, pooling, first_asking, kv, in_play, m, window,
+                              NULL);
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
     for (int j = 0; j < m; j++) sum += scores[j];
-    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d, pooling %d: error %.2g", fast.backend->variant, n, m, window,
-          queries, pooling, error);
-    check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1", fast.backend->variant,
-          n, m, queries, sum);
+    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d, pooling %d: error %.2g",
+          fast.backend->variant, n, m, window, queries, pooling, error);
+    check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1",
+          fast.backend->variant, n, m, queries, sum);
     check(all_freed(), "%s attention and scores n %d, m %d: wrote outside their outputs", fast.backend->variant, n, m);
 }
 
@@ -668,12 +700,13 @@ static void test_rotate(side fast, side plain, int n, bool normed)
         memcpy(q[i], from, qkv_size * sizeof *from);
         memset(k[i], 0, kv_size * sizeof *from);
         memset(v[i], 0, kv_size * sizeof *from);
-        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, rope, normed ? weight : NULL,
-                                      normed ? weight : NULL, 1e-6f, NULL);
+        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, rope,
+                                      normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
     }
     size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
-    for (int r = 0; r < n; r++) error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
+    for (int r = 0; r < n; r++)
+        error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
     check(error < TOLERANCE, "%s rotate n %d%s: error %.2g", fast.backend->variant, n, normed ? ", normed" : "", error);
     check(all_freed(), "%s rotate n %d: wrote outside its outputs", fast.backend->variant, n);
 }
@@ -710,7 +743,8 @@ static void test_narrowing(lazy_dtype dtype)
     float back[2];
     bool fits = lazy_narrow(got, (float[]){ NAN, -INFINITY }, dtype, 2);
     reference_widen(back, got, dtype, 2);
-    check(fits && isnan(back[0]) && back[1] == -INFINITY, "rounding NaN and -Inf to %s: %g and %g", name, back[0], back[1]);
+    check(fits && isnan(back[0]) && back[1] == -INFINITY, "rounding NaN and -Inf to %s: %g and %g", name, back[0],
+          back[1]);
 }
 
 /* n values of `keeping`, in guarded memory; n is even. */
@@ -722,11 +756,13 @@ static void *kept(const float *values, size_t n)
 }
 
 /* Output and scores of attention with K and V of that type: (n, H D) and (m,). The data are the same in each call. */
-static float *attended(const char *variant, const lazy_config *c, lazy_dtype type, int n, int m, int length, int threads)
+static float *attended(const char *variant, const lazy_config *c, lazy_dtype type, int n, int m, int length,
+                       int threads)
 {
     keeping = type;
     uint64_t before = seed;
-    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d, size = (size_t)n * (size_t)c->n_heads * d;
+    size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
+           size = (size_t)n * (size_t)c->n_heads * d;
     float *qkv = random_floats((size_t)n * (size_t)(c->n_heads + 2 * c->n_kv_heads) * d), *k = random_floats(kv_size),
           *v = random_floats(kv_size), *y = room((size + (size_t)m) * sizeof *y);
     for (size_t i = 0; i < kv_size; i++) { /* to 8 bits, which every type has */
@@ -739,7 +775,8 @@ static float *attended(const char *variant, const lazy_config *c, lazy_dtype typ
     side s = open_side(variant, c, threads);
     s.stream->scores_follow = n % 2;
     s.backend->ops->attention(s.stream, y, qkv, rows, n, kv, in_play, m, window, NULL);
-    s.backend->ops->scores(s.stream, y + size, qkv, rows, n, n / 2 + 1, LAZY_POOLING_MEAN, 0, kv, in_play, m, window, NULL);
+    s.backend->ops->scores(s.stream, y + size, qkv, rows, n, n / 2 + 1, LAZY_POOLING_MEAN, 0, kv, in_play, m, window,
+                           NULL);
     close_side(s);
     keeping = LAZY_F32;
     seed = before;
@@ -754,7 +791,9 @@ static void test_kept_attention(const char *variant)
         int heads, group, head_dim;
     } shapes[] = { { 9, 3, 64 }, { 6, 6, 80 }, { 2, 1, 40 }, { 4, 2, 10 }, { 14, 14, 128 } };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8 };
+        lazy_config config = {
+            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
+        };
         config.n_kv_heads = config.n_heads / shapes[i].group;
         const int numbers[] = { 1, 2, 5, 20, SPLIT_KEYS_ROWS + 20 };
         bool whole_vectors = shapes[i].head_dim % 16 == 0;
@@ -764,23 +803,27 @@ static void test_kept_attention(const char *variant)
             float *want = attended(variant, &config, LAZY_F32, n, m, length, 1);
             for (lazy_dtype type = LAZY_F16; type <= LAZY_BF16; type++) {
                 float *got = attended(variant, &config, type, n, m, length, 3);
-                double error = error_of(got, want, size), tolerance = computing == LAZY_COMPUTE_F32 ? TOLERANCE : ROUNDED;
+                double error = error_of(got, want, size),
+                       tolerance = computing == LAZY_COMPUTE_F32 ? TOLERANCE : ROUNDED;
                 check(whole_vectors ? memcmp(got, want, size * sizeof *got) == 0 : error < tolerance,
-                      "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m, length,
-                      config.head_dim, lazy_formats[type].name, error);
+                      "%s attention n %d, m %d of %d, head %d: K and V in %s differ from F32 by %.2g", variant, n, m,
+                      length, config.head_dim, lazy_formats[type].name, error);
             }
-            check(all_freed(), "%s attention n %d, m %d of %d: wrote to K or V or outside its output", variant, n, m, length);
+            check(all_freed(), "%s attention n %d, m %d of %d: wrote to K or V or outside its output", variant, n, m,
+                  length);
         }
     }
 }
 
 /* K and V of n tokens, (2, G, n, D), as rotate leaves them in that type. A value other than 0 takes the place of one of k and v, and is
  * not rotated. */
-static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type, int n, float value, bool in_v, int *code, lazy_error *err)
+static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type, int n, float value, bool in_v,
+                     int *code, lazy_error *err)
 {
     keeping = type;
     uint64_t before = seed;
-    size_t d = (size_t)c->head_dim, heads = (size_t)(c->n_heads + 2 * c->n_kv_heads), kv_size = (size_t)n * (size_t)c->n_kv_heads * d;
+    size_t d = (size_t)c->head_dim, heads = (size_t)(c->n_heads + 2 * c->n_kv_heads),
+           kv_size = (size_t)n * (size_t)c->n_kv_heads * d;
     size_t words = kv_size * lazy_row_bytes(type, 1) / sizeof(uint32_t);
     float *qkv = random_floats((size_t)n * heads * d), *rope = random_floats((size_t)n * d), *norm = random_floats(d);
     int32_t *rows = random_positions(n, n);
@@ -794,8 +837,8 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     }
     uint32_t *both = guarded(2 * words);
     side s = open_side(variant, c, 3);
-    *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, norm, value != 0 ? NULL : norm, 1e-6f,
-                                   err);
+    *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, norm,
+                                   value != 0 ? NULL : norm, 1e-6f, err);
     close_side(s);
     keeping = LAZY_F32;
     seed = before;
@@ -812,20 +855,24 @@ static void test_kept_rows(const char *variant)
             size_t size = 2 * (size_t)n * 2 * 22;
             lazy_error err = { 0 };
             float *exact = rotated(variant, &config, LAZY_F32, n, 0, false, &code, &err);
-            uint16_t *got = rotated(variant, &config, type, n, 0, false, &code, &err), *want = room(size * sizeof *want);
+            uint16_t *got = rotated(variant, &config, type, n, 0, false, &code, &err),
+                     *want = room(size * sizeof *want);
             lazy_narrow(want, exact, type, (int)size);
-            check(code == LAZY_OK && memcmp(got, want, size * sizeof *got) == 0, "%s rotate n %d: K or V in %s is not what F32 rounds to",
-                  variant, n, lazy_formats[type].name);
+            check(code == LAZY_OK && memcmp(got, want, size * sizeof *got) == 0,
+                  "%s rotate n %d: K or V in %s is not what F32 rounds to", variant, n, lazy_formats[type].name);
             check(all_freed(), "%s rotate n %d: wrote outside K and V", variant, n);
         }
-        const float largest = type == LAZY_F16 ? 65504.0f : 0x1.fep127f, beyond = type == LAZY_F16 ? 65520.0f : 0x1.ffp127f;
+        const float largest = type == LAZY_F16 ? 65504.0f : 0x1.fep127f,
+                    beyond = type == LAZY_F16 ? 65520.0f : 0x1.ffp127f;
         const float values[] = { largest, nextafterf(beyond, 0), beyond, -beyond, FLT_MAX, INFINITY, NAN };
         for (size_t i = 0; i < 2 * sizeof values / sizeof *values; i++) {
             lazy_error err = { 0 };
             bool refused = isfinite(values[i / 2]) && fabsf(values[i / 2]) >= beyond;
             rotated(variant, &config, type, 13, values[i / 2], i % 2, &code, &err);
-            check(code == (refused ? LAZY_INVALID : LAZY_OK) && (!refused || strstr(err.message, "a key or value is beyond")),
-                  "%s rotate of %g in %s: code %d, \"%s\"", variant, values[i / 2], lazy_formats[type].name, code, err.message);
+            check(code == (refused ? LAZY_INVALID : LAZY_OK) &&
+                      (!refused || strstr(err.message, "a key or value is beyond")),
+                  "%s rotate of %g in %s: code %d, \"%s\"", variant, values[i / 2], lazy_formats[type].name, code,
+                  err.message);
             check(all_freed(), "%s rotate of %g: wrote outside K and V", variant, values[i / 2]);
         }
     }
@@ -848,7 +895,8 @@ static void test_select(side fast, int m)
     int32_t *in_play = random_positions(m, length), *kept = guarded((size_t)m);
     uint8_t *flags = room((size_t)length);
     float *scores = room((size_t)m * sizeof *scores);
-    for (int i = 0; i < length; i++) flags[i] = (uint8_t)random_int(0, 9) > 1 ? LAZY_PRUNABLE : (uint8_t)random_int(0, 3);
+    for (int i = 0; i < length; i++)
+        flags[i] = (uint8_t)random_int(0, 9) > 1 ? LAZY_PRUNABLE : (uint8_t)random_int(0, 3);
     for (int j = 0; j < m; j++) {
         scores[j] = (float)random_int(0, levels) / (float)levels / (float)m; /* many ties */
         n_free += flags[in_play[j]] == LAZY_PRUNABLE;
@@ -859,7 +907,8 @@ static void test_select(side fast, int m)
     fast.backend->ops->select(fast.stream, kept, in_play, scores, m, flags, budget, NULL);
     bool same = true;
     for (int j = 0; j < m; j++)
-        if (flags[in_play[j]] != LAZY_PRUNABLE || rank_of(j, scores, flags, in_play, m) < budget) same = same && kept[n++] == in_play[j];
+        if (flags[in_play[j]] != LAZY_PRUNABLE || rank_of(j, scores, flags, in_play, m) < budget)
+            same = same && kept[n++] == in_play[j];
     check(same, "select m %d, budget %d of %d free", m, budget, n_free);
 
     for (int j = 0; j < m; j++) scores[j] = fabsf(scores[j]);
@@ -872,14 +921,16 @@ static void test_select(side fast, int m)
         }
     for (; expected < n_free && held < share * total; expected++)
         for (int j = 0; j < m; j++)
-            if (flags[in_play[j]] == LAZY_PRUNABLE && rank_of(j, scores, flags, in_play, m) == expected) held += scores[j];
+            if (flags[in_play[j]] == LAZY_PRUNABLE && rank_of(j, scores, flags, in_play, m) == expected)
+                held += scores[j];
     fast.backend->ops->mass(fast.stream, &by_mass, in_play, scores, m, flags, share, NULL);
     check(by_mass == expected, "mass %g of m %d: %d, not %d", share, m, by_mass, expected);
 
     lazy_error err = { 0 };
     scores[random_int(0, m - 1)] = NAN;
     int code = fast.backend->ops->select(fast.stream, in_play, in_play, scores, m, flags, 0, &err);
-    check(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code, err.message);
+    check(code == LAZY_CHECKPOINT && strstr(err.message, "position"), "select with a NaN: code %d, \"%s\"", code,
+          err.message);
     check(all_freed(), "select m %d: wrote outside its output", m);
 }
 
@@ -887,7 +938,8 @@ static void test_select(side fast, int m)
 static void test_smooth(side fast, side plain, int m, int width)
 {
     float *scores = room((size_t)m * sizeof *scores), *got = guarded((size_t)m), *want = guarded((size_t)m);
-    for (int j = 0; j < m; j++) scores[j] = random_int(0, 3) ? exp2f(-(float)random_int(0, 120)) * fabsf(random_float()) : 1.0f;
+    for (int j = 0; j < m; j++)
+        scores[j] = random_int(0, 3) ? exp2f(-(float)random_int(0, 120)) * fabsf(random_float()) : 1.0f;
     for (int j = 0; j < m / 2 && width % 4 == 1; j++) scores[j] = 0; /* behind the window */
     fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
     plain.backend->ops->smooth(plain.stream, want, scores, m, width, NULL);
@@ -897,7 +949,8 @@ static void test_smooth(side fast, side plain, int m, int width)
 
     for (int j = 0; j < m; j++) scores[j] = 0x1.fffffep-20f;
     fast.backend->ops->smooth(fast.stream, got, scores, m, width, NULL);
-    check(memcmp(got, scores, (size_t)m * sizeof *got) == 0, "smooth m %d, width %d: equal scores do not stay equal", m, width);
+    check(memcmp(got, scores, (size_t)m * sizeof *got) == 0, "smooth m %d, width %d: equal scores do not stay equal", m,
+          width);
 
     int bad = random_int(0, m - 1);
     scores[bad] = NAN;
@@ -954,7 +1007,8 @@ static void test_regroup(side fast, int length, int d)
         }
         fast.backend->ops->regroup(fast.stream, y, new_rows, n_new, x, rows, n, aux, d, &n_revived, NULL);
         for (int i = 0; i < n_new; i++)
-            for (int k = 0; k < d; k++) own = own && y[(size_t)i * (size_t)d + (size_t)k] == (float)(new_rows[i] * d + k);
+            for (int k = 0; k < d; k++)
+                own = own && y[(size_t)i * (size_t)d + (size_t)k] == (float)(new_rows[i] * d + k);
         counted = counted && n_revived == expected;
         rows = new_rows;
         n = n_new;
@@ -974,7 +1028,10 @@ static void test_gated_products(const char *variant, const lazy_config *config)
     side fast = open_side(variant, config, 3), plain = open_side("reference", config, 1);
     for (int n = 1; n <= 40; n += 3) test_gated(fast, plain, n, config->hidden);
     for (int i = 0; i < 6; i++)
-        test_gated(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), i == 3 ? 1024 : i == 5 ? 2100 : random_int(1, 130));
+        test_gated(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80),
+                   i == 3   ? 1024
+                   : i == 5 ? 2100
+                            : random_int(1, 130));
     close_side(plain);
     close_side(fast);
 }
@@ -1019,8 +1076,8 @@ static void test_any_threads(const char *variant)
         float *x = random_floats((size_t)n * (size_t)cols), *alone = guarded(size), *shared = guarded(size);
         for (int t = 0; t < NUMBERS; t++) {
             sides[t].backend->ops->matmul(sides[t].stream, t == 0 ? alone : shared, x, n, &w, false, NULL);
-            check(t == 0 || memcmp(alone, shared, size * sizeof *x) == 0, "%s matmul n %d, rows %d, cols %d: %d threads differ from one",
-                  variant, n, w.rows, cols, numbers[t]);
+            check(t == 0 || memcmp(alone, shared, size * sizeof *x) == 0,
+                  "%s matmul n %d, rows %d, cols %d: %d threads differ from one", variant, n, w.rows, cols, numbers[t]);
         }
         check(all_freed(), "%s matmul n %d, cols %d: wrote outside its output", variant, n, cols);
     }
@@ -1072,7 +1129,8 @@ static float *spoilt_attention(const char *variant, const lazy_config *c, int th
     if (spoilt == 'k') k[(size_t)middle * d] = NAN;
     if (spoilt == 'v') v[(size_t)middle * d] = NAN;
     side s = open_side(variant, c, threads);
-    s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length, INT32_MAX, NULL);
+    s.backend->ops->attention(s.stream, y, qkv, in_play + length - n, n, (lazy_kv){ k, v, length }, in_play, length,
+                              INT32_MAX, NULL);
     close_side(s);
     seed = before; /* the next one's data are the same */
     return y;
@@ -1090,14 +1148,17 @@ static bool lost(const float *y, int row, const lazy_config *c)
 static void test_spoilt_attention(const char *variant, int n, int length)
 {
     const lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = 2, .n_kv_heads = 1, .head_dim = 24, .ffn = 8 };
-    float *alone = spoilt_attention(variant, &config, 1, n, length, 0), *shared = spoilt_attention(variant, &config, 4, n, length, 0);
-    check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one", variant, n);
+    float *alone = spoilt_attention(variant, &config, 1, n, length, 0),
+          *shared = spoilt_attention(variant, &config, 4, n, length, 0);
+    check(memcmp(alone, shared, (size_t)n * 48 * sizeof *alone) == 0, "%s attention n %d: 4 threads differ from one",
+          variant, n);
     for (const char *where = "qkv"; *where; where++) {
         float *y = spoilt_attention(variant, &config, 2, n, length, *where);
         bool spread = true;
         for (int r = n / 2; r < (*where == 'q' ? n / 2 + 1 : n); r++) spread = spread && lost(y, r, &config);
         check(spread, "%s attention n %d: a NaN in %c was lost", variant, n, *where);
-        check(*where == 'v' || !lost(y, 0, &config), "%s attention n %d: a NaN in %c reached a row that sees none", variant, n, *where);
+        check(*where == 'v' || !lost(y, 0, &config), "%s attention n %d: a NaN in %c reached a row that sees none",
+              variant, n, *where);
     }
     all_freed();
 }
@@ -1110,7 +1171,9 @@ static void test_columns(const char *variant)
         int heads, group, head_dim;
     } shapes[] = { { 1, 1, 64 }, { 6, 3, 80 }, { 5, 5, 96 }, { 2, 1, 40 }, { 4, 2, 10 } };
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        lazy_config config = { .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8 };
+        lazy_config config = {
+            .n_layers = 1, .hidden = 8, .n_heads = shapes[i].heads, .head_dim = shapes[i].head_dim, .ffn = 8
+        };
         config.n_kv_heads = config.n_heads / shapes[i].group;
         side fast = open_side(variant, &config, 2), plain = open_side("reference", &config, 1);
         for (int n = 2; n <= 35; n++) {
@@ -1132,7 +1195,8 @@ static void test_all_products(const char *variant, const lazy_config *shapes, si
     test_quantized_products(fast, plain);
     for (int n = 1; n <= 2 * UNPACKED_ROWS_LIMIT; n += n < 8 ? 1 : 40) {
         if (computing == LAZY_COMPUTE_INT8) test_rounded_weights(fast, n);
-        for (int dtype = 0; dtype < LAZY_N_DTYPES; dtype++) test_spoilt_products(fast, n, (lazy_dtype)dtype, n % 2 ? NAN : INFINITY);
+        for (int dtype = 0; dtype < LAZY_N_DTYPES; dtype++)
+            test_spoilt_products(fast, n, (lazy_dtype)dtype, n % 2 ? NAN : INFINITY);
     }
     close_side(plain);
     close_side(fast);
@@ -1173,14 +1237,22 @@ int main(int argc, char **argv)
         { .n_layers = 1, .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
         { .n_layers = 1, .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33, .gelu = true },
         { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
-        { .n_layers = 1, .hidden = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 128, .ffn = 64, .query_scalar = 100, .gelu = true },
+        { .n_layers = 1,
+          .hidden = 64,
+          .n_heads = 8,
+          .n_kv_heads = 2,
+          .head_dim = 128,
+          .ffn = 64,
+          .query_scalar = 100,
+          .gelu = true },
     };
     size_t n_shapes = fastest ? 1 : sizeof shapes / sizeof *shapes;
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {
         for (computing = LAZY_COMPUTE_F32; computing <= LAZY_COMPUTE_INT8; computing++) {
             if (!lazy_arithmetic_find(*variant, computing)) continue;
             test_all_products(*variant, shapes, n_shapes);
-            if (computing != LAZY_COMPUTE_INT8) test_other_ops(*variant, shapes, n_shapes); /* with int8, they are those of bf16 or f32 */
+            if (computing != LAZY_COMPUTE_INT8)
+                test_other_ops(*variant, shapes, n_shapes); /* with int8, they are those of bf16 or f32 */
         }
         if (fastest) break;
     }

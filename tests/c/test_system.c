@@ -33,7 +33,8 @@ static place open_place(int threads)
 {
     place p;
     lazy_error err = { 0 };
-    if (lazy_pool_open(&p.pool, threads, &err) == LAZY_OK && lazy_pool_client_open(&p.client, p.pool, &err) == LAZY_OK) return p;
+    if (lazy_pool_open(&p.pool, threads, &err) == LAZY_OK && lazy_pool_client_open(&p.client, p.pool, &err) == LAZY_OK)
+        return p;
     printf("%s\n", err.message);
     exit(1);
 }
@@ -124,8 +125,8 @@ static void test_short_jobs_beside_a_long_one(void)
     for (int i = 0; i < ROUNDS; i++) lazy_pool_run(p.client, count_task, &counts, 4, (lazy_poll){ 0 });
     int done = __atomic_load_n(&job.done, __ATOMIC_RELAXED);
     pthread_join(other, NULL);
-    check(counts.done[3] == ROUNDS && done < TASKS / 2, "%d short jobs beside a long one: %d of its %d tasks were done first", ROUNDS, done,
-          TASKS);
+    check(counts.done[3] == ROUNDS && done < TASKS / 2,
+          "%d short jobs beside a long one: %d of its %d tasks were done first", ROUNDS, done, TASKS);
     check(job.done == TASKS, "a long job beside short ones: %d of %d tasks were done", job.done, TASKS);
     close_place(p);
 }
@@ -147,7 +148,8 @@ static void test_pool(void)
         counting beside = { .pool = p.pool };
         lazy_watch waits = { run_beside, &beside }, stops = { stop_at_once, NULL };
         int code = lazy_pool_run(p.client, slow_task, &done, 20, (lazy_poll){ &waits, 0, 1 });
-        check(code == LAZY_OK && done == 20 && beside.done[0] > 0, "pool of %d: a poll that waits for another caller", threads);
+        check(code == LAZY_OK && done == 20 && beside.done[0] > 0, "pool of %d: a poll that waits for another caller",
+              threads);
 
         done = 0;
         code = lazy_pool_run(p.client, slow_task, &done, TASKS, (lazy_poll){ &stops, 0, 1 });
@@ -172,7 +174,8 @@ static void put(lazy_shared *shared, const char *text)
 static bool holds_text(const lazy_shared *shared, const char *text)
 {
     bool same = true;
-    for (int i = 0; i < PLACES; i++) same = same && (text[i] == '?' || shared->data[i * (SHARED_BYTES / PLACES)] == text[i]);
+    for (int i = 0; i < PLACES; i++)
+        same = same && (text[i] == '?' || shared->data[i * (SHARED_BYTES / PLACES)] == text[i]);
     return same;
 }
 
@@ -185,7 +188,10 @@ static lazy_shared *joined_parts(const lazy_shared *from, const lazy_stretch *pa
     exit(1);
 }
 
-static lazy_shared *joined(const lazy_shared *from) { return joined_parts(from, &(lazy_stretch){ 0, SHARED_BYTES }, 1); }
+static lazy_shared *joined(const lazy_shared *from)
+{
+    return joined_parts(from, &(lazy_stretch){ 0, SHARED_BYTES }, 1);
+}
 
 static lazy_shared *opened_shared(void)
 {
@@ -200,17 +206,22 @@ static void test_shared(void)
 {
     lazy_shared *owner = opened_shared();
     put(owner, "ab ");
-    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner, "shared memory: an owner that is alone stays");
+    check(owner->owner && lazy_cpu_share_leave(owner, NULL) == LAZY_OK && owner->owner,
+          "shared memory: an owner that is alone stays");
     lazy_shared *fork_a = joined(owner), *fork_b = joined(owner);
-    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"), "shared memory: a fork has what the owner wrote");
+    check(!fork_a->owner && holds_text(fork_a, "ab?") && holds_text(fork_b, "ab?"),
+          "shared memory: a fork has what the owner wrote");
     put(fork_a, " x1");
     put(owner, "  c");
-    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"), "shared memory: forks write for themselves");
+    check(holds_text(owner, "abc") && holds_text(fork_a, "ax1") && holds_text(fork_b, "ab?"),
+          "shared memory: forks write for themselves");
     lazy_shared *later = joined(fork_a);
     check(holds_text(later, "abc"), "shared memory: a fork of a fork has what the owner wrote");
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"), "shared memory: an owner leaves");
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner && holds_text(owner, "abc"),
+          "shared memory: an owner leaves");
     put(owner, "zzz");
-    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"), "shared memory: one that left shows nowhere");
+    check(holds_text(owner, "zzz") && holds_text(fork_b, "abc") && holds_text(later, "abc"),
+          "shared memory: one that left shows nowhere");
     lazy_cpu_share_close(owner);
     lazy_cpu_share_close(fork_b);
     check(holds_text(later, "abc") && holds_text(fork_a, "ax1"), "shared memory: it ends with the last that uses it");
@@ -227,7 +238,8 @@ static void test_shared_in_parts(void)
     lazy_shared *fork_a = joined_parts(owner, (lazy_stretch[]){ { 0, 1 }, { 1, 1 }, { SECOND, SECOND + 1 } }, 3);
     check(holds_text(fork_a, "ab\0"), "shared memory: a fork has the parts that it joins");
     put(fork_a, "x y");
-    check(holds_text(fork_a, "xby") && holds_text(owner, "abc"), "shared memory: a fork writes for itself in all parts");
+    check(holds_text(fork_a, "xby") && holds_text(owner, "abc"),
+          "shared memory: a fork writes for itself in all parts");
     lazy_shared *fork_b = joined_parts(owner, many, TOO_MANY);
     check(holds_text(fork_b, "abc"), "shared memory: too many parts are mapped as a whole");
     lazy_cpu_share_close(fork_b);
@@ -260,7 +272,8 @@ static void test_shared_in_child(void)
         check(in_child(writes_for_itself, owner), "shared memory: a child process writes for itself");
         check(holds_text(owner, "abc"), "shared memory: a child process shows nowhere");
     }
-    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner, "shared memory: whoever shares it with a child is not alone");
+    check(lazy_cpu_share_leave(owner, NULL) == LAZY_OK && !owner->owner,
+          "shared memory: whoever shares it with a child is not alone");
     lazy_cpu_share_close(owner);
     check(in_child(writes_for_itself, others[0]), "shared memory: a child process with one owner less");
     lazy_cpu_share_close(others[0]);
@@ -411,7 +424,8 @@ static void test_forks_beside_a_thread(void)
 static void test_places_of_errors(void)
 {
     lazy_error err = { 0 };
-    check(lazy_fail_in(NULL, LAZY_CANCELLED, "layer %d", 7) == LAZY_CANCELLED, "an error's code where no message is wanted");
+    check(lazy_fail_in(NULL, LAZY_CANCELLED, "layer %d", 7) == LAZY_CANCELLED,
+          "an error's code where no message is wanted");
     int code = lazy_fail_in(&err, lazy_fail(&err, LAZY_MEMORY, "none"), "layer %d", 7);
     check(code == LAZY_MEMORY && strcmp(err.message, "layer 7: none") == 0, "an error's place: %s", err.message);
 }
@@ -480,26 +494,54 @@ static void test_cores(void)
         const char *machine, *name, *lines[CPUS], *usable;
         int cores;
     } cases[] = {
-        { "two threads a core, far apart", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "11111111", 4 },
+        { "two threads a core, far apart",
+          "core_cpus_list",
+          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
+          "11111111",
+          4 },
         { "side by side", "core_cpus_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
-        { "an older kernel", "thread_siblings_list", { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 4 },
+        { "an older kernel",
+          "thread_siblings_list",
+          { "0-1", "0-1", "2-3", "2-3", "4-5", "4-5", "6-7", "6-7" },
+          "11111111",
+          4 },
         { "four threads a core",
           "core_cpus_list",
           { "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7", "0-1,4-5", "0-1,4-5", "2-3,6-7", "2-3,6-7" },
           "11111111",
           2 },
         { "one thread a core", "core_cpus_list", { "0", "1", "2", "3", "4", "5", "6", "7" }, "11111111", 8 },
-        { "both threads of two cores", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "01100110", 2 },
-        { "the second threads of three", "core_cpus_list", { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" }, "00001110", 3 },
+        { "both threads of two cores",
+          "core_cpus_list",
+          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
+          "01100110",
+          2 },
+        { "the second threads of three",
+          "core_cpus_list",
+          { "0,4", "1,5", "2,6", "3,7", "0,4", "1,5", "2,6", "3,7" },
+          "00001110",
+          3 },
         { "a core with one thread among others with two",
           "core_cpus_list",
           { "0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7" },
           "11111111",
           6 },
-        { "a file missing", "core_cpus_list", { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
-        { "a file missing that does not matter", "core_cpus_list", { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" }, "11011111", 4 },
+        { "a file missing",
+          "core_cpus_list",
+          { "0-1", "0-1", NULL, "2-3", "4-5", "4-5", "6-7", "6-7" },
+          "11111111",
+          8 },
+        { "a file missing that does not matter",
+          "core_cpus_list",
+          { "0-1", "0-1", NULL, "3", "4-5", "4-5", "6-7", "6-7" },
+          "11011111",
+          4 },
         { "nonsense", "core_cpus_list", { "0-1", "0-1", "none", "", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
-        { "a list without its own processor", "core_cpus_list", { "0-1", "0-1", "4", "4", "4-5", "4-5", "6-7", "6-7" }, "11111111", 8 },
+        { "a list without its own processor",
+          "core_cpus_list",
+          { "0-1", "0-1", "4", "4", "4-5", "4-5", "6-7", "6-7" },
+          "11111111",
+          8 },
         { "no files", "core_cpus_list", { NULL }, "11100000", 3 },
         { "no processor", "core_cpus_list", { "0" }, "00000000", 0 },
     };

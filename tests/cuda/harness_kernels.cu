@@ -29,7 +29,8 @@ constexpr unsigned ALL = 0xffffffff;
 /* ---- sums ---- */
 
 template <int THREADS>
-static __global__ void __launch_bounds__(THREADS) block_sums(const float *__restrict__ x, float *sums, int n, int rounds)
+static __global__ void __launch_bounds__(THREADS)
+    block_sums(const float *__restrict__ x, float *sums, int n, int rounds)
 {
     __shared__ float part[THREADS / 32];
     for (int round = 0; round < rounds; round++) {
@@ -85,7 +86,8 @@ template <class T> static __global__ void __launch_bounds__(32) product(const T 
         const T *at = shared + step % 2 * STAGE;
         uint32_t fa[4], fb[4];
         ldmatrix_x4(fa, at + lane % 16 * A_ROW + lane / 16 * 8 + (planted == MISALIGNED ? 1 : 0));
-        ldmatrix_x4_trans(fb, at + 16 * A_ROW + lane % 16 * B_ROW); /* the rows of lanes 16 to 31 are loaded but not used */
+        ldmatrix_x4_trans(fb,
+                          at + 16 * A_ROW + lane % 16 * B_ROW); /* the rows of lanes 16 to 31 are loaded but not used */
         const uint32_t two[2] = { fb[0], fb[1] };
         mma_m16n8k16(d, fa, two, T());
         if (planted != NO_SYNCWARP_AFTER_LDMATRIX) __syncwarp();
@@ -93,10 +95,12 @@ template <class T> static __global__ void __launch_bounds__(32) product(const T 
     for (int i = 0; i < 4; i++) c[(int64_t)(row + lane / 4 + i / 2 * 8) * n + col + lane % 4 * 2 + i % 2] = d[i];
 }
 
-template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream)
+template <class T>
+cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream)
 {
     const size_t bytes = 2 * (16 * 24 + 16 * 8) * sizeof(T);
-    return lazy_launch(product<T>, dim3(n / 8, m / 16), dim3(32), planted == DYNAMIC_TOO_SMALL ? bytes - 16 : bytes, stream, a, b, c, n, k);
+    return lazy_launch(product<T>, dim3(n / 8, m / 16), dim3(32), planted == DYNAMIC_TOO_SMALL ? bytes - 16 : bytes,
+                       stream, a, b, c, n, k);
 }
 template cudaError_t launch_product(const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, int, int, cudaStream_t);
 template cudaError_t launch_product(const __half *, const __half *, float *, int, int, int, cudaStream_t);
@@ -140,14 +144,17 @@ template <class T> struct wgmma_operands {
 };
 enum { WGMMA_SLACK = 2 * WGMMA_ATOM - 16 };
 
-template <class T> static __global__ void __launch_bounds__(128) wgmma_products(const T *a, const T *b, const T *b_transposed, float *out)
+template <class T>
+static __global__ void __launch_bounds__(128) wgmma_products(const T *a, const T *b, const T *b_transposed, float *out)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     LAZY_DYNAMIC_SHARED(unsigned char, memory);
     const uint32_t into_atom = shared_address(memory) % (2 * WGMMA_ATOM);
     auto *shared = reinterpret_cast<wgmma_operands<T> *>(memory + (into_atom ? 2 * WGMMA_ATOM - into_atom : 0));
     const int self = threadIdx.x, first = blockIdx.x % 4 * 16, row = self / 32 * 16 + self % 32 / 4, col = self % 4 * 2;
-    auto place = [](int r, int chunk) { return planted == NO_SWIZZLE ? r * WGMMA_ROW + chunk * 8 : wgmma_swizzled(r, chunk); };
+    auto place = [](int r, int chunk) {
+        return planted == NO_SWIZZLE ? r * WGMMA_ROW + chunk * 8 : wgmma_swizzled(r, chunk);
+    };
     a += blockIdx.x * 64 * 16;
     cp_async_16(shared->a + place(self / 2, first / 8 + self % 2), a + self * 8, true);
     for (int i = self; i < 128 * 2; i += 128) {
@@ -164,9 +171,11 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
     for (auto &d : rows) d[0] = d[1] = d[2] = d[3] = 0;
     for (auto &d : half_rows) d[0] = d[1] = d[2] = d[3] = 0;
     uint32_t own_a[1][4];
-    for (int i = 0; i < 4; i++) own_a[0][i] = *reinterpret_cast<const uint32_t *>(a + (row + i % 2 * 8) * 16 + col + i / 2 * 8);
+    for (int i = 0; i < 4; i++)
+        own_a[0][i] = *reinterpret_cast<const uint32_t *>(a + (row + i % 2 * 8) * 16 + col + i / 2 * 8);
     if (planted != NO_WGMMA_FENCE) wgmma_fence(columns, rows, half_rows, own_a);
-    wgmma_k_major(columns, wgmma_descriptor(shared->a, first, 0), wgmma_descriptor(shared->b_k_major, first, 0), false, T());
+    wgmma_k_major(columns, wgmma_descriptor(shared->a, first, 0), wgmma_descriptor(shared->b_k_major, first, 0), false,
+                  T());
     wgmma_commit();
     for (int i = 0; i < 2; i++) {
         wgmma_mn_major(rows, own_a[0], wgmma_descriptor(shared->b_mn_major, 0, sizeof shared->b_mn_major[0]), T());
@@ -189,11 +198,14 @@ template <class T> static __global__ void __launch_bounds__(128) wgmma_products(
 #endif
 }
 
-template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream)
+template <class T>
+cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream)
 {
-    return lazy_launch(wgmma_products<T>, dim3(n), dim3(128), sizeof(wgmma_operands<T>) + WGMMA_SLACK, stream, a, b, b_transposed, out);
+    return lazy_launch(wgmma_products<T>, dim3(n), dim3(128), sizeof(wgmma_operands<T>) + WGMMA_SLACK, stream, a, b,
+                       b_transposed, out);
 }
-template cudaError_t launch_wgmma_products(const __nv_bfloat16 *, const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, cudaStream_t);
+template cudaError_t launch_wgmma_products(const __nv_bfloat16 *, const __nv_bfloat16 *, const __nv_bfloat16 *, float *,
+                                           int, cudaStream_t);
 template cudaError_t launch_wgmma_products(const __half *, const __half *, const __half *, float *, int, cudaStream_t);
 
 /* matrix: (32, 8) 16-bit values, four (8, 8) matrices; plain, trans: (32 lanes, 4), the registers after ldmatrix and ldmatrix.trans */
@@ -222,7 +234,8 @@ cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32
 static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
 {
     LAZY_DYNAMIC_SHARED(float4, quads);
-    const int self = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x, size = blockDim.x * blockDim.y * blockDim.z;
+    const int self = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x,
+              size = blockDim.x * blockDim.y * blockDim.z;
     const int i = blockIdx.x * size + self;
     cp_async_16(&quads[self], &x[i < n ? i : 0], i < n);
     cp_async_commit();

@@ -52,7 +52,8 @@ class checkpoint
         const int q = HEADS * head, kv = KV_HEADS * head;
         add("model.embed_tokens.weight", { VOCAB, HIDDEN }, 1.7f);
         for (int l = 0; l < LAYERS; l++) {
-            std::string layer = "model.layers." + std::to_string(l) + ".", attention = layer + "self_attn.", mlp = layer + "mlp.";
+            std::string layer = "model.layers." + std::to_string(l) + ".", attention = layer + "self_attn.",
+                        mlp = layer + "mlp.";
             add(layer + "input_layernorm.weight", { HIDDEN }, 0);
             add(layer + "post_attention_layernorm.weight", { HIDDEN }, 0);
             if (bf16) add(layer + "pre_feedforward_layernorm.weight", { HIDDEN }, 0);
@@ -101,14 +102,14 @@ class checkpoint
         config.norm_plus_one = config.post_norms = config.gelu = bf16;
         std::vector<lazy_tensor> tensors;
         for (const tensor &t : held)
-            tensors.push_back(
-                { t.name.c_str(), bf16 ? "BF16" : "F32", t.shape.data(), (int)t.shape.size(), 0, t.first * width(), t.count * width() });
+            tensors.push_back({ t.name.c_str(), bf16 ? "BF16" : "F32", t.shape.data(), (int)t.shape.size(), 0,
+                                t.first * width(), t.count * width() });
         const char *shard = path;
         lazy_device where = { device, 1, nullptr, nullptr, nullptr, 0 };
         lazy_model *model;
         lazy_error err = {};
-        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), LAZY_WEIGHTS_AS_STORED, &where, nullptr,
-                             &err))
+        if (!lazy_model_open(&model, &config, &shard, 1, tensors.data(), (int)tensors.size(), LAZY_WEIGHTS_AS_STORED,
+                             &where, nullptr, &err))
             return model;
         printf("%s: %s\n", device, err.message);
         exit(1);
@@ -129,7 +130,8 @@ class checkpoint
         size_t count = 1;
         for (int64_t n : shape) count *= (size_t)n;
         held.push_back({ name, shape, values.size(), count });
-        for (size_t i = 0; i < count; i++) values.push_back(limit > 0 ? limit * draw(seed) : (bf16 ? 0.0f : 1.0f) + 0.2f * draw(seed));
+        for (size_t i = 0; i < count; i++)
+            values.push_back(limit > 0 ? limit * draw(seed) : (bf16 ? 0.0f : 1.0f) + 0.2f * draw(seed));
     }
 
     int head;
@@ -188,7 +190,8 @@ static bool same_trace(const lazy_session *a, const lazy_session *b)
     if (n_a != n_b) return false;
     for (int i = 0; i < n_a; i++) {
         const lazy_trace_run &x = left[i], &y = right[i];
-        if (x.last_layer != y.last_layer || !std::equal(x.in_play, x.in_play + x.n_in_play, y.in_play, y.in_play + y.n_in_play) ||
+        if (x.last_layer != y.last_layer ||
+            !std::equal(x.in_play, x.in_play + x.n_in_play, y.in_play, y.in_play + y.n_in_play) ||
             !std::equal(x.computed, x.computed + x.n_computed, y.computed, y.computed + y.n_computed))
             return false;
     }
@@ -310,7 +313,8 @@ static void run_in_bf16(lazy_model *cpu_model, lazy_model *cuda_model, const std
         for (int n : { (int)PROMPT, 1, 1, 9 }) {
             bool ran = cpu.forward(some_ids(n, 3), n == 1) && cuda.forward(some_ids(n, 3), n == 1);
             check(ran, s.name, "a pass in bf16 failed");
-            if (ran && !s.pruning.n_stages) check(difference(cuda.logits, cpu.logits) <= BF16_TOLERANCE, s.name, "logits in bf16 differ");
+            if (ran && !s.pruning.n_stages)
+                check(difference(cuda.logits, cpu.logits) <= BF16_TOLERANCE, s.name, "logits in bf16 differ");
         }
     }
 }

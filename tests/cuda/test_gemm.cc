@@ -32,13 +32,18 @@ static uint32_t random_bits()
 
 static size_t width_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
 
-static const char *name_of(cudaDataType_t type) { return type == CUDA_R_32F ? "f32" : type == CUDA_R_16F ? "f16" : "bf16"; }
+static const char *name_of(cudaDataType_t type)
+{
+    return type == CUDA_R_32F ? "f32" : type == CUDA_R_16F ? "f16" : "bf16";
+}
 
 static void put(char *at, cudaDataType_t type, float value)
 {
     __half f16 = __float2half_rn(value);
     __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
-    const void *from = type == CUDA_R_16F ? (const void *)&f16 : type == CUDA_R_16BF ? (const void *)&bf16 : (const void *)&value;
+    const void *from = type == CUDA_R_16F    ? (const void *)&f16
+                       : type == CUDA_R_16BF ? (const void *)&bf16
+                                             : (const void *)&value;
     memcpy(at, from, width_of(type));
 }
 
@@ -69,7 +74,8 @@ static bytes sixteenths(cudaDataType_t type, size_t n)
 static bytes any_floats(size_t n)
 {
     bytes data(n * sizeof(float));
-    for (size_t i = 0; i < n; i++) put(&data[i * sizeof(float)], CUDA_R_32F, (float)random_bits() / 2147483648.0f - 1.0f);
+    for (size_t i = 0; i < n; i++)
+        put(&data[i * sizeof(float)], CUDA_R_32F, (float)random_bits() / 2147483648.0f - 1.0f);
     return data;
 }
 
@@ -141,7 +147,8 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
 
     lazy_error err = {};
     bool refused = true;
-    int code = lazy_gemm_run(gemm, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out, &refused, &err);
+    int code =
+        lazy_gemm_run(gemm, on_y.at(), on_x.at(), on_w.at(), n, rows, cols, t.accumulate, t.in, t.out, &refused, &err);
     bool whole, whole_x, whole_w;
     bytes got = on_y.back(&whole);
     bool untouched = on_x.back(&whole_x) == x && on_w.back(&whole_w) == w;
@@ -150,7 +157,8 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
     check(refused == may_refuse, "%s, %d x (%d, %d): refused is %d", name_of(t.in), n, rows, cols, refused);
 #endif
     if (refused) {
-        check(code == LAZY_OK && got == start, "%s, %d x (%d, %d): refused, but y has changed", name_of(t.in), n, rows, cols);
+        check(code == LAZY_OK && got == start, "%s, %d x (%d, %d): refused, but y has changed", name_of(t.in), n, rows,
+              cols);
         return;
     }
 
@@ -159,7 +167,8 @@ static void test_product(lazy_gemm *gemm, kind t, int n, int rows, int cols, boo
         for (size_t i = 0; i < r; i++) {
             double sum = 0, size = 1;
             for (size_t kk = 0; kk < k; kk++) {
-                double part = (double)get(&x[(j * k + kk) * width_of(t.in)], t.in) * get(&w[(i * k + kk) * width_of(t.in)], t.in);
+                double part =
+                    (double)get(&x[(j * k + kk) * width_of(t.in)], t.in) * get(&w[(i * k + kk) * width_of(t.in)], t.in);
                 sum += part;
                 size += fabs(part);
             }
@@ -187,7 +196,8 @@ static void test_products(lazy_gemm *gemm)
                               { 16, 40, 64 }, { 31, 65, 129 }, { 100, 48, 1000 }, { 300, 33, 7 }, { 513, 24, 40 } };
     for (const auto &types : TYPES) {
         for (int accumulate = 0; accumulate < 2; accumulate++) {
-            for (const auto &s : shapes) test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, s[0], s[1], s[2], true);
+            for (const auto &s : shapes)
+                test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, s[0], s[1], s[2], true);
             /* the same shape again, whose choice is stored; then with misaligned operands */
             test_product(gemm, { types[0], types[1], accumulate != 0, 0 }, 16, 40, 64, true);
             test_product(gemm, { types[0], types[1], accumulate != 0, 1 }, 16, 40, 64, true);
@@ -204,17 +214,21 @@ static void test_arguments(lazy_gemm *gemm)
     copy m(bytes(1024, 0), 0);
     lazy_error err = {};
     bool refused;
-    check(lazy_gemm_run(gemm, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused, &err) == LAZY_OK, "no rows: %s",
-          err.message);
+    check(lazy_gemm_run(gemm, nullptr, nullptr, nullptr, 0, 4, 4, false, CUDA_R_32F, CUDA_R_32F, &refused, &err) ==
+              LAZY_OK,
+          "no rows: %s", err.message);
     const struct {
         void *y;
         int n, rows, cols;
         cudaDataType_t in, out;
         const char *says;
     } bad[] = {
-        { nullptr, 2, 2, 2, CUDA_R_32F, CUDA_R_32F, "NULL" },       { m.at(), -1, 2, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
-        { m.at(), 2, 0, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },     { m.at(), 2, 2, -3, CUDA_R_32F, CUDA_R_32F, "below 1" },
-        { m.at(), 2, 2, 2, CUDA_R_64F, CUDA_R_64F, "type 1" },      { m.at(), 2, 2, 2, CUDA_R_32F, CUDA_R_16F, "type 2" },
+        { nullptr, 2, 2, 2, CUDA_R_32F, CUDA_R_32F, "NULL" },
+        { m.at(), -1, 2, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
+        { m.at(), 2, 0, 2, CUDA_R_32F, CUDA_R_32F, "below 1" },
+        { m.at(), 2, 2, -3, CUDA_R_32F, CUDA_R_32F, "below 1" },
+        { m.at(), 2, 2, 2, CUDA_R_64F, CUDA_R_64F, "type 1" },
+        { m.at(), 2, 2, 2, CUDA_R_32F, CUDA_R_16F, "type 2" },
         { m.at(), 2, 2, 2, CUDA_R_16F, CUDA_R_16BF, "to type 14" },
     };
     for (const auto &b : bad) {
@@ -231,14 +245,16 @@ static lazy_cublas counting;
 static int n_guesses, n_products;
 static uint64_t workspace_allowed; /* by the last preference */
 static uint32_t reduction_seen, alignment_asked;
-static uint64_t max_workspace = UINT64_MAX; /* guesses that allow more workspace, or that rely on more alignment, are refused */
+static uint64_t max_workspace =
+    UINT64_MAX; /* guesses that allow more workspace, or that rely on more alignment, are refused */
 static uint32_t max_alignment = UINT32_MAX;
 static cublasStatus_t product_status; /* of every product that is not refused; other than success: not run */
 static void *workspace_seen;
 static bool workspace_moved;
 
-static cublasStatus_t count_guess(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                  cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int most,
+static cublasStatus_t count_guess(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, cublasLtMatrixLayout_t a,
+                                  cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                  cublasLtMatmulPreference_t preference, int most,
                                   cublasLtMatmulHeuristicResult_t *found, int *n_found)
 {
     n_guesses++;
@@ -249,10 +265,12 @@ static cublasStatus_t count_guess(cublasLtHandle_t handle, cublasLtMatmulDesc_t 
     return real_table->heuristic(handle, product, a, b, c, d, preference, most, found, n_found);
 }
 
-static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha, const void *a,
-                                    cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                                    const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                                    const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t queue)
+static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_t product, const void *alpha,
+                                    const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                    cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                                    cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                                    const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
+                                    cudaStream_t queue)
 {
     n_products++;
     if (workspace_seen && workspace != workspace_seen) workspace_moved = true;
@@ -260,16 +278,18 @@ static cublasStatus_t count_product(cublasLtHandle_t handle, cublasLtMatmulDesc_
     workspace_seen = workspace;
     if (refuse_products) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (product_status != CUBLAS_STATUS_SUCCESS) return product_status;
-    return real_table->matmul(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algorithm, workspace,
-                              workspace_bytes, queue);
+    return real_table->matmul(handle, product, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout,
+                              algorithm, workspace, workspace_bytes, queue);
 }
 
-static cublasStatus_t see_preference(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
-                                     const void *value, size_t size)
+static cublasStatus_t see_preference(cublasLtMatmulPreference_t preference,
+                                     cublasLtMatmulPreferenceAttributes_t attribute, const void *value, size_t size)
 {
     if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) memcpy(&reduction_seen, value, sizeof reduction_seen);
-    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) memcpy(&workspace_allowed, value, sizeof workspace_allowed);
-    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) memcpy(&alignment_asked, value, sizeof alignment_asked);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        memcpy(&workspace_allowed, value, sizeof workspace_allowed);
+    if (attribute == CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)
+        memcpy(&alignment_asked, value, sizeof alignment_asked);
     return real_table->preference_set(preference, attribute, value, size);
 }
 
@@ -293,8 +313,8 @@ static void test_asked(lazy_gemm *gemm, const char *what, int n, int rows, int g
 {
     n_guesses = n_products = 0;
     test_product(gemm, t, n, rows, 64, true);
-    check(n_guesses == guesses && n_products == products, "%s: %d guesses and %d products instead of %d and %d", what, n_guesses,
-          n_products, guesses, products);
+    check(n_guesses == guesses && n_products == products, "%s: %d guesses and %d products instead of %d and %d", what,
+          n_guesses, n_products, guesses, products);
 }
 
 static void test_choices()
@@ -341,7 +361,8 @@ static void test_choices()
     max_alignment = UINT32_MAX;
     product_status = CUBLAS_STATUS_EXECUTION_FAILED;
     code = lazy_gemm_run(gemm, m.at(), m.at(), m.at(), 3, 6, 7, false, CUDA_R_32F, CUDA_R_32F, &refused, &err);
-    check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (6, 7)^T") && strstr(err.message, "CUBLAS_STATUS_EXECUTION_FAILED"),
+    check(code == LAZY_DEVICE && strstr(err.message, "(3, 7) by (6, 7)^T") &&
+              strstr(err.message, "CUBLAS_STATUS_EXECUTION_FAILED"),
           "a device that fails: code %d, %s", code, err.message);
     product_status = CUBLAS_STATUS_SUCCESS;
     lazy_gemm_close(gemm);
@@ -350,8 +371,8 @@ static void test_choices()
     broken.create = refuse_handle;
     err = {};
     code = lazy_gemm_open(&gemm, &broken, stream, &err);
-    check(code == LAZY_DEVICE && !gemm && strstr(err.message, "CUBLAS_STATUS_NOT_INITIALIZED"), "no handle: code %d, %s", code,
-          err.message);
+    check(code == LAZY_DEVICE && !gemm && strstr(err.message, "CUBLAS_STATUS_NOT_INITIALIZED"),
+          "no handle: code %d, %s", code, err.message);
     lazy_gemm_close(nullptr);
 }
 
@@ -372,7 +393,8 @@ static void test_threads()
         results[which].resize(MOST * ROWS);
         int code = lazy_gemm_open(&gemm, real_table, own, &errors[which]);
         for (int n = 1; n <= MOST && code == LAZY_OK; n++)
-            code = lazy_gemm_run(gemm, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &refused, &errors[which]);
+            code = lazy_gemm_run(gemm, y, x.at(), w.at(), n, ROWS, COLS, false, CUDA_R_32F, CUDA_R_32F, &refused,
+                                 &errors[which]);
         must(cudaMemcpyAsync(results[which].data(), y, MOST * ROWS * sizeof *y, cudaMemcpyDeviceToHost, own));
         must(cudaStreamSynchronize(own));
         lazy_gemm_close(gemm);
@@ -382,7 +404,8 @@ static void test_threads()
     std::thread other(work, 1);
     work(0);
     other.join();
-    check(!errors[0].code && !errors[1].code && results[0] == results[1], "two threads: %s %s", errors[0].message, errors[1].message);
+    check(!errors[0].code && !errors[1].code && results[0] == results[1], "two threads: %s %s", errors[0].message,
+          errors[1].message);
 }
 
 /* ---- search for the library ------------------------------------------------------------- */
@@ -447,7 +470,8 @@ static void test_loading(const char *library)
             return lazy_cublas_load(&table, nullptr, 0, nullptr) != LAZY_OK;
         })) { /* there is none on the loader's search path */
         check(alone([&] {
-                  return load_fails(missing, 2, { missing[0], missing[1], "pip install nvidia-cublas", "LAZYLLM_CUBLAS", "not set" });
+                  return load_fails(
+                      missing, 2, { missing[0], missing[1], "pip install nvidia-cublas", "LAZYLLM_CUBLAS", "not set" });
               }),
               "places without a library");
         check(alone([&] {
@@ -465,7 +489,8 @@ static void test_loading(const char *library)
               return good && load_takes(missing, 2, library); /* the library stays loaded */
           }),
           "the variable");
-    check(alone([&] { return dlopen(library, RTLD_NOW | RTLD_LOCAL) && load_takes(missing, 2, library); }), "one already loaded");
+    check(alone([&] { return dlopen(library, RTLD_NOW | RTLD_LOCAL) && load_takes(missing, 2, library); }),
+          "one already loaded");
     check(alone([&] {
               const char *places[] = { missing[0], useless[0], library };
               return load_takes(places, 3, library);

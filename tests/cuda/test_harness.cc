@@ -26,9 +26,12 @@ struct counts {
 };
 
 cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, int rounds, cudaStream_t stream);
-template <class T> cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream);
+template <class T>
+cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k, cudaStream_t stream);
 cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream);
-template <class T> cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n, cudaStream_t stream);
+template <class T>
+cudaError_t launch_wgmma_products(const T *a, const T *b, const T *b_transposed, float *out, int n,
+                                  cudaStream_t stream);
 cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans, cudaStream_t stream);
 cudaError_t launch_reverse_quads(const float4 *x, float4 *y, int n, dim3 block, int n_blocks, cudaStream_t stream);
 cudaError_t launch_fill_shared(int *sum, int n, cudaStream_t stream);
@@ -44,13 +47,13 @@ extern int planted;
 
 static int n_failed;
 
-#define CHECK(condition)                                                                                                                   \
-    do {                                                                                                                                   \
-        if (!(condition)) {                                                                                                                \
-            printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                                         \
-            n_failed++;                                                                                                                    \
-            return;                                                                                                                        \
-        }                                                                                                                                  \
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            printf("%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                     \
+            n_failed++;                                                                                                \
+            return;                                                                                                    \
+        }                                                                                                              \
     } while (0)
 #define CHECK_OK(call) CHECK((call) == cudaSuccess)
 
@@ -61,11 +64,14 @@ template <class T> struct on_device {
 
     explicit on_device(size_t n) : n(n)
     {
-        if (cudaMalloc((void **)&at, n * sizeof(T)) || cudaMemset(at, 0xFF, n * sizeof(T)) || cudaStreamSynchronize(NULL)) abort();
+        if (cudaMalloc((void **)&at, n * sizeof(T)) || cudaMemset(at, 0xFF, n * sizeof(T)) ||
+            cudaStreamSynchronize(NULL))
+            abort();
     }
     explicit on_device(const std::vector<T> &values) : on_device(values.size())
     {
-        if (cudaMemcpy(at, values.data(), n * sizeof(T), cudaMemcpyHostToDevice) || cudaStreamSynchronize(NULL)) abort();
+        if (cudaMemcpy(at, values.data(), n * sizeof(T), cudaMemcpyHostToDevice) || cudaStreamSynchronize(NULL))
+            abort();
     }
     on_device(const on_device &) = delete;
     ~on_device() { cudaFree(at); }
@@ -116,7 +122,8 @@ static void test_one_hot()
         CHECK_OK(launch_one_hot(d.at, half, NULL));
         std::vector<float> got = d.values();
         for (int hot = 0; hot < 256; hot++)
-            for (int i = 0; i < 128; i++) CHECK(got[hot * 128 + i] == (i / 8 == hot / 16 ? hot % 16 * 8 + i % 8 + 1 : 0));
+            for (int i = 0; i < 128; i++)
+                CHECK(got[hot * 128 + i] == (i / 8 == hot / 16 ? hot % 16 * 8 + i % 8 + 1 : 0));
     }
 }
 
@@ -150,7 +157,8 @@ template <class T> static void test_wgmma()
         int col = i % 128, row = i / 128 % 64, way = i / (128 * 64) % 3, block = i / (3 * 128 * 64);
         if (way == 2 && col >= 64) continue;
         float expected = (float)(1 << row / 16) * (float)b_at((row + block) % 16, col) * (way ? 2.0f : 1.0f);
-        if (got[i] != expected) printf("block %d, way %d, row %d, column %d: %g, not %g\n", block, way, row, col, got[i], expected);
+        if (got[i] != expected)
+            printf("block %d, way %d, row %d, column %d: %g, not %g\n", block, way, row, col, got[i], expected);
         CHECK(got[i] == expected);
     }
 }
@@ -221,7 +229,8 @@ static void test_atomics()
     on_device<counts> c(std::vector<counts>{ counts{} });
     CHECK_OK(launch_count(c.at, n_blocks, n_threads, NULL));
     counts got = c.values()[0];
-    CHECK(got.sum == n * (n - 1) / 2 && got.n == n && got.float_sum == n / 2 && got.long_sum == (unsigned long long)n << 33);
+    CHECK(got.sum == n * (n - 1) / 2 && got.n == n && got.float_sum == n / 2 &&
+          got.long_sum == (unsigned long long)n << 33);
     CHECK(got.minimum == 51 - n);
 }
 
@@ -380,7 +389,9 @@ int main(int argc, char **argv)
     int n_run = 0;
     for (auto &test : tests) {
         const char *wish = argc > 1 ? argv[1] : "-host_access";
-        if (*wish == '-' ? test.run == plant_host_access || strstr(test.name, wish + 1) != NULL : strcmp(wish, test.name)) continue;
+        if (*wish == '-' ? test.run == plant_host_access || strstr(test.name, wish + 1) != NULL
+                         : strcmp(wish, test.name))
+            continue;
         int before = n_failed;
         test.run();
         if (n_failed > before) printf("%s FAILED\n", test.name);

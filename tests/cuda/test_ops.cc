@@ -86,7 +86,9 @@ static void put(unsigned char *at, lazy_dtype type, float value)
 {
     __half f16 = __float2half_rn(value);
     __nv_bfloat16 bf16 = __float2bfloat16_rn(value);
-    const void *from = type == LAZY_F16 ? (const void *)&f16 : type == LAZY_BF16 ? (const void *)&bf16 : (const void *)&value;
+    const void *from = type == LAZY_F16    ? (const void *)&f16
+                       : type == LAZY_BF16 ? (const void *)&bf16
+                                           : (const void *)&value;
     memcpy(at, from, width_of(type));
 }
 
@@ -293,7 +295,8 @@ class output
         did(s, "download", s.ops->download(s.stream, all.data(), memory, all.size(), &s.err));
         auto begin = all.begin() + MARGIN, end = begin + (long)size;
         auto is_guard = [](unsigned char byte) { return byte == GUARD; };
-        check(std::all_of(all.begin(), begin, is_guard) && std::all_of(end, all.end(), is_guard), "wrote outside its output");
+        check(std::all_of(all.begin(), begin, is_guard) && std::all_of(end, all.end(), is_guard),
+              "wrote outside its output");
         return bytes(begin, end);
     }
 
@@ -399,7 +402,8 @@ static void test_refusals(const rig &r)
     code = s.ops->reserve(s.stream, 1, INT32_MAX, &gpu.err);
     refused("reserve", code, LAZY_MEMORY, "scratch");
     lazy_cuda_stream after = *lazy_cuda_scratch(s.stream);
-    check(after.tokens == before.tokens && after.probabilities == before.probabilities, "a refused reserve left traces");
+    check(after.tokens == before.tokens && after.probabilities == before.probabilities,
+          "a refused reserve left traces");
     s.ops->stream_close(s.stream);
 
     lazy_backend *none;
@@ -452,7 +456,8 @@ class weights
         for (int i = 0; i < n_parts; i++) {
             lazy_dtype type = mixed ? (lazy_dtype)((r.type + 1 + i) % 3) : r.type;
             int part_rows = rows + i;
-            floats part = random_values(type, (size_t)part_rows * (size_t)cols), exact = widened(r.type, narrowed(r.type, part));
+            floats part = random_values(type, (size_t)part_rows * (size_t)cols),
+                   exact = widened(r.type, narrowed(r.type, part));
             values.insert(values.end(), exact.begin(), exact.end());
             parts[i] = narrowed(type, part);
             gpu.part[i] = { parts[i].data(), part_rows, type };
@@ -490,8 +495,8 @@ struct product {
 
 static void test_matmul(const rig &r, const product &p)
 {
-    now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols, p.mixed ? ", mixed" : "",
-        p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
+    now("%s matmul n %d, %d parts of %d, cols %d%s%s%s, %d skipped", r.name(), p.n, p.parts, p.rows, p.cols,
+        p.mixed ? ", mixed" : "", p.biased ? ", bias" : "", p.accumulate ? ", accumulated" : "", p.skipped);
     weights w(r, p.parts, p.rows, p.cols, p.mixed, p.biased);
     size_t n = (size_t)p.n, cols = (size_t)p.cols, rows = (size_t)w.gpu.rows, skipped = (size_t)p.skipped;
     floats x = random_values(r.type, (skipped + n) * cols), want = random_values(r.type, n * rows);
@@ -502,8 +507,8 @@ static void test_matmul(const rig &r, const product &p)
     output y(r.gpu, start);
 
     did(r.gpu, "matmul",
-        r.gpu.ops->matmul(r.gpu.stream, y.at(skipped * rows * r.width()), on_gpu.at(skipped * cols * r.width()), p.n, &w.gpu, p.accumulate,
-                          &r.gpu.err));
+        r.gpu.ops->matmul(r.gpu.stream, y.at(skipped * rows * r.width()), on_gpu.at(skipped * cols * r.width()), p.n,
+                          &w.gpu, p.accumulate, &r.gpu.err));
     r.plain.ops->matmul(r.plain.stream, want.data(), x.data() + skipped * cols, p.n, &w.plain, p.accumulate, nullptr);
     bytes got = y.read();
     bytes::iterator first = got.begin() + (long)(skipped * rows * r.width());
@@ -545,8 +550,8 @@ static void test_products(rig &r)
     int round = random_int(0, 11);
     for (int n : rows)
         for (int i = 0; i < (quick ? 1 : 3); i++, round++)
-            test_matmul(r, { n, random_int(1, 3), random_int(1, quick ? 15 : 60), random_cols(round), round % 3 == 0, round % 4 < 2,
-                             round % 5 < 2, random_int(0, 2) });
+            test_matmul(r, { n, random_int(1, 3), random_int(1, quick ? 15 : 60), random_cols(round), round % 3 == 0,
+                             round % 4 < 2, round % 5 < 2, random_int(0, 2) });
     for (int n : { 1, 2, 4, 5 }) test_matmul(r, { n, 1, 3, 1200, false, false, true, 0 });
     for (int n : rows) {
         round++;
@@ -582,7 +587,9 @@ static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulat
            want = random_values(r.type, x.size());
     input on_gpu(r.gpu, narrowed(r.type, x)), factors(r.gpu, weight);
     output y(r.gpu, accumulate ? narrowed(r.type, want) : bytes(x.size() * r.width(), 0xff));
-    did(r.gpu, "rmsnorm", r.gpu.ops->rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, accumulate, &r.gpu.err));
+    did(r.gpu, "rmsnorm",
+        r.gpu.ops->rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, accumulate,
+                           &r.gpu.err));
     r.plain.ops->rmsnorm(r.plain.stream, want.data(), x.data(), n, d, weight.data(), 1e-5f, accumulate, nullptr);
     compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
 }
@@ -597,9 +604,10 @@ static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int no
     bytes unwritten(x.size() * r.width(), 0xff);
     output y(r.gpu, unwritten), same(r.gpu, unwritten), first_bad(r.gpu, bytes_of(ints{ noted }));
     did(r.gpu, "checked_rmsnorm",
-        r.gpu.ops->checked_rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, layer, first_bad.as<int32_t>(),
-                                   &r.gpu.err));
-    did(r.gpu, "rmsnorm", r.gpu.ops->rmsnorm(r.gpu.stream, same.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, false, &r.gpu.err));
+        r.gpu.ops->checked_rmsnorm(r.gpu.stream, y.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, layer,
+                                   first_bad.as<int32_t>(), &r.gpu.err));
+    did(r.gpu, "rmsnorm",
+        r.gpu.ops->rmsnorm(r.gpu.stream, same.at(), on_gpu.at(), n, d, factors.as<float>(), 1e-5f, false, &r.gpu.err));
     int32_t got = ints_of(first_bad.read())[0], want = isfinite(value) ? noted : std::min(noted, layer);
     check(got == want, "%d instead of %d", got, want);
     check(y.read() == same.read(), "other bits than rmsnorm");
@@ -608,20 +616,22 @@ static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int no
 static void test_rotate(const rig &r, int n, bool q_normed, bool k_normed, float limit)
 {
     const lazy_config &c = r.config;
-    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads, c.n_kv_heads,
-        q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", limit);
+    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads,
+        c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", limit);
     int length = 2 * n + 3, capacity = length + 4;
     size_t d = (size_t)c.head_dim, width = (size_t)(c.n_heads + 2 * c.n_kv_heads) * d, q_width = (size_t)c.n_heads * d;
     size_t cache_size = (size_t)(c.n_kv_heads * capacity) * d;
     ints rows = random_positions(n, length);
     floats qkv = random_values(r.type, (size_t)n * width, limit), k = random_values(r.type, cache_size),
            v = random_values(r.type, cache_size);
-    floats rope = random_values(LAZY_F32, (size_t)length * d), q_norm = random_values(LAZY_F32, d), k_norm = random_values(LAZY_F32, d);
+    floats rope = random_values(LAZY_F32, (size_t)length * d), q_norm = random_values(LAZY_F32, d),
+           k_norm = random_values(LAZY_F32, d);
     input positions(r.gpu, rows), angles(r.gpu, rope), of_q(r.gpu, q_norm), of_k(r.gpu, k_norm);
     output got_qkv(r.gpu, narrowed(r.type, qkv)), got_k(r.gpu, narrowed(r.type, k)), got_v(r.gpu, narrowed(r.type, v));
     did(r.gpu, "rotate",
-        r.gpu.ops->rotate(r.gpu.stream, got_qkv.at(), positions.as<int32_t>(), n, { got_k.at(), got_v.at(), capacity }, angles.as<float>(),
-                          q_normed ? of_q.as<float>() : nullptr, k_normed ? of_k.as<float>() : nullptr, 1e-6f, &r.gpu.err));
+        r.gpu.ops->rotate(r.gpu.stream, got_qkv.at(), positions.as<int32_t>(), n, { got_k.at(), got_v.at(), capacity },
+                          angles.as<float>(), q_normed ? of_q.as<float>() : nullptr,
+                          k_normed ? of_k.as<float>() : nullptr, 1e-6f, &r.gpu.err));
     floats before = k;
     r.plain.ops->rotate(r.plain.stream, qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, rope.data(),
                         q_normed ? q_norm.data() : nullptr, k_normed ? k_norm.data() : nullptr, 1e-6f, nullptr);
@@ -649,9 +659,11 @@ static void test_surprisal(const rig &r, int n, int vocab)
     ints ids((size_t)n);
     for (int32_t &id : ids) id = random_int(0, vocab - 1);
     input wanted(r.gpu, ids);
-    output on_gpu(r.gpu, bytes_of(logits)), surprisal(r.gpu, want.size() * sizeof(float)), beside_nan(r.gpu, sizeof(float));
+    output on_gpu(r.gpu, bytes_of(logits)), surprisal(r.gpu, want.size() * sizeof(float)),
+        beside_nan(r.gpu, sizeof(float));
     did(r.gpu, "surprisal",
-        r.gpu.ops->surprisal(r.gpu.stream, surprisal.as<float>(), on_gpu.as<float>(), n, vocab, wanted.as<int32_t>(), &r.gpu.err));
+        r.gpu.ops->surprisal(r.gpu.stream, surprisal.as<float>(), on_gpu.as<float>(), n, vocab, wanted.as<int32_t>(),
+                             &r.gpu.err));
     floats kept = logits;
     r.plain.ops->surprisal(r.plain.stream, want.data(), kept.data(), n, vocab, ids.data(), nullptr);
     compare(widened(LAZY_F32, surprisal.read()), want, 1e-6);
@@ -660,7 +672,8 @@ static void test_surprisal(const rig &r, int n, int vocab)
         logits[(size_t)random_int(0, vocab - 1)] = bad;
         output damaged(r.gpu, bytes_of(logits));
         did(r.gpu, "surprisal",
-            r.gpu.ops->surprisal(r.gpu.stream, beside_nan.as<float>(), damaged.as<float>(), 1, vocab, wanted.as<int32_t>(), &r.gpu.err));
+            r.gpu.ops->surprisal(r.gpu.stream, beside_nan.as<float>(), damaged.as<float>(), 1, vocab,
+                                 wanted.as<int32_t>(), &r.gpu.err));
         check(!std::isfinite(widened(LAZY_F32, beside_nan.read())[0]), "a number beside a logit of %g", bad);
     }
 }
@@ -695,7 +708,8 @@ static void test_rows(rig &r)
         test_rmsnorm(r, 2, d, huge(r.type));
         test_rmsnorm(r, 3, d, 1, true);
     }
-    for (int d : { 8, 8 * random_int(2, 500), 8192, 8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
+    for (int d : { 8, 8 * random_int(2, 500), 8192,
+                   8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
         test_rmsnorm(r, 2, d, 1, d % 16 == 0);
         test_rmsnorm(r, 1, d, huge(r.type), true);
     }
@@ -719,13 +733,15 @@ struct scene {
     ints in_play, rows;
     floats qkv, k, v;
 
-    scene(const rig &r, int of_n, int of_m, int of_length) : n(of_n), m(of_m), length(of_length), capacity(of_length + 3)
+    scene(const rig &r, int of_n, int of_m, int of_length)
+        : n(of_n), m(of_m), length(of_length), capacity(of_length + 3)
     {
         const lazy_config &c = r.config;
         size_t d = (size_t)c.head_dim, slots = (size_t)(c.n_kv_heads * capacity);
         in_play = random_positions(m, length);
         rows = random_rows(n, in_play);
-        qkv = random_values(r.type, (size_t)(n * (c.n_heads + 2 * c.n_kv_heads)) * d, 4); /* large queries, so that the softmax is peaked */
+        qkv = random_values(r.type, (size_t)(n * (c.n_heads + 2 * c.n_kv_heads)) * d,
+                            4); /* large queries, so that the softmax is peaked */
         k = random_values(r.type, slots * d);
         v = random_values(r.type, slots * d);
         for (size_t slot = 0; slot < slots; slot++) {
@@ -743,8 +759,8 @@ struct staged_scene {
     int capacity;
 
     staged_scene(const rig &r, const scene &t)
-        : qkv(r.gpu, narrowed(r.type, t.qkv)), k(r.gpu, narrowed(r.type, t.k)), v(r.gpu, narrowed(r.type, t.v)), rows(r.gpu, t.rows),
-          in_play(r.gpu, t.in_play), capacity(t.capacity)
+        : qkv(r.gpu, narrowed(r.type, t.qkv)), k(r.gpu, narrowed(r.type, t.k)), v(r.gpu, narrowed(r.type, t.v)),
+          rows(r.gpu, t.rows), in_play(r.gpu, t.in_play), capacity(t.capacity)
     {
         char waited; /* waits for the uploads, because other streams read the inputs */
         did(r.gpu, "download", r.gpu.ops->download(r.gpu.stream, &waited, in_play.at(), 1, &r.gpu.err));
@@ -756,7 +772,8 @@ struct staged_scene {
 class processor_override
 {
   public:
-    processor_override(const rig &r, int processors) : cuda(reinterpret_cast<lazy_cuda *>(r.gpu.backend)), own(cuda->processors)
+    processor_override(const rig &r, int processors)
+        : cuda(reinterpret_cast<lazy_cuda *>(r.gpu.backend)), own(cuda->processors)
     {
         cuda->processors = processors;
     }
@@ -771,11 +788,12 @@ class processor_override
 static floats attention_of(const rig &r, const scene &t, const staged_scene &staged, int window, int processors)
 {
     processor_override override_in_scope(r, processors);
-    side s = stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch has the size for that number of multiprocessors */
+    side s =
+        stream_of(r.gpu.backend, &r.config, t.n, t.m); /* its scratch has the size for that number of multiprocessors */
     output y(s, (size_t)(t.n * r.config.n_heads * r.config.head_dim) * r.width());
     did(s, "attention",
-        s.ops->attention(s.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(), staged.in_play.as<int32_t>(), t.m,
-                         window, &s.err));
+        s.ops->attention(s.stream, y.at(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, staged.kv(),
+                         staged.in_play.as<int32_t>(), t.m, window, &s.err));
     floats got = widened(r.type, y.read());
     s.ops->stream_close(s.stream);
     return got;
@@ -784,7 +802,8 @@ static floats attention_of(const rig &r, const scene &t, const staged_scene &sta
 static floats plain_attention_of(const rig &r, scene &t, int window)
 {
     floats y((size_t)(t.n * r.config.n_heads * r.config.head_dim));
-    r.plain.ops->attention(r.plain.stream, y.data(), t.qkv.data(), t.rows.data(), t.n, t.kv(), t.in_play.data(), t.m, window, nullptr);
+    r.plain.ops->attention(r.plain.stream, y.data(), t.qkv.data(), t.rows.data(), t.n, t.kv(), t.in_play.data(), t.m,
+                           window, nullptr);
     return y;
 }
 
@@ -792,15 +811,16 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
 {
     int first_asking = pick(t.rows);
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, pooling %d, new from %d", r.name(), t.n, t.m,
-        t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries, pooling, first_asking);
+    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, pooling %d, new from %d",
+        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries,
+        pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
     did(r.gpu, "scores",
-        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries, pooling, first_asking,
-                          staged.kv(), staged.in_play.as<int32_t>(), t.m, window, &r.gpu.err));
-    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_asking, t.kv(),
-                        t.in_play.data(), t.m, window, nullptr);
+        r.gpu.ops->scores(r.gpu.stream, scores.as<float>(), staged.qkv.at(), staged.rows.as<int32_t>(), t.n, queries,
+                          pooling, first_asking, staged.kv(), staged.in_play.as<int32_t>(), t.m, window, &r.gpu.err));
+    r.plain.ops->scores(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), t.n, queries, pooling, first_asking,
+                        t.kv(), t.in_play.data(), t.m, window, nullptr);
     floats got = widened(LAZY_F32, scores.read());
     double sum = 0;
     for (float score : got) sum += score;
@@ -817,8 +837,8 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
     floats want = plain_attention_of(r, t, window);
     ints devices = n <= 128 && m > 128 ? ints{ 1, 132 } : ints{ 132 };
     for (int processors : devices) {
-        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n, m, length,
-            r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, processors);
+        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n, m,
+            length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, processors);
         compare(attention_of(r, t, staged, window, processors), want, precisions[r.type].of_activations);
     }
     test_scores(r, t, staged, window, random_int(1, 5));
@@ -830,14 +850,15 @@ static void test_bad_key(const rig &r, int n, int m)
     const lazy_config &c = r.config;
     scene t(r, n, m, m + 40);
     size_t d = (size_t)c.head_dim;
-    int bad = t.in_play[(size_t)random_int(m / 4, 3 * m / 4)], g = random_int(0, c.n_kv_heads - 1), group = c.n_heads / c.n_kv_heads;
+    int bad = t.in_play[(size_t)random_int(m / 4, 3 * m / 4)], g = random_int(0, c.n_kv_heads - 1),
+        group = c.n_heads / c.n_kv_heads;
     t.k[(size_t)(g * t.capacity + bad) * d + (size_t)random_int(0, c.head_dim - 1)] = NAN;
     staged_scene staged(r, t);
     int window = random_int(0, 1) ? NO_WINDOW : random_int(1, m);
     floats want = plain_attention_of(r, t, window);
     for (int processors : { 1, 132 }) {
-        now("%s attention to a NaN n %d, m %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n, m, c.head_dim,
-            c.n_heads, c.n_kv_heads, window, processors);
+        now("%s attention to a NaN n %d, m %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n,
+            m, c.head_dim, c.n_heads, c.n_kv_heads, window, processors);
         floats got = attention_of(r, t, staged, window, processors), others, wanted;
         bool spread = true;
         for (size_t i = 0; i < got.size(); i++) {
@@ -871,7 +892,8 @@ static void test_other_positions(const rig &r)
     for (int i = 0; i < SETS; i++) {
         sets.push_back(t.rows);
         for (int32_t position : random_positions(M + 5, LENGTH))
-            if ((int)sets.back().size() < M && !std::count(t.rows.begin(), t.rows.end(), position)) sets.back().push_back(position);
+            if ((int)sets.back().size() < M && !std::count(t.rows.begin(), t.rows.end(), position))
+                sets.back().push_back(position);
         std::sort(sets.back().begin(), sets.back().end());
         ints depth((size_t)LENGTH, 1);
         floats score((size_t)LENGTH, 0);
@@ -879,29 +901,32 @@ static void test_other_positions(const rig &r)
         depths.push_back(std::make_unique<input>(gpu, depth));
         scores.push_back(std::make_unique<input>(gpu, score));
     }
-    input qkv(gpu, narrowed(r.type, t.qkv)), k(gpu, narrowed(r.type, t.k)), v(gpu, narrowed(r.type, t.v)), rows(gpu, t.rows);
+    input qkv(gpu, narrowed(r.type, t.qkv)), k(gpu, narrowed(r.type, t.k)), v(gpu, narrowed(r.type, t.v)),
+        rows(gpu, t.rows);
     input positions(gpu, all), free(gpu, bytes((size_t)LENGTH, LAZY_PRUNABLE));
-    output in_play(gpu, (size_t)M * sizeof(int32_t)), y(gpu, (size_t)(N * r.config.n_heads * r.config.head_dim) * r.width());
+    output in_play(gpu, (size_t)M * sizeof(int32_t)),
+        y(gpu, (size_t)(N * r.config.n_heads * r.config.head_dim) * r.width());
     lazy_kv kv = { const_cast<void *>(k.at()), const_cast<void *>(v.at()), t.capacity };
     for (int i = 0; i < SETS; i++) {
         int m = (int)sets[(size_t)i].size();
         t.in_play = sets[(size_t)i];
         if (i < SETS / 2) {
             did(gpu, "filter",
-                gpu.ops->filter(gpu.stream, in_play.as<int32_t>(), &m, positions.as<int32_t>(), LENGTH, depths[(size_t)i]->as<int32_t>(), 7,
-                                7, &gpu.err));
+                gpu.ops->filter(gpu.stream, in_play.as<int32_t>(), &m, positions.as<int32_t>(), LENGTH,
+                                depths[(size_t)i]->as<int32_t>(), 7, 7, &gpu.err));
         } else {
             did(gpu, "select",
-                gpu.ops->select(gpu.stream, in_play.as<int32_t>(), positions.as<int32_t>(), scores[(size_t)i]->as<float>(), LENGTH,
-                                free.as<uint8_t>(), m, &gpu.err));
+                gpu.ops->select(gpu.stream, in_play.as<int32_t>(), positions.as<int32_t>(),
+                                scores[(size_t)i]->as<float>(), LENGTH, free.as<uint8_t>(), m, &gpu.err));
         }
         for (int window : { NO_WINDOW, 20 }) {
             now("%s attention after positions changed, set %d, window %d", r.name(), i, window);
             did(gpu, "attention",
-                gpu.ops->attention(gpu.stream, y.at(), qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m, window, &gpu.err));
+                gpu.ops->attention(gpu.stream, y.at(), qkv.at(), rows.as<int32_t>(), N, kv, in_play.as<int32_t>(), m,
+                                   window, &gpu.err));
             floats want((size_t)(N * r.config.n_heads * r.config.head_dim));
-            r.plain.ops->attention(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), N, t.kv(), t.in_play.data(), m, window,
-                                   nullptr);
+            r.plain.ops->attention(r.plain.stream, want.data(), t.qkv.data(), t.rows.data(), N, t.kv(),
+                                   t.in_play.data(), m, window, nullptr);
             compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
         }
     }
@@ -912,7 +937,9 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
 {
     int n_kv_heads = group == 8 ? 1 : 2;
     rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), MAX_ROWS, MAX_TOKENS);
-    ints rows = quick ? ints{ 1, 5, thorough ? 17 : 2 } : thorough ? ints{ 1, 2, 5, 17, 64, 65, 130 } : ints{ 1, 2, 5, 17 };
+    ints rows = quick      ? ints{ 1, 5, thorough ? 17 : 2 }
+                : thorough ? ints{ 1, 2, 5, 17, 64, 65, 130 }
+                           : ints{ 1, 2, 5, 17 };
     for (int n : rows) {
         int m = std::max(n, random_int(1, quick ? 150 : MAX_TOKENS));
         test_attention(r, n, m, m + random_int(0, 60));
@@ -976,7 +1003,8 @@ static void test_wgmma(lazy_dtype type)
         const bool must = !portable; /* asked for by name, on a device that has it */
 #endif
         now("%s wgmma", r.name());
-        check(!must || (used && strstr(r.gpu.backend->variant, ", wgmma")), "it is not used: %s", r.gpu.backend->variant);
+        check(!must || (used && strstr(r.gpu.backend->variant, ", wgmma")), "it is not used: %s",
+              r.gpu.backend->variant);
         if (!used) break;
         test_attention(r, 129, 300, 400, 90);
         test_bad_key(r, 130, 280);
@@ -1049,7 +1077,8 @@ static floats random_scores(int m, int levels)
     return scores;
 }
 
-static void test_choice(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags, int budget)
+static void test_choice(const rig &r, const ints &in_play, const floats &scores, const std::vector<uint8_t> &flags,
+                        int budget)
 {
     const side &gpu = r.gpu;
     int m = (int)in_play.size(), n_kept = 0;
@@ -1059,8 +1088,8 @@ static void test_choice(const rig &r, const ints &in_play, const floats &scores,
     input positions(gpu, in_play), on_gpu(gpu, scores), allowed(gpu, flags);
     output kept(gpu, want.size() * sizeof(int32_t));
     did(gpu, "select",
-        gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(), budget,
-                        &gpu.err));
+        gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), on_gpu.as<float>(), m,
+                        allowed.as<uint8_t>(), budget, &gpu.err));
     check(ints_of(kept.read()) == want, "other tokens than the reference's");
 }
 
@@ -1086,7 +1115,8 @@ static void test_select(const rig &r, int m, flagging how, int levels)
         now("%s mass %g of m %d, flags %d, levels %d", r.name(), mass, m, how, levels);
         int got = -1, want = -1;
         did(r.gpu, "mass",
-            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(), mass, &r.gpu.err));
+            r.gpu.ops->mass(r.gpu.stream, &got, positions.as<int32_t>(), on_gpu.as<float>(), m, allowed.as<uint8_t>(),
+                            mass, &r.gpu.err));
         r.plain.ops->mass(r.plain.stream, &want, in_play.data(), scores.data(), m, flags.data(), mass, nullptr);
         check(got == want, "%d tokens, not %d", got, want);
     }
@@ -1101,18 +1131,20 @@ static void test_bad_scores(const rig &r, int m)
     int first = random_int(0, m - 1), layer = random_int(0, 90);
     scores[(size_t)first] = scores.back() = later.front() = NAN;
     now("%s NaN among the scores of %d after layer %d", r.name(), m, layer);
-    input positions(gpu, in_play), bad(gpu, scores), also_bad(gpu, later), free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
+    input positions(gpu, in_play), bad(gpu, scores), also_bad(gpu, later),
+        free(gpu, bytes((size_t)(2 * m), LAZY_PRUNABLE));
     output kept(gpu, (size_t)m * sizeof(int32_t));
     auto select = [&](const input &chosen_by, int after) {
         gpu.stream->layers_done = after + 1;
         did(gpu, "select",
-            gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), chosen_by.as<float>(), m, free.as<uint8_t>(), m / 2,
-                            &gpu.err));
+            gpu.ops->select(gpu.stream, kept.as<int32_t>(), positions.as<int32_t>(), chosen_by.as<float>(), m,
+                            free.as<uint8_t>(), m / 2, &gpu.err));
     };
     std::string words = "after layer " + std::to_string(layer) + ": the score of the token at position " +
                         std::to_string(in_play[(size_t)first]) + " is not a number";
     auto expect_error = [&](const char *op, int code) {
-        check(code == LAZY_CHECKPOINT && strstr(gpu.err.message, words.c_str()), "%s: code %d, \"%s\"", op, code, gpu.err.message);
+        check(code == LAZY_CHECKPOINT && strstr(gpu.err.message, words.c_str()), "%s: code %d, \"%s\"", op, code,
+              gpu.err.message);
         gpu.err = {};
     };
     int32_t any;
@@ -1121,7 +1153,8 @@ static void test_bad_scores(const rig &r, int m)
     expect_error("download", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
     did(gpu, "the download after that", gpu.ops->download(gpu.stream, &any, positions.at(), sizeof any, &gpu.err));
     gpu.stream->layers_done = layer + 1;
-    expect_error("mass", gpu.ops->mass(gpu.stream, &any, positions.as<int32_t>(), bad.as<float>(), m, free.as<uint8_t>(), 0.5, &gpu.err));
+    expect_error("mass", gpu.ops->mass(gpu.stream, &any, positions.as<int32_t>(), bad.as<float>(), m,
+                                       free.as<uint8_t>(), 0.5, &gpu.err));
     gpu.stream->layers_done = 0;
     kept.read();
 }
@@ -1136,29 +1169,31 @@ static void test_pooling(const rig &r, int m, flagging how)
     input positions(r.gpu, in_play), flagged(r.gpu, flags);
     floats shares(3 * (size_t)capacity), scores((size_t)m), known = random_values(LAZY_F32, (size_t)capacity);
     for (float &score : known) score = fabsf(score);
-    output on_gpu(r.gpu, shares.size() * sizeof(float)), largest(r.gpu, scores.size() * sizeof(float)), remembered(r.gpu, bytes_of(known));
+    output on_gpu(r.gpu, shares.size() * sizeof(float)), largest(r.gpu, scores.size() * sizeof(float)),
+        remembered(r.gpu, bytes_of(known));
     for (int layer = 0; layer < 3; layer++) {
         floats raw = random_values(LAZY_F32, (size_t)m);
         for (float &score : raw) score = fabsf(score);
         input given(r.gpu, raw);
         size_t row = (size_t)layer * (size_t)capacity;
         did(r.gpu, "share",
-            r.gpu.ops->share(r.gpu.stream, on_gpu.as<float>() + row, given.as<float>(), positions.as<int32_t>(), m, flagged.as<uint8_t>(),
-                             &r.gpu.err));
+            r.gpu.ops->share(r.gpu.stream, on_gpu.as<float>() + row, given.as<float>(), positions.as<int32_t>(), m,
+                             flagged.as<uint8_t>(), &r.gpu.err));
         r.plain.ops->share(r.plain.stream, shares.data() + row, raw.data(), in_play.data(), m, flags.data(), nullptr);
     }
     did(r.gpu, "largest",
-        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>(), 1, capacity, positions.as<int32_t>(), m, false,
-                           &r.gpu.err));
+        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>(), 1, capacity, positions.as<int32_t>(),
+                           m, false, &r.gpu.err));
     did(r.gpu, "largest",
-        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>() + capacity, 2, capacity, positions.as<int32_t>(), m, true,
-                           &r.gpu.err));
+        r.gpu.ops->largest(r.gpu.stream, largest.as<float>(), on_gpu.as<float>() + capacity, 2, capacity,
+                           positions.as<int32_t>(), m, true, &r.gpu.err));
     r.plain.ops->largest(r.plain.stream, scores.data(), shares.data(), 3, capacity, in_play.data(), m, false, nullptr);
     float factor = random_int(0, 2) * 0.5f;
     did(r.gpu, "remember",
-        r.gpu.ops->remember(r.gpu.stream, largest.as<float>(), remembered.as<float>(), n_old, length, factor, positions.as<int32_t>(), m,
-                            &r.gpu.err));
-    r.plain.ops->remember(r.plain.stream, scores.data(), known.data(), n_old, length, factor, in_play.data(), m, nullptr);
+        r.gpu.ops->remember(r.gpu.stream, largest.as<float>(), remembered.as<float>(), n_old, length, factor,
+                            positions.as<int32_t>(), m, &r.gpu.err));
+    r.plain.ops->remember(r.plain.stream, scores.data(), known.data(), n_old, length, factor, in_play.data(), m,
+                          nullptr);
     compare(widened(LAZY_F32, largest.read()), scores, 1e-6);
     compare(widened(LAZY_F32, remembered.read()), known, 1e-6);
 }
@@ -1170,7 +1205,8 @@ static void test_selection(const rig &r)
         test_average(r, m, random_int(1, 5));
         for (int how = 0; how < FLAGGINGS; how++) test_pooling(r, m, (flagging)how);
     }
-    const ints sizes = quick ? ints{ 1, 33, 700 } : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
+    const ints sizes = quick ? ints{ 1, 33, 700 }
+                             : ints{ 1, 2, 31, 33, random_int(34, 510), 511, 512, 513, 1025 + random_int(0, 200) };
     for (int m : sizes)
         for (int how = 0; how < FLAGGINGS; how++)
             for (int levels : { 0, random_int(1, 24) }) test_select(r, m, (flagging)how, levels);
@@ -1184,7 +1220,8 @@ static void test_depths(const rig &r, int n)
     const side &gpu = r.gpu;
     int length = n + random_int(0, n), value = random_int(0, 9), low = random_int(0, 5), high = random_int(low, 9);
     now("%s mark and filter n %d of %d, depths %d to %d", r.name(), n, length, low, high);
-    ints rows = random_positions(n, length), positions = random_positions(random_int(1, length), length), depth((size_t)length);
+    ints rows = random_positions(n, length), positions = random_positions(random_int(1, length), length),
+         depth((size_t)length);
     for (int32_t &layers : depth) layers = random_int(0, 9);
     input on_gpu(gpu, rows), candidates(gpu, positions);
     output marked(gpu, bytes_of(depth));
@@ -1194,12 +1231,13 @@ static void test_depths(const rig &r, int n)
 
     ints want(positions.size());
     int n_want = -1, n_got = -1;
-    r.plain.ops->filter(r.plain.stream, want.data(), &n_want, positions.data(), (int)positions.size(), depth.data(), low, high, nullptr);
+    r.plain.ops->filter(r.plain.stream, want.data(), &n_want, positions.data(), (int)positions.size(), depth.data(),
+                        low, high, nullptr);
     want.resize((size_t)n_want);
     output found(gpu, want.size() * sizeof(int32_t));
     did(gpu, "filter",
-        gpu.ops->filter(gpu.stream, found.as<int32_t>(), &n_got, candidates.as<int32_t>(), (int)positions.size(), marked.as<int32_t>(), low,
-                        high, &gpu.err));
+        gpu.ops->filter(gpu.stream, found.as<int32_t>(), &n_got, candidates.as<int32_t>(), (int)positions.size(),
+                        marked.as<int32_t>(), low, high, &gpu.err));
     check(n_got == n_want, "%d found, not %d", n_got, n_want);
     check(ints_of(found.read()) == want, "other positions than the reference's");
 }
@@ -1209,15 +1247,18 @@ static void test_regroup(const rig &r, int n, int n_new, int length, int d)
     const side &gpu = r.gpu;
     now("%s regroup %d to %d of %d, d %d", r.name(), n, n_new, length, d);
     ints rows = random_positions(n, length), new_rows = random_positions(n_new, length + 1);
-    new_rows.back() = random_int(n_new > 1 ? new_rows[(size_t)n_new - 2] + 1 : 0, length); /* the last row may be evicted, kept or new */
-    floats x = random_values(r.type, (size_t)(n * d)), aux = random_values(r.type, (size_t)((length + 1) * d)), want((size_t)(n_new * d));
+    new_rows.back() = random_int(n_new > 1 ? new_rows[(size_t)n_new - 2] + 1 : 0,
+                                 length); /* the last row may be evicted, kept or new */
+    floats x = random_values(r.type, (size_t)(n * d)), aux = random_values(r.type, (size_t)((length + 1) * d)),
+           want((size_t)(n_new * d));
     input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
     output y(gpu, want.size() * r.width()), of_aux(gpu, narrowed(r.type, aux)), n_revived(gpu, sizeof(int32_t));
     did(gpu, "regroup",
-        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, of_aux.at(), d,
-                         n_revived.as<int32_t>(), &gpu.err));
+        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n,
+                         of_aux.at(), d, n_revived.as<int32_t>(), &gpu.err));
     int32_t revived = -1;
-    r.plain.ops->regroup(r.plain.stream, want.data(), new_rows.data(), n_new, x.data(), rows.data(), n, aux.data(), d, &revived, nullptr);
+    r.plain.ops->regroup(r.plain.stream, want.data(), new_rows.data(), n_new, x.data(), rows.data(), n, aux.data(), d,
+                         &revived, nullptr);
     check(widened(r.type, y.read()) == want, "a row holds another token's values");
     check(widened(r.type, of_aux.read()) == aux, "other rows in Aux than the reference's");
     check(ints_of(n_revived.read())[0] == revived, "%d revived, not %d", ints_of(n_revived.read())[0], revived);
@@ -1231,12 +1272,13 @@ static void test_regroup_without_aux(const rig &r, int n, int d)
     now("%s regroup %d to %d for good, d %d", r.name(), n, n_new, d);
     ints rows = random_positions(n, n), new_rows = random_positions(n_new, n);
     floats x = random_values(r.type, (size_t)(n * d)), want;
-    for (int32_t row : new_rows) want.insert(want.end(), x.begin() + (int64_t)row * d, x.begin() + (int64_t)(row + 1) * d);
+    for (int32_t row : new_rows)
+        want.insert(want.end(), x.begin() + (int64_t)row * d, x.begin() + (int64_t)(row + 1) * d);
     input of_x(gpu, narrowed(r.type, x)), of_rows(gpu, rows), of_new(gpu, new_rows);
     output y(gpu, want.size() * r.width()), n_revived(gpu, sizeof(int32_t));
     did(gpu, "regroup",
-        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, nullptr, d,
-                         n_revived.as<int32_t>(), &gpu.err));
+        gpu.ops->regroup(gpu.stream, y.at(), of_new.as<int32_t>(), n_new, of_x.at(), of_rows.as<int32_t>(), n, nullptr,
+                         d, n_revived.as<int32_t>(), &gpu.err));
     check(widened(r.type, y.read()) == want, "a row holds another token's values");
     check(ints_of(n_revived.read())[0] == 0, "%d revived, of none", ints_of(n_revived.read())[0]);
 }
@@ -1275,7 +1317,8 @@ struct layer_weights {
         : table(r, 1, 50, r.config.hidden, false, false),
           qkv(r, 1, (r.config.n_heads + 2 * r.config.n_kv_heads) * r.config.head_dim, r.config.hidden, false, true),
           o(r, 1, r.config.hidden, r.config.n_heads * r.config.head_dim, false, false),
-          gate_up(r, 1, 2 * r.config.ffn, r.config.hidden, true, false), down(r, 1, r.config.hidden, r.config.ffn, false, false)
+          gate_up(r, 1, 2 * r.config.ffn, r.config.hidden, true, false),
+          down(r, 1, r.config.hidden, r.config.ffn, false, false)
     {
     }
 };
@@ -1304,16 +1347,20 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     size_t rows = (size_t)n, width = r.width(), head = (size_t)c.head_dim;
     input ids(s, given.ids), norm(s, given.norm), rope(s, given.rope), positions(s, t.rows), in_play(s, t.in_play);
     input flags(s, std::vector<uint8_t>((size_t)t.length, LAZY_PRUNABLE));
-    output x(s, rows * (size_t)d * width), h(s, rows * (size_t)d * width), heads(s, rows * (size_t)c.n_heads * head * width);
+    output x(s, rows * (size_t)d * width), h(s, rows * (size_t)d * width),
+        heads(s, rows * (size_t)c.n_heads * head * width);
     output qkv(s, rows * (size_t)(c.n_heads + 2 * c.n_kv_heads) * head * width), gated(s, rows * (size_t)c.ffn * width);
-    output k(s, narrowed(r.type, t.k)), v(s, narrowed(r.type, t.v)), logits(s, 50 * sizeof(float)), bad(s, bytes_of(ints{ 9 }));
-    output scores(s, (size_t)m * sizeof(float)), smooth(s, (size_t)m * sizeof(float)), kept(s, (size_t)m * sizeof(int32_t));
+    output k(s, narrowed(r.type, t.k)), v(s, narrowed(r.type, t.v)), logits(s, 50 * sizeof(float)),
+        bad(s, bytes_of(ints{ 9 }));
+    output scores(s, (size_t)m * sizeof(float)), smooth(s, (size_t)m * sizeof(float)),
+        kept(s, (size_t)m * sizeof(int32_t));
     lazy_kv kv = { k.at(), v.at(), t.capacity };
     const int32_t *at = positions.as<int32_t>(), *play = in_play.as<int32_t>();
     int n_free = -1;
 
     did(s, "embed", ops->embed(s.stream, x.at(), ids.as<int32_t>(), n, &w.table.gpu, &s.err));
-    did(s, "checked_rmsnorm", ops->checked_rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, 1, bad.as<int32_t>(), &s.err));
+    did(s, "checked_rmsnorm",
+        ops->checked_rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, 1, bad.as<int32_t>(), &s.err));
     did(s, "matmul", ops->matmul(s.stream, qkv.at(), h.at(), n, &w.qkv.gpu, false, &s.err));
     did(s, "rotate", ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), nullptr, nullptr, 1e-5f, &s.err));
     did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, given.window, &s.err));
@@ -1321,10 +1368,13 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));
     did(s, "gated", ops->gated(s.stream, gated.at(), h.at(), n, &w.gate_up.gpu, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), gated.at(), n, &w.down.gpu, true, &s.err));
-    did(s, "scores", ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, LAZY_POOLING_MAX, 0, kv, play, m, given.window, &s.err));
+    did(s, "scores",
+        ops->scores(s.stream, scores.as<float>(), qkv.at(), at, n, 3, LAZY_POOLING_MAX, 0, kv, play, m, given.window,
+                    &s.err));
     did(s, "smooth", ops->smooth(s.stream, smooth.as<float>(), scores.as<float>(), m, 3, &s.err));
     did(s, "mass", ops->mass(s.stream, &n_free, play, smooth.as<float>(), m, flags.as<uint8_t>(), 0.7, &s.err));
-    did(s, "select", ops->select(s.stream, kept.as<int32_t>(), play, smooth.as<float>(), m, flags.as<uint8_t>(), n_free, &s.err));
+    did(s, "select",
+        ops->select(s.stream, kept.as<int32_t>(), play, smooth.as<float>(), m, flags.as<uint8_t>(), n_free, &s.err));
     did(s, "logits", ops->logits(s.stream, logits.as<float>(), x.at(), 1, &w.table.gpu, &s.err));
 
     check(n_free > 0 && n_free <= m, "%d of %d tokens hold most of the scores", n_free, m);
@@ -1358,7 +1408,8 @@ static void test_repetition(lazy_dtype type)
     for (size_t i = 0; i < (size_t)STREAMS; i++)
         threads.emplace_back([&, i] {
             now("%s pass of %d rows over %d, beside another", r.name(), inputs[i]->tokens.n, inputs[i]->tokens.m);
-            for (int round = 0; round < ROUNDS; round++) check(pass(sides[i], r, w, *inputs[i]) == alone[i], "other bits than alone");
+            for (int round = 0; round < ROUNDS; round++)
+                check(pass(sides[i], r, w, *inputs[i]) == alone[i], "other bits than alone");
         });
     for (std::thread &thread : threads) thread.join();
     for (const side &s : sides) s.ops->stream_close(s.stream);

@@ -9,7 +9,9 @@
 
 static void change_table(table *t, input *in)
 {
-    static const char *const names[] = { "I64", "Q8_0", "F32", "", "model.norm.weight", "model.layers.0.mlp.up_proj.weight" };
+    static const char *const names[] = {
+        "I64", "Q8_0", "F32", "", "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+    };
     enum { N_NAMES = sizeof names / sizeof *names };
     for (int n = next_byte(in) % 4; n > 0; n--) {
         lazy_tensor *tensor = &t->tensors[next_byte(in) % t->n];
@@ -42,7 +44,8 @@ static void run(lazy_model *model)
     require(!lazy_session_open(&session, model, &pruning, &err), err.message);
     int code = lazy_session_greedy(session, (const int32_t[]){ 0, 1, 2, 3, 4 }, 5, false, &token, NULL, &err);
     if (!code) code = lazy_session_greedy(session, &token, 1, true, &token, NULL, &err);
-    require(!code || (code == LAZY_CHECKPOINT && *err.message), "a pass failed otherwise than by a number that is not finite");
+    require(!code || (code == LAZY_CHECKPOINT && *err.message),
+            "a pass failed otherwise than by a number that is not finite");
     lazy_session_close(session);
 }
 
@@ -70,7 +73,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int code = lazy_device_open(&model->backend, &device, lazy_bind_dtype(t.tensors, t.n), &err);
     require(!code || code == LAZY_INVALID || code == LAZY_DEVICE, err.message); /* the machine has no bf16 */
 
-    unsigned char *file = malloc(t.bytes); /* of exactly this size: the sanitizer sees each byte that is read beyond it */
+    unsigned char *file =
+        malloc(t.bytes); /* of exactly this size: the sanitizer sees each byte that is read beyond it */
     memset(file, 0, t.bytes);
     for (uint64_t at = 0; at < t.bytes && in.size; at += in.size)
         memcpy(file + at, in.data, t.bytes - at < in.size ? t.bytes - at : in.size);

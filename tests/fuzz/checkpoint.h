@@ -125,7 +125,8 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
         .embedding_scale = 1,
     };
     size_t n = (size_t)n_layers;
-    int code = lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
+    int code =
+        lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
@@ -134,7 +135,8 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
 }
 
 /* Binds the tensors to `file` of t->bytes bytes, which must outlive the model. */
-static int bind_file(lazy_model *model, const table *t, const unsigned char *file, lazy_weights weights, lazy_error *err)
+static int bind_file(lazy_model *model, const table *t, const unsigned char *file, lazy_weights weights,
+                     lazy_error *err)
 {
     model->shards[0] = (lazy_mapping){ .data = file, .bytes = t->bytes };
     model->n_shards = 1;

@@ -31,7 +31,9 @@ static void round_and_back(const float *x, int n, lazy_dtype dtype)
         bool fits = most < 6e4 && (high - low) / 15 < 6e4; /* scales are f16 */
         for (int i = g; i < g + LAZY_GROUP; i++) {
             if (!finite) require(isnan(y[i]), "a group with a value that is not finite has a finite one");
-            else if (fits) require(fabs((double)y[i] - x[i]) <= step * 0.51 + most * 0x1p-9 + 0x1p-18, "rounded by more than a step");
+            else if (fits)
+                require(fabs((double)y[i] - x[i]) <= step * 0.51 + most * 0x1p-9 + 0x1p-18,
+                        "rounded by more than a step");
         }
     }
     free(blocks);

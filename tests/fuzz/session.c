@@ -52,7 +52,9 @@ static int next_stages(input *in, lazy_stage *stages)
     int n = next_byte(in) % (MOST_STAGES + 1);
     for (int i = 0; i < n; i++) {
         uint8_t kind = next_byte(in);
-        stages[i] = (lazy_stage){ .layer = kind % 8 == 7 ? next_int(in) : kind % 8, .by_mass = kind & 8, .for_good = kind & 16 };
+        stages[i] = (lazy_stage){ .layer = kind % 8 == 7 ? next_int(in) : kind % 8,
+                                  .by_mass = kind & 8,
+                                  .for_good = kind & 16 };
         if (stages[i].by_mass) {
             stages[i].mass = next_share(in);
             stages[i].keep_min = next_share(in);
@@ -141,11 +143,13 @@ static void check_whole(const lazy_session *s)
     require(n_prompt == lazy_session_n_prompt(s), "the prompt's tokens are miscounted");
     const lazy_layer_count *counts = lazy_session_last_pass(s);
     for (int l = 0; l < LAYERS; l++)
-        require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play), "a count out of range");
+        require(counts[l].computed <= counts[l].in_play && (!l || counts[l].in_play <= counts[l - 1].in_play),
+                "a count out of range");
     require(lazy_session_computed(s) >= 0 && lazy_session_computed(s) <= 1, "a share out of range");
     const lazy_trace_run *runs = lazy_session_trace(s, &n_runs);
     for (int i = 0; i < n_runs; i++)
-        require(runs[i].n_computed <= runs[i].n_in_play && runs[i].in_play[runs[i].n_in_play - 1] < model->config.context,
+        require(runs[i].n_computed <= runs[i].n_in_play &&
+                    runs[i].in_play[runs[i].n_in_play - 1] < model->config.context,
                 "a trace out of range");
 }
 
@@ -194,7 +198,8 @@ static int leave_out(lazy_session *s, input *in, lazy_error *err)
 {
     int n = next_byte(in) % 8;
     int32_t *positions = malloc((size_t)n * sizeof *positions);
-    for (int i = 0; i < n; i++) positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_length(s)) + 1;
+    for (int i = 0; i < n; i++)
+        positions[i] = next_byte(in) & 1 ? next_int(in) : (i ? positions[i - 1] : lazy_session_length(s)) + 1;
     int code = lazy_session_leave_out(s, positions, n, err);
     free(positions);
     return code;
@@ -203,7 +208,9 @@ static int leave_out(lazy_session *s, input *in, lazy_error *err)
 static size_t row_bytes(lazy_state_part part)
 {
     const lazy_config *c = &model->config;
-    int values = part == LAZY_STATE_AUX ? c->hidden : part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? lazy_kv_width(c) : 1;
+    int values = part == LAZY_STATE_AUX                                 ? c->hidden
+                 : part == LAZY_STATE_KEYS || part == LAZY_STATE_VALUES ? lazy_kv_width(c)
+                                                                        : 1;
     return (size_t)values * sizeof(float);
 }
 
@@ -229,7 +236,8 @@ static int fork_slot(slot *to, slot *from, lazy_error *err)
 static void change_tokens(tokens *t, input *in, int n_changes)
 {
     for (; n_changes; n_changes--) {
-        int first = next_byte(in) % MOST_TOKENS, end = first + next_byte(in) % MOST_TOKENS, field = next_byte(in) % 5, value = next_int(in);
+        int first = next_byte(in) % MOST_TOKENS, end = first + next_byte(in) % MOST_TOKENS, field = next_byte(in) % 5,
+            value = next_int(in);
         if (field == 4) t->length = first;
         for (int i = first; i < end && i < MOST_TOKENS && field < 4; i++) {
             if (field == 0) t->gone[i] = (uint8_t)value;
@@ -241,11 +249,13 @@ static void change_tokens(tokens *t, input *in, int n_changes)
 }
 
 /* Writes to `to` a part of `from`, or as many rows of numbers as its own tokens have there; `any` also writes any remembered scores. */
-static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part, int layer, input *in, bool any, lazy_error *err)
+static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part, int layer, input *in, bool any,
+                     lazy_error *err)
 {
     int n_from = lazy_session_state_length(from, part, layer), n = n_from;
     if (part <= LAZY_STATE_AUX) n = lazy_session_state_length(to, part, layer);
-    if (part == LAZY_STATE_REMEMBERED && any && n >= 0) n = next_byte(in) % 4 ? lazy_session_length(to) : next_byte(in) % MOST_TOKENS;
+    if (part == LAZY_STATE_REMEMBERED && any && n >= 0)
+        n = next_byte(in) % 4 ? lazy_session_length(to) : next_byte(in) % MOST_TOKENS;
     if (n <= 0) return LAZY_OK;
     char *data = calloc((size_t)n, row_bytes(part));
     int code = n == n_from ? lazy_session_get_state(from, part, layer, data, err) : LAZY_OK;
