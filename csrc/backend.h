@@ -1,11 +1,11 @@
 /* backend.h — the interface between the method and a device.
  *
- * A backend is a device; it is immutable once opened, and shared. A stream is one session's queue of ops on it: they run in the
- * order given, possibly after the call returns; only ops marked "Waits" have finished when they return.
+ * A backend is a device; it is immutable once opened, and shared. A stream is one session's queue of ops on it: they
+ * run in the order given, possibly after the call returns; only ops marked "Waits" have finished when they return.
  *
- * Pointers are addresses in the backend's memory unless marked (host); the method never dereferences them. Activations are of the
- * backend's own type, `activations` (f32 on the CPU); K and V are of its type `kv`. Scores and logits are f32,
- * positions int32. Sums are accumulated in f32 or wider.
+ * Pointers are addresses in the backend's memory unless marked (host); the method never dereferences them. Activations
+ * are of the backend's own type, `activations` (f32 on the CPU); K and V are of its type `kv`. Scores and logits are
+ * f32, positions int32. Sums are accumulated in f32 or wider.
  *
  * Shapes: n rows being computed, d hidden, H query heads, G key-value heads, D head_dim, F ffn, m tokens in play.
  * `rows` and `in_play` hold positions in ascending order, without repeats; rows is a subset of in_play. */
@@ -42,8 +42,8 @@ typedef struct lazy_matrix {
     const float *bias; /* (rows,) or NULL */
 } lazy_matrix;
 
-/* K,V cache of one layer. The slot of a token is its position. Tokens of one head are contiguous, because attention reads one head
- * at a time. */
+/* K,V cache of one layer. The slot of a token is its position. Tokens of one head are contiguous, because attention
+ * reads one head at a time. */
 typedef struct lazy_kv {
     void *k; /* (G, capacity, D) rotated */
     void *v; /* (G, capacity, D) */
@@ -59,8 +59,8 @@ enum {
 /* Memory that a session shares with its forks. */
 typedef struct lazy_shared {
     char *data;
-    bool
-        owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it is its own */
+    bool owner; /* what is written here shows in the forks' memory, wherever they have not written themselves; else it
+                   is its own */
 } lazy_shared;
 
 /* A part of it, in bytes. */
@@ -72,14 +72,17 @@ typedef struct lazy_ops {
     /* ---- memory ---- */
     int (*alloc)(lazy_backend *, void **out, size_t bytes, const char *what, lazy_error *);
     void (*free)(lazy_backend *, void *memory); /* after all ops that were given it */
-    /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical memory. May be
-     * NULL: all of it does anyway. */
+    /* Says that only parts of this newly allocated memory will be written, so that the rest should take no physical
+     * memory. May be NULL: all of it does anyway. */
     void (*expect_sparse)(lazy_backend *, void *memory, size_t bytes);
-    /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it is written. */
+    /* Memory that forks share: all four or none, when a session's memory is copied. It takes physical memory where it
+     * is written. */
     int (*share_open)(lazy_backend *, lazy_shared **out, size_t bytes, lazy_error *); /* as its owner */
-    /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,) ascending */
+    /* For a fork: it holds what the owner has written in these parts, not what another session has. parts: (n,)
+     * ascending */
     int (*share_join)(lazy_shared **out, const lazy_shared *from, const lazy_stretch *parts, int n, lazy_error *);
-    /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child process no session is. */
+    /* Before an owner writes anew what it had written: it ceases to be the owner, unless it is alone. In a child
+     * process no session is. */
     int (*share_leave)(lazy_shared *, lazy_error *);
     void (*share_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
@@ -87,7 +90,8 @@ typedef struct lazy_ops {
     /* Makes a matrix in host memory, which outlives it, usable by the ops. bias is in the backend's memory already. */
     int (*bind)(lazy_backend *, lazy_matrix *, lazy_error *);
     void (*unbind)(lazy_backend *, lazy_matrix *);
-    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the ops take no quantized weights. Waits. */
+    /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the ops take no quantized
+     * weights. Waits. */
     int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
     void (*close)(lazy_backend *);
 
@@ -109,20 +113,21 @@ typedef struct lazy_ops {
     /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight */
     int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                    lazy_error *);
-    /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or Inf. */
+    /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or
+     * Inf. */
     int (*checked_rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps,
                            int layer, int32_t *first_bad, lazy_error *);
     /* y[n,rows] (+)= x[n,cols] W^T + bias; cols: d, H D or F */
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
     int (*gated)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *);
-    /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into kv.k[rows]; copies
-     * v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is an error. rope[position, D]:
-     * cosines of the D/2 angles, then their sines. */
+    /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into
+     * kv.k[rows]; copies v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is
+     * an error. rope[position, D]: cosines of the D/2 angles, then their sines. */
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *rope, const float *q_norm,
                   const float *k_norm, float eps, lazy_error *);
-    /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j / sqrt(query_scalar),
-     * times v_j. window: at least 1; INT32_MAX: none. */
+    /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
+     * sqrt(query_scalar), times v_j. window: at least 1; INT32_MAX: none. */
     int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
                      const int32_t *in_play, int m, int window, lazy_error *);
     /* y[r, :rows] f32 = x W^T: the LM head */
@@ -130,35 +135,37 @@ typedef struct lazy_ops {
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
                      lazy_error *);
-    /* *id = index of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first NaN or Inf */
+    /* *id = index of the greatest of `vocab` logits, the smaller among equals; -1 - i if logit i is the first NaN or
+     * Inf */
     int (*argmax)(lazy_stream *, int32_t *id, const float *logits, int vocab, lazy_error *);
 
     /* ---- selection ---- */
-    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean or largest, by
-     * the pooling, of those of the last `queries` rows whose position is at least first_asking */
+    /* scores[j] = attention probability of in_play[j], 0 where the row does not see it; mean over the H heads, and mean
+     * or largest, by the pooling, of those of the last `queries` rows whose position is at least first_asking */
     int (*scores)(lazy_stream *, float *scores, const void *qkv, const int32_t *rows, int n, int queries, lazy_pooling,
                   int first_asking, lazy_kv, const int32_t *in_play, int m, int window, lazy_error *);
-    /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other tokens, and for all
-     * if there is no sum. share: (capacity,) by position. */
+    /* share[in_play[j]] = scores[j] divided by the sum of the scores of all prunable, unforced tokens; 0 for other
+     * tokens, and for all if there is no sum. share: (capacity,) by position. */
     int (*share)(lazy_stream *, float *share, const float *scores, const int32_t *in_play, int m, const uint8_t *flags,
                  lazy_error *);
-    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and where `also` is true of scores[j]. shares: (n, capacity) */
+    /* scores[j] = the largest of shares[k, in_play[j]], k < n, and where `also` is true of scores[j]. shares: (n,
+     * capacity) */
     int (*largest)(lazy_stream *, float *scores, const float *shares, int n, int capacity, const int32_t *in_play,
                    int m, bool also, lazy_error *);
-    /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and scores[j] become the
-     * larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
+    /* remembered[i] *= factor for positions i < n_old, 0 for n_old … length-1; then both remembered[in_play[j]] and
+     * scores[j] become the larger of them, or NaN if scores[j] is. remembered: (capacity,) by position. */
     int (*remember)(lazy_stream *, float *scores, float *remembered, int n_old, int length, float factor,
                     const int32_t *in_play, int m, lazy_error *);
     /* Running mean: scores is the n-th vector; mean[j] = mean of the first n. n = 1 overwrites mean. */
     int (*average)(lazy_stream *, float *mean, const float *scores, int m, int n, lazy_error *);
     /* out[j] = mean of scores[max(j-width/2,0) … min(j+width/2,m-1)], width odd */
     int (*smooth)(lazy_stream *, float *out, const float *scores, int m, int width, lazy_error *);
-    /* *n_free (host) = the smallest number of highest-scoring prunable, unforced tokens whose scores, added to those of the forced
-     * prunable ones, reach `mass` times the sum of all prunable tokens' scores. NaN is an error. Waits. */
+    /* *n_free (host) = the smallest number of highest-scoring prunable, unforced tokens whose scores, added to those of
+     * the forced prunable ones, reach `mass` times the sum of all prunable tokens' scores. NaN is an error. Waits. */
     int (*mass)(lazy_stream *, int *n_free, const int32_t *in_play, const float *scores, int m, const uint8_t *flags,
                 double mass, lazy_error *);
-    /* kept = the tokens in play that are not prunable or are forced, and the n_free highest-scoring others (of equal scores the smaller
-     * position); ascending. Scores may be negative. NaN is an error. */
+    /* kept = the tokens in play that are not prunable or are forced, and the n_free highest-scoring others (of equal
+     * scores the smaller position); ascending. Scores may be negative. NaN is an error. */
     int (*select)(lazy_stream *, int32_t *kept, const int32_t *in_play, const float *scores, int m,
                   const uint8_t *flags, int n_free, lazy_error *);
 
@@ -168,9 +175,9 @@ typedef struct lazy_ops {
     /* out = { p in positions : low <= depth[p] <= high }, ascending; *n_out (host). Waits. */
     int (*filter)(lazy_stream *, int32_t *out, int *n_out, const int32_t *positions, int n, const int32_t *depth,
                   int low, int high, lazy_error *);
-    /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in aux[position,d];
-     * those only in new_rows[] are fetched from there and counted in *n_revived (backend memory). aux may be NULL if new_rows is a
-     * subset of rows: dropped rows are lost. */
+    /* From x[n,d] of rows[] to y[n_new,d] of new_rows[]: rows in both are copied; those only in rows[] are stored in
+     * aux[position,d]; those only in new_rows[] are fetched from there and counted in *n_revived (backend memory). aux
+     * may be NULL if new_rows is a subset of rows: dropped rows are lost. */
     int (*regroup)(lazy_stream *, void *y, const int32_t *new_rows, int n_new, const void *x, const int32_t *rows,
                    int n, void *aux, int d, int32_t *n_revived, lazy_error *);
 } lazy_ops;
@@ -196,8 +203,8 @@ struct lazy_stream {
     lazy_backend *backend;
     const lazy_config *config;
     const lazy_watch *watch; /* of the current pass, or NULL */
-    bool
-        scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for them */
+    bool scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for
+                           them */
     int layers_done;
 };
 

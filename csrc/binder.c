@@ -105,7 +105,8 @@ static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
     return code;
 }
 
-/* Puts rows that lie by RoPE's pairs into the model's order, in which the first halves of all pairs of a head precede the second ones. */
+/* Puts rows that lie by RoPE's pairs into the model's order, in which the first halves of all pairs of a head precede
+ * the second ones. */
 static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, int head_dim)
 {
     for (int i = 0; i < rows; i++) {
@@ -272,7 +273,8 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     layer->window = c->windows[l] ? c->windows[l] : INT32_MAX;
     layer->local_rope = c->windows[l] && c->local_inv_freq;
     if ((code = bind_norm(b, &layer->attention_norm, LAYER("input_layernorm.weight"), d, err))) return code;
-    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both places */
+    /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
+     * places */
     float **after_attention = c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm;
     if ((code = bind_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), d, err))) return code;
     if (c->post_norms) {

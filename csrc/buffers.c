@@ -1,4 +1,5 @@
-/* buffers.c — a cache's buffers whose size is proportional to its capacity: their list, their growth, copies of their tokens. */
+/* buffers.c — a cache's buffers whose size is proportional to its capacity: their list, their growth, copies of their
+ * tokens. */
 #include "cache.h"
 #include "memory.h"
 #include "numeric.h"

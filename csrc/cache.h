@@ -1,12 +1,13 @@
 /* cache.h — a session's buffers on its backend: K,V, the Aux cache, and the working memory of a pass.
  *
- * K,V slots and Aux rows are indexed by the token's position. A row is written once, by the first pass that computes its token in its
- * layer (K,V) or drops it before that layer (Aux). What a pass writes beyond the context or above the depth of a token is not read
- * before the pass has ended, so that a pass that does not end leaves nothing to be undone.
+ * K,V slots and Aux rows are indexed by the token's position. A row is written once, by the first pass that computes
+ * its token in its layer (K,V) or drops it before that layer (Aux). What a pass writes beyond the context or above the
+ * depth of a token is not read before the pass has ended, so that a pass that does not end leaves nothing to be undone.
  *
- * Where the backend can share memory, the first fork moves K,V and Aux into memory that forks share. A fork may see there what the owner
- * has written since: rows beyond the fork's context or above its depths, which it does not read before it has written them itself. Only
- * rows that are written a second time, after truncation or a pass that did not end, would show; before those the owner leaves. */
+ * Where the backend can share memory, the first fork moves K,V and Aux into memory that forks share. A fork may see
+ * there what the owner has written since: rows beyond the fork's context or above its depths, which it does not read
+ * before it has written them itself. Only rows that are written a second time, after truncation or a pass that did not
+ * end, would show; before those the owner leaves. */
 #ifndef LAZY_CACHE_H
 #define LAZY_CACHE_H
 
@@ -46,16 +47,16 @@ typedef struct lazy_cache {
     lazy_shared
         *shared; /* memory of K,V and Aux with room for the model's context; NULL: their buffers grow like others */
     int written; /* positions below it may have rows, of passes that did not end too */
-    int32_t *
-        shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the owner's, */
-    int n_shared;      /*   of these first positions; all others it has written itself */
+    int32_t *shared_depths; /* (n_shared,) (host) of a session that is no owner: the rows up to these depths are the
+                               owner's, */
+    int n_shared;           /*   of these first positions; all others it has written itself */
 
     const lazy_rope *rope; /* the model's, of `capacity` positions at least */
 
     /* kept from pass to pass; K,V and Aux with room for kv[l].capacity tokens, which is at least `capacity` */
     lazy_kv *kv; /* (n_layers,) */
-    void **
-        aux; /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is revived */
+    void **aux;  /* (n_layers,) [l]: (capacity, d) inputs of layer l of tokens dropped before it; NULL where none is
+                    revived */
     lazy_remembered *remembered; /* (n_layers,) of the stage after each layer */
     float *logits;               /* (vocab,) of the last pass */
     bool has_logits;
@@ -76,8 +77,8 @@ typedef struct lazy_cache {
     void *normed;        /* (row_chunk, d) */
     void *ffn;           /* (row_chunk, F) */
     float *fresh_logits; /* (vocab,) */
-    int32_t *
-        notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the logits */
+    int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
+                       logits */
 
     int32_t *staging; /* (host) of uploads and downloads: holds the flags or positions of all tokens, or the notes */
 } lazy_cache;
@@ -87,8 +88,8 @@ static inline size_t lazy_n_notes(const lazy_config *c) { return (size_t)c->n_la
 int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rules, lazy_error *err);
 void lazy_cache_close(lazy_cache *cache);
 
-/* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails, `capacity` is as before,
- * and buffers that have grown keep their room. */
+/* Makes room for `capacity` tokens; the rows of the first `length` are kept. depths: (length,) (host). If it fails,
+ * `capacity` is as before, and buffers that have grown keep their room. */
 int lazy_cache_reserve(lazy_cache *cache, int capacity, const int32_t *depths, int length, lazy_error *err);
 
 /* Forgets what was remembered of positions from `length` on, and the logits. */
@@ -120,15 +121,15 @@ int lazy_buffers_grow(lazy_cache *cache, int capacity, const int32_t *depths, in
 /* Gives a buffer this memory; the former memory is the caller's to free. */
 void lazy_buffer_place(lazy_cache *cache, lazy_buffer *b, lazy_room room);
 
-/* Copies a buffer's rows of the first `length` tokens, without those that the cache shares. Where memory may be sparse, only rows that exist,
- * so that the others go on taking none. depths: (length,) (host) */
+/* Copies a buffer's rows of the first `length` tokens, without those that the cache shares. Where memory may be sparse,
+ * only rows that exist, so that the others go on taking none. depths: (length,) (host) */
 int lazy_buffer_copy(const lazy_cache *cache, const lazy_buffer *b, lazy_room to, lazy_room from, const int32_t *depths,
                      int length, lazy_error *err);
 
 /* ---- forks.c ---------------------------------------------------------------------------- */
 
-/* Gives a cache that has just been opened with the same rules the same room, and the rows of the first `length` tokens. depths: (length,)
- * (host). Waits. */
+/* Gives a cache that has just been opened with the same rules the same room, and the rows of the first `length` tokens.
+ * depths: (length,) (host). Waits. */
 int lazy_cache_fork(lazy_cache *to, lazy_cache *from, const int32_t *depths, int length, lazy_error *err);
 
 /* Before rows of the positions `first` … end-1 are written, and others above their depths. depths: (first,) (host). */

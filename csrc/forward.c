@@ -30,10 +30,12 @@ typedef struct pass {
     int n_prunable, n_forced; /* of the whole context */
     int prunable_in_play;
     int n_newly_gone; /* tokens that this pass has dropped for good */
-    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage keeps */
+    int n_free; /* prunable, unforced tokens that a policy keeps after the layer just run; -1: as many as the stage
+                   keeps */
 
-    set in_play; /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
-    set computed; /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of cache->rows */
+    set in_play;     /* A[l], the tokens in play; in one of cache->in_play, the other is free for A[l+1] */
+    set computed;    /* C[l], those of them that layer l computes: A[l] itself where it is all of it, else in one of
+                        cache->rows */
     void *x;         /* (computed.n, d) their hidden states */
     void *x_next;    /* (capacity, d) room for those of the next layer */
     int trace_first; /* the layer since which the sets are what they are */
@@ -102,7 +104,7 @@ static int begin(pass *p, int n_new, lazy_error *err)
     /* all of `gone` is read back, of tokens that are not in play too */
     if (!code && p->schedule.n_stages && cache->gone) code = upload_cleared(p, cache->gone, length, 0, err);
     if (!code) code = p->ops->upload(p->stream, cache->depth, tokens->depths, length * sizeof *tokens->depths, err);
-    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them. */
+    /* A frozen pass revives nothing. Its rows are marked as computed in all layers, so that mask_uncached keeps them */
     if (!code && p->schedule.frozen)
         code = p->ops->mark(p->stream, cache->depth, p->computed.positions, n_computed, p->config->n_layers, err);
     if (!code) code = p->ops->embed(p->stream, p->x, cache->ids, n_computed, &p->session->model->embedding, err);
@@ -111,8 +113,8 @@ static int begin(pass *p, int n_new, lazy_error *err)
 
 /* ---- which layers are scored --------------------------------------------------------------- */
 
-/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. A policy may keep fewer tokens
- * than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
+/* A stage that will keep every token needs no scores, unless a trace shows them or they are remembered. A policy may
+ * keep fewer tokens than the stage, and a trace must not change that: it is asked by the stage's own number alone. */
 static bool needs_scores(const pass *p, const lazy_stage *stage)
 {
     const lazy_pruning *pruning = &p->session->rules.pruning;
@@ -120,8 +122,8 @@ static bool needs_scores(const pass *p, const lazy_stage *stage)
            lazy_stage_budget(stage, p->n_prunable, p->n_forced, p->prunable_in_play, 0) < p->prunable_in_play;
 }
 
-/* True if layer l is one of the last `layers` up to a stage and sees at least as far as the stage's own layer. Policies and means over
- * layers take all of them. */
+/* True if layer l is one of the last `layers` up to a stage and sees at least as far as the stage's own layer. Policies
+ * and means over layers take all of them. */
 static bool counts_for(const pass *p, int l, int stage)
 {
     const lazy_pruning *pruning = &p->session->rules.pruning;
@@ -157,7 +159,8 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
                                   err);
 }
 
-/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G) D). */
+/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G)
+ * D). */
 static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
                                  const int32_t *rows, int n, bool scored, lazy_error *err)
 {
@@ -217,8 +220,8 @@ static int run_layer(pass *p, int l, lazy_error *err)
 
 /* ---- between layers --------------------------------------------------------------------- */
 
-/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the largest
- * share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
+/* Scores of layer l, or where a stage is scored by several layers what layers up to l make together: the mean, or the
+ * largest share. in, out: *scores: (in_play.n,), *spare: (in_play.n,) free. */
 static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -246,7 +249,8 @@ static int pool_layers(pass *p, int l, float **scores, float **spare, lazy_error
     return code;
 }
 
-/* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in score_stage. */
+/* Asks the policy after layer l: to observe it for a stage above, and for the scores of the stage after it. *out: as in
+ * score_stage. */
 static int ask_policy(pass *p, int l, float **out, lazy_error *err)
 {
     const lazy_session *session = p->session;
@@ -277,8 +281,8 @@ static int ask_policy(pass *p, int l, float **out, lazy_error *err)
     return lazy_policy_ask(policy, &view, *out, &p->n_free, err);
 }
 
-/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects by; NULL where
- * there is none or it keeps everything. */
+/* Scores the tokens in play by layer l, if a stage needs that. *out: (in_play.n,) what the stage after layer l selects
+ * by; NULL where there is none or it keeps everything. */
 static int score_stage(pass *p, int l, float **out, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -343,8 +347,8 @@ static int prune(pass *p, const lazy_stage *stage, const float *scores, lazy_err
     return LAZY_OK;
 }
 
-/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back from Aux.
- * Hidden states of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
+/* C[l] = the tokens of A[l] whose K,V layer l does not hold: those that go on from layer l-1, and those that come back
+ * from Aux. Hidden states of dropped tokens go to Aux, unless they are gone. before: A[l-1]. */
 static int revive(pass *p, int l, set before, bool for_good, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -384,7 +388,8 @@ static int mask_uncached(pass *p, int l, lazy_error *err)
     return LAZY_OK;
 }
 
-/* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in Aux. */
+/* Turns the sets of layer l into those of layer l+1. Nothing changes but after a stage, and where tokens may wait in
+ * Aux. */
 static int prune_and_revive(pass *p, int l, lazy_error *err)
 {
     lazy_session *session = p->session;
@@ -405,8 +410,8 @@ static int prune_and_revive(pass *p, int l, lazy_error *err)
 
 /* ---- the end ---------------------------------------------------------------------------- */
 
-/* -ln p of every new token, with the LM head on head_rows rows at a time. The first one is predicted by the last logits of the pass
- * before, if there was one. */
+/* -ln p of every new token, with the LM head on head_rows rows at a time. The first one is predicted by the last logits
+ * of the pass before, if there was one. */
 static int find_surprisal(pass *p, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -479,7 +484,8 @@ static int refuse_layer(int layer, lazy_error *err)
                      layer);
 }
 
-/* Reads the notes of all layers; they stay in the staging buffer. The weights that they were computed from must be what they were. */
+/* Reads the notes of all layers; they stay in the staging buffer. The weights that they were computed from must be what
+ * they were. */
 static int check_notes(pass *p, lazy_error *err)
 {
     const int32_t *notes = p->cache->staging;

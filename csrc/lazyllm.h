@@ -1,10 +1,10 @@
 /* lazyllm.h — the public C API: a model, its sessions, a sampler.
  *
- * A model is immutable once opened, and threads may share it. A session holds one context: its tokens and caches. One call at a
- * time may be under way on a session: the caller sees to that.
+ * A model is immutable once opened, and threads may share it. A session holds one context: its tokens and caches. One
+ * call at a time may be under way on a session: the caller sees to that.
  *
- * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first error is
- * kept. The library never exits, aborts or prints. */
+ * Functions that can fail return LAZY_OK (0) or a negative code, and take a lazy_error as the last parameter; the first
+ * error is kept. The library never exits, aborts or prints. */
 #ifndef LAZYLLM_H
 #define LAZYLLM_H
 
@@ -28,8 +28,8 @@ typedef struct lazy_error {
     char message[480];
 } lazy_error;
 
-/* A progress callback of a long call. It runs on the calling thread, at least after every layer; a result other than 0 stops the
- * call, which then returns LAZY_CANCELLED. */
+/* A progress callback of a long call. It runs on the calling thread, at least after every layer; a result other than 0
+ * stops the call, which then returns LAZY_CANCELLED. */
 typedef struct lazy_watch {
     int (*poll)(void *context, int layers_done, int n_layers);
     void *context;
@@ -52,8 +52,8 @@ typedef enum lazy_dtype {
     LAZY_Q6_K
 } lazy_dtype;
 
-/* The type to which the CPU rounds the operands of products; sums are f32. INT8: with weights; attention is in bf16 where there are
- * instructions for it, else in f32. */
+/* The type to which the CPU rounds the operands of products; sums are f32. INT8: with weights; attention is in bf16
+ * where there are instructions for it, else in f32. */
 typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16, LAZY_COMPUTE_INT8 } lazy_compute;
 
 typedef struct lazy_config {
@@ -64,15 +64,15 @@ typedef struct lazy_config {
     float rope_scale;      /* factor on cosine and sine: 1 unless YaRN */
     const int32_t
         *windows; /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
-    const float *
-        local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as elsewhere */
-    float query_scalar;    /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
-    float embedding_scale; /* factor on the embeddings: 1 unless Gemma */
-    bool tied;             /* the LM head uses the embedding's weights */
+    const float *local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as
+                                    elsewhere */
+    float query_scalar;          /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float embedding_scale;       /* factor on the embeddings: 1 unless Gemma */
+    bool tied;                   /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
-    bool qk_norm; /* RMS norm over each head of q and k, before RoPE */
-    bool
-        paired_rope; /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side by side */
+    bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
+    bool paired_rope;   /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side
+                           by side */
     bool norm_plus_one; /* norms multiply by 1 + weight */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
@@ -104,8 +104,8 @@ typedef enum lazy_weights { LAZY_WEIGHTS_AS_STORED, LAZY_WEIGHTS_Q8, LAZY_WEIGHT
 
 typedef struct lazy_model lazy_model;
 
-/* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all of them are
- * validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
+/* Maps the shards read-only and binds every tensor that the config requires. Name, dtype, shape and file range of all
+ * of them are validated before any memory is allocated. No argument is referenced after the call. watch may be NULL. */
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
                     const lazy_tensor *tensors, int n_tensors, lazy_weights weights, const lazy_device *device,
                     const lazy_watch *watch, lazy_error *err);
@@ -167,9 +167,10 @@ int lazy_view_copy(const lazy_view *view, lazy_view_part part, int first, int n,
 
 /* A rule of scoring by the caller. */
 typedef struct lazy_policy {
-    /* scores: (m,) to be filled with numbers, unless the policy observes. *n_free: of the tokens that the pass can drop, how many stay,
-     * the highest-scoring first; unchanged (-1): as many as the stage keeps. A result other than 0 stops the pass, which then returns
-     * LAZY_CANCELLED. Runs on the calling thread, with no op under way and no lock held. NULL: the paper's rule. */
+    /* scores: (m,) to be filled with numbers, unless the policy observes. *n_free: of the tokens that the pass can
+     * drop, how many stay, the highest-scoring first; unchanged (-1): as many as the stage keeps. A result other than 0
+     * stops the pass, which then returns LAZY_CANCELLED. Runs on the calling thread, with no op under way and no lock
+     * held. NULL: the paper's rule. */
     int (*call)(void *context, const lazy_view *view, float *scores, int *n_free);
     void *context;
 } lazy_policy;
@@ -188,16 +189,17 @@ typedef struct lazy_pruning {
     int n_protect;
     int queries;          /* query rows that score; the paper: 1 */
     lazy_pooling pooling; /* of their scores */
-    int layers; /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the paper */
-    int smooth;           /* odd width of the moving average over the scores; the paper: 1 */
-    double memory;        /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
-    int min_tokens;       /* passes over shorter contexts are dense */
+    int layers;     /* the score is the largest share of the last `layers` layers; 1: the score of one layer, as in the
+                       paper */
+    int smooth;     /* odd width of the moving average over the scores; the paper: 1 */
+    double memory;  /* decode steps: a score is at least `memory` times the one remembered; the paper: 0 */
+    int min_tokens; /* passes over shorter contexts are dense */
     bool prune_generated; /* generated tokens count as prompt tokens when selecting */
-    /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none for decode; not
-     * with layers and memory. */
+    /* The score is the mean over the stage's layer and all layers below, as in static pruning. For one stage, and none
+     * for decode; not with layers and memory. */
     bool average;
-    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth, memory, average
-     * or stages by mass. */
+    /* Scores in place of the paper's. It observes the `layers` - 1 layers below each stage. Not with queries, smooth,
+     * memory, average or stages by mass. */
     lazy_policy policy;
 } lazy_pruning;
 
@@ -212,9 +214,9 @@ typedef struct lazy_session lazy_session;
 int lazy_session_open(lazy_session **out, lazy_model *model, const lazy_pruning *pruning, lazy_error *err);
 void lazy_session_close(lazy_session *session);
 
-/* Takes another setting for the passes to come: other keeps, scores and tokens that are always kept. Its stages are after the same layers
- * and drop for good after the same ones, memory is on or off as before, and neither setting has a policy: the caches stay as they are. On
- * failure nothing has changed. */
+/* Takes another setting for the passes to come: other keeps, scores and tokens that are always kept. Its stages are
+ * after the same layers and drop for good after the same ones, memory is on or off as before, and neither setting has a
+ * policy: the caches stay as they are. On failure nothing has changed. */
 int lazy_session_reschedule(lazy_session *session, const lazy_pruning *pruning, lazy_error *err);
 
 /* Makes room for n_tokens in total. On failure nothing has changed. */
@@ -223,21 +225,21 @@ int lazy_session_reserve(lazy_session *session, int64_t n_tokens, lazy_error *er
 /* Bytes of all buffers of a session with room for n_tokens, without the weights. */
 uint64_t lazy_session_bytes(const lazy_session *session, int n_tokens);
 
-/* Bytes that the next fork takes beyond what it shares with the session. The first one of a session moves it into memory that can be
- * shared, which for a moment takes as much as a copy. */
+/* Bytes that the next fork takes beyond what it shares with the session. The first one of a session moves it into
+ * memory that can be shared, which for a moment takes as much as a copy. */
 uint64_t lazy_session_fork_bytes(const lazy_session *session);
 
 /* Leaves n tokens of the next prompt out in advance: they keep their positions in the context, but are never in play.
- * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the next pass. If that
- * pass fails, for its ids or for memory too, they are no longer left out. */
+ * positions: ascending, at or behind the end of the context, within the room reserved, before the last token of the
+ * next pass. If that pass fails, for its ids or for memory too, they are no longer left out. */
 int lazy_session_leave_out(lazy_session *session, const int32_t *positions, int n, lazy_error *err);
 
-/* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as they are. Positions
- * from there on are no longer left out. */
+/* Back to the first `length` tokens, 0 to all of them: their K,V, depths and whatever else is known of them stay as
+ * they are. Positions from there on are no longer left out. */
 int lazy_session_truncate(lazy_session *session, int64_t length, lazy_error *err);
 
-/* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one shows in the other.
- * policy_context: for the policy's calls in it, if it has one. */
+/* A second session in the same state and with the same room, which has run no pass yet. Nothing that is done to one
+ * shows in the other. policy_context: for the policy's calls in it, if it has one. */
 int lazy_session_fork(lazy_session **out, lazy_session *session, void *policy_context, lazy_error *err);
 
 /* Appends n generated or prompt tokens and runs them through the model. logits: (vocab,) of the last one.
@@ -249,20 +251,21 @@ int lazy_session_forward(lazy_session *session, const int32_t *ids, int n, bool 
 int lazy_session_greedy(lazy_session *session, const int32_t *ids, int n, bool generated, int32_t *token,
                         const lazy_watch *watch, lazy_error *err);
 
-/* Runs the beginning of a prompt, n tokens, up to the first stage: what comes next decides which of them are computed further. A prompt
- * that is read in parts, its last one by lazy_session_forward, is pruned as if it had been run in one pass. */
+/* Runs the beginning of a prompt, n tokens, up to the first stage: what comes next decides which of them are computed
+ * further. A prompt that is read in parts, its last one by lazy_session_forward, is pruned as if it had been run in one
+ * pass. */
 int lazy_session_read(lazy_session *session, const int32_t *ids, int n, const lazy_watch *watch, lazy_error *err);
 
-/* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN for the first
- * token of the context. For sessions without pruning. */
+/* Like lazy_session_forward over n prompt tokens, but returns surprisal: (n,) -ln p(ids[i] | all tokens before it), NaN
+ * for the first token of the context. For sessions without pruning. */
 int lazy_session_surprisal(lazy_session *session, const int32_t *ids, int n, float *surprisal, const lazy_watch *watch,
                            lazy_error *err);
 
 /* The logits that the last pass ended with: (vocab,). There are none in an empty or a truncated context. */
 int lazy_session_logits(lazy_session *session, float *logits, lazy_error *err);
 
-/* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear, in the order of
- * their positions; tokens that are gone have none. */
+/* The state of a session in parts, to be saved and restored. In each part only the tokens that have a row there appear,
+ * in the order of their positions; tokens that are gone have none. */
 typedef enum lazy_state_part {
     LAZY_STATE_KEYS,       /* (G, n, D) of the tokens that the layer has computed; of lazy_model_kv */
     LAZY_STATE_VALUES,     /* (G, n, D) */
@@ -278,18 +281,20 @@ int lazy_session_get_state(lazy_session *session, lazy_state_part part, int laye
 int lazy_session_set_state(lazy_session *session, lazy_state_part part, int layer, int n, const void *data,
                            lazy_error *err);
 
-/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens never in play
- * again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
+/* Makes n tokens the context of an empty session; the parts of its state must be written next. gone: (n,) 1 for tokens
+ * never in play again, else 0. Tokens that no calls on a session with this pruning leave are refused. */
 int lazy_session_set_tokens(lazy_session *session, const int32_t *ids, const uint8_t *kinds, const int32_t *depths,
                             const uint8_t *gone, int n, lazy_error *err);
-/* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is drawn, and not run. */
+/* After all parts are written: refuses those that no calls on a session with these tokens leave. drawn: a token is
+ * drawn, and not run. */
 int lazy_session_check_state(const lazy_session *session, bool drawn, lazy_error *err);
 
 typedef struct lazy_layer_count {
     int32_t in_play, computed, revived; /* revived: rows fetched from the Aux cache on entering this layer */
 } lazy_layer_count;
 
-/* Tokens in play and computed, of consecutive layers where they are the same. Recorded for the last pass while tracing is on. */
+/* Tokens in play and computed, of consecutive layers where they are the same. Recorded for the last pass while tracing
+ * is on. */
 typedef struct lazy_trace_run {
     int first_layer, last_layer;
     int n_in_play, n_computed;
@@ -331,8 +336,8 @@ int lazy_sampler_next(lazy_sampler *sampler, const float *logits, int n_vocab, i
 
 /* Instruction sets of this machine that there are kernels for, best first, NULL-terminated. */
 const char *const *lazy_cpu_variants(void);
-/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU. NULL if
- * this machine cannot run that value, or has no instructions for this arithmetic. */
+/* The kernels that a model opened now would use: those of the best instruction set, or of the value of LAZYLLM_CPU.
+ * NULL if this machine cannot run that value, or has no instructions for this arithmetic. */
 const char *lazy_cpu_variant_used(lazy_compute compute);
 int lazy_cpu_cores(void); /* physical ones that this process may use */
 /* Describes the CUDA devices, driver and libraries. On failure the error says why CUDA is unavailable. */

@@ -17,8 +17,8 @@ typedef struct lazy_mapping {
     struct lazy_mapped *mapped;
 } lazy_mapping;
 
-/* Maps the file. From the first call on, reading where a file has been cut short gives zeros in place of a SIGBUS that ends the process;
- * a SIGBUS elsewhere is left to the handler that was there before. */
+/* Maps the file. From the first call on, reading where a file has been cut short gives zeros in place of a SIGBUS that
+ * ends the process; a SIGBUS elsewhere is left to the handler that was there before. */
 int lazy_mapping_open(lazy_mapping *mapping, const char *path, lazy_error *err);
 void lazy_mapping_close(lazy_mapping *mapping); /* may be zeroed */
 

@@ -11,8 +11,8 @@ int lazy_alloc_copy(void **out, const void *from, size_t count, size_t size, con
                     lazy_error *err); /* of `from` */
 void lazy_free(void *memory);
 
-/* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers: pages never
- * written take no physical memory. */
+/* Makes newly allocated memory use small pages only, and none yet: what it holds is lost. For sparsely written buffers:
+ * pages never written take no physical memory. */
 void lazy_use_small_pages(void *memory, size_t bytes);
 
 #endif

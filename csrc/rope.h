@@ -6,9 +6,9 @@
 
 /* Tables are made as contexts get longer, and live as long as the model: whoever reads one need not know of others. */
 typedef struct lazy_rope {
-    float *angles
-        [2]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles; [1] by local_inv_freq, NULL without */
-    int length;             /* positions */
+    float *angles[2]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles; [1] by local_inv_freq, NULL
+                         without */
+    int length;       /* positions */
     struct lazy_rope *next; /* made before */
 } lazy_rope;
 

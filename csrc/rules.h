@@ -45,8 +45,8 @@ lazy_schedule lazy_rules_schedule(const lazy_rules *rules, bool generated, int l
 const lazy_stage *lazy_schedule_stage(const lazy_schedule *schedule,
                                       int layer); /* the stage after this layer, or NULL */
 
-/* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that always stay;
- * in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */
+/* The number of prunable tokens that the stage keeps. n_prunable: in the context; n_forced: of those, the ones that
+ * always stay; in_play: prunable tokens in play; by_mass: the number that hold the stage's mass (mass stages only). */
 int lazy_stage_budget(const lazy_stage *stage, int n_prunable, int n_forced, int in_play, int by_mass);
 
 #endif

@@ -1,9 +1,9 @@
 /* sampler.c — from logits to the next token: greedy, or drawn by temperature, top-k and top-p from a seed.
  *
- * The definition sorts all candidates by descending logit, the smaller id first among equals, and walks down their cumulative
- * weight exp((logit - best) / temperature). Sorting a whole vocabulary takes tens of milliseconds, so candidates are put into
- * buckets of nearly equal weight instead, and only the bucket in which a cumulative weight is reached is sorted. A result that
- * rounding could change is drawn by the definition. */
+ * The definition sorts all candidates by descending logit, the smaller id first among equals, and walks down their
+ * cumulative weight exp((logit - best) / temperature). Sorting a whole vocabulary takes tens of milliseconds, so
+ * candidates are put into buckets of nearly equal weight instead, and only the bucket in which a cumulative weight is
+ * reached is sorted. A result that rounding could change is drawn by the definition. */
 #define _GNU_SOURCE
 #include <float.h>
 #include <math.h>
@@ -40,8 +40,8 @@ struct lazy_sampler {
     double weight[N_BUCKETS]; /* of all of them */
 };
 
-/* A process may fork while other threads draw: their samplers must not stay locked in the child. Draws hold it for reading, fork() for
- * writing, whose turn comes first. */
+/* A process may fork while other threads draw: their samplers must not stay locked in the child. Draws hold it for
+ * reading, fork() for writing, whose turn comes first. */
 static pthread_rwlock_t no_fork = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 static int handlers_failed;
 
@@ -149,8 +149,9 @@ int lazy_sampler_reserve(lazy_sampler *sampler, int n_vocab, lazy_error *err)
     return code;
 }
 
-/* Fills bucket, count and weight. Buckets are `width` nats wide and reach from the best logit down to the least, or MAX_NATS below
- * the best; the last one holds the candidates further below, minus infinity included, whose weight counts as 0. */
+/* Fills bucket, count and weight. Buckets are `width` nats wide and reach from the best logit down to the least, or
+ * MAX_NATS below the best; the last one holds the candidates further below, minus infinity included, whose weight
+ * counts as 0. */
 static void fill_buckets(lazy_sampler *sampler, const float *logits, float best, float least)
 {
     double width = fmax(fmin(((double)best - least) / sampler->temperature, MAX_NATS), 1e-9) / (N_BUCKETS - 2);
@@ -184,8 +185,8 @@ static int sort_buckets(lazy_sampler *sampler, const float *logits, float best, 
     return n;
 }
 
-/* Finds the first candidate in descending order at which the cumulative weight reaches `goal`, and that weight. False where the
- * cumulative weight before or at that candidate is within `slack` of the goal. */
+/* Finds the first candidate in descending order at which the cumulative weight reaches `goal`, and that weight. False
+ * where the cumulative weight before or at that candidate is within `slack` of the goal. */
 static bool find_reaching(lazy_sampler *sampler, const float *logits, float best, double goal, double slack,
                           int32_t *token, double *reached)
 {

@@ -43,7 +43,8 @@ int lazy_session_state_length(const lazy_session *s, lazy_state_part part, int l
     return mark_rows(s, b, part, part == LAZY_STATE_REMEMBERED ? s->cache.remembered[layer].n : s->tokens.length, NULL);
 }
 
-/* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 … length-1] marks. */
+/* Reads or writes rows of a buffer. data: (pieces, n, per_token) (host), the rows of the n tokens that has[0 …
+ * length-1] marks. */
 static int move_rows(lazy_cache *cache, const lazy_buffer *b, const uint8_t *has, int length, int n, char *data,
                      bool writes, lazy_error *err)
 {
@@ -116,7 +117,8 @@ int lazy_session_set_state(lazy_session *s, lazy_state_part part, int layer, int
     return code;
 }
 
-/* True if no pass that prunes can drop the token, wherever the context ends. rank: the number of prompt tokens before it. */
+/* True if no pass that prunes can drop the token, wherever the context ends. rank: the number of prompt tokens before
+ * it. */
 static bool always_stays(const lazy_pruning *p, int i, uint8_t kind, int rank)
 {
     for (int k = 0; k < p->n_protect; k++)
@@ -191,8 +193,8 @@ int lazy_session_set_tokens(lazy_session *s, const int32_t *ids, const uint8_t *
     return code;
 }
 
-/* Every stage of a pass remembers all tokens that are then in the context; a pass over prompt tokens makes all others forget. So the
- * stages of prompts, those of decode steps, and those of both, remember the same number each. */
+/* Every stage of a pass remembers all tokens that are then in the context; a pass over prompt tokens makes all others
+ * forget. So the stages of prompts, those of decode steps, and those of both, remember the same number each. */
 static int check_remembered(const lazy_session *s, lazy_error *err)
 {
     const lazy_tokens *tokens = &s->tokens;

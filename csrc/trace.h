@@ -15,8 +15,8 @@ typedef struct lazy_trace {
 void lazy_trace_begin(lazy_trace *trace, bool on);
 void lazy_trace_close(lazy_trace *trace);
 
-/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing while off or once the trace is lost. Running
- * out of memory loses the trace and is no error. */
+/* Copies the sets of a run of layers from the backend; scores may be NULL. Does nothing while off or once the trace is
+ * lost. Running out of memory loses the trace and is no error. */
 int lazy_trace_add(lazy_trace *trace, lazy_stream *stream, int first_layer, int last_layer, const int32_t *in_play,
                    int n_in_play, const int32_t *computed, int n_computed, const float *scores, lazy_error *err);
 

@@ -81,7 +81,7 @@ typedef struct cublasLtMatmulHeuristicResult_t {
 
 static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96, "the library writes an array of these");
 
-#ifdef LAZY_CUDA_ON_CPU /* the fakes in cuda_on_cpu/ must not be found in place of a real library in the same process */
+#ifdef LAZY_CUDA_ON_CPU /* a real library in the process must not find the fakes of cuda_on_cpu/ */
 #pragma GCC visibility push(hidden)
 #endif
 extern "C" {

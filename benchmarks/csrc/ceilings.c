@@ -12,7 +12,8 @@
 
 enum { RANDOM = 64, CHAINS = 12 /* enough to hide the latency, and they fit the registers */ };
 
-/* One instruction set and arithmetic. What the functions return has no use but to keep the compiler from removing the work. */
+/* One instruction set and arithmetic. What the functions return has no use but to keep the compiler from removing the
+ * work. */
 typedef struct peak {
     const char *name; /* as a backend's variant */
     float (*multiply_adds)(const float *random /* (RANDOM,) */, int steps);

@@ -1,5 +1,6 @@
-/* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of its API that is the
- * same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves them all. */
+/* core.h — declarations shared by the files of lazyllm._core. Only this folder includes Python.h, and only the part of
+ * its API that is the same in all versions from 3.11 on (setup.py defines Py_LIMITED_API), so that one wheel serves
+ * them all. */
 #ifndef LAZY_CORE_H
 #define LAZY_CORE_H
 
@@ -53,8 +54,8 @@ PyObject *core_raise(const core_state *state, const lazy_error *err);
 extern PyType_Spec model_spec, session_spec, sampler_spec;
 PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *pruning);
 
-/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable (a new reference)
- * or NULL. 0 or -1 with an exception. */
+/* pruning_argument.c: fills *pruning from the dict; its arrays must be freed with pruning_release. *policy: a callable
+ * (a new reference) or NULL. 0 or -1 with an exception. */
 int pruning_parse(PyObject *dict, lazy_pruning *pruning, PyObject **policy);
 void pruning_release(lazy_pruning *pruning);
 
@@ -67,14 +68,14 @@ typedef struct core_field {
 #define FIELD(type, of, name) { #name, FIELD_##type, &(of)->name }
 int fields_parse(PyObject *dict, const char *what, const core_field *fields, size_t n);
 
-/* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on failure); the array
- * must be freed with PyMem_Free. 0 or -1 with an exception. */
+/* strings.c: the strings of a list (NULL: none). They live as long as *owner, a tuple (a new reference, NULL on
+ * failure); the array must be freed with PyMem_Free. 0 or -1 with an exception. */
 int strings_parse(PyObject *list, PyObject **owner, const char ***out, int *n);
 /* The index of the name among n parts; -1 with an exception. */
 int string_find_part(const char *const *parts, size_t n, const char *name);
 
-/* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and calls
- * callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
+/* watcher.c: releases the GIL between begin and end; meanwhile `watch`, handed to the core, runs signal handlers and
+ * calls callback(layers_done, n_layers) (borrowed, or NULL), and stops the work if one of them raises. */
 struct watcher {
     lazy_watch watch;
     PyObject *callback;
@@ -90,7 +91,8 @@ void watcher_end(watcher *w);
 void watcher_hold(watcher *w);
 void watcher_release(watcher *w);
 
-/* policy.c: the session's policy, for the core; and what it may read while it runs: session.view(part, first, n) -> array. */
+/* policy.c: the session's policy, for the core; and what it may read while it runs: session.view(part, first, n) ->
+ * array. */
 lazy_policy policy_of(SessionObject *self);
 PyObject *policy_view(SessionObject *self, PyObject *args);
 
@@ -116,10 +118,11 @@ PyObject *array_new_float(Py_ssize_t n, float **data);
 PyObject *array_new_state(const lazy_model *model, lazy_state_part part, int n, void **data);
 /* An array for n entries of a part; bfloat16, which NumPy lacks, as uint16. */
 PyObject *array_new_part(const lazy_view *view, lazy_view_part part, int n, void **data);
-/* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside int32 become -1,
- * which is never valid. */
+/* Token ids from a list or an integer array, as int32 in memory of PyMem_Malloc; -1 with an exception. Ids outside
+ * int32 become -1, which is never valid. */
 int array_parse_ids(PyObject *object, int32_t **ids, int *n);
-/* A float32 copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without the GIL. */
+/* A float32 copy of a vector, which lives as long as *owner (a new reference): no other thread can change it without
+ * the GIL. */
 int array_parse_floats(PyObject *object, const char *what, PyObject **owner, const float **data, Py_ssize_t *n);
 int array_parse_ints(PyObject *object, const char *what, PyObject **owner, const int32_t **data, Py_ssize_t *n);
 

@@ -23,7 +23,8 @@ PyObject *session_create(PyTypeObject *type, ModelObject *model, PyObject *dict)
     return (PyObject *)self;
 }
 
-/* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss then. */
+/* A policy may hold its session. There is no tp_clear: such a circle is broken at the policy, which no pass can miss
+ * then. */
 static int session_traverse(SessionObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
@@ -75,7 +76,8 @@ static int read_arguments(const SessionObject *self, PyObject *ids, arguments *a
     return -1;
 }
 
-/* The result of a pass; one of these is set, or none for the beginning of a prompt. With a sampler logits and token are. */
+/* The result of a pass; one of these is set, or none for the beginning of a prompt. With a sampler logits and token
+ * are. */
 typedef struct outputs {
     float *logits;         /* (vocab,) */
     int32_t *token;        /* of the greatest logit, or drawn by the sampler */

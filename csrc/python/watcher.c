@@ -28,8 +28,8 @@ static int poll_python(void *context, int layers_done, int n_layers)
     return stop;
 }
 
-/* Signal handlers run on Python's main thread alone: the first one of the process, unless another program has started Python elsewhere,
- * and in a forked child too. */
+/* Signal handlers run on Python's main thread alone: the first one of the process, unless another program has started
+ * Python elsewhere, and in a forked child too. */
 static bool on_main_thread(void) { return syscall(SYS_gettid) == getpid(); }
 
 void watcher_begin(watcher *w, PyObject *callback)

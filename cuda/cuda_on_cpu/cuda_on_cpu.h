@@ -2,7 +2,8 @@
  *
  * Each CUDA thread is a fiber, which runs until it waits for other threads; then the next fiber runs (fibers.h). The
  * blocks of a launch run one after the other (launch.h), so static shared memory is a static or thread-local variable.
- * instructions.h has the names that kernels use, wgmma.h those of a warpgroup. fake_cudart.cc replaces the CUDA runtime.
+ * instructions.h has the names that kernels use, wgmma.h those of a warpgroup. fake_cudart.cc replaces the CUDA
+ * runtime.
  *
  * It detects, beyond wrong results:
  * - Data races, by TSan, even if the result is right: each fiber is a thread to TSan, and memory is ordered only by

@@ -22,7 +22,8 @@ extern "C" void *__tls_get_addr(size_t (*module_and_offset)[2]);
 
 /* The thread-local variables of the kernel's library in the thread that runs blocks, static shared memory among them.
  * bytes is 0 under sanitizers, whose own variables may be there too. They are looked up even then, because the first
- * access allocates them: if a kernel did that, TSan would see one CUDA thread allocate the memory that another writes. */
+ * access allocates them: if a kernel did that, TSan would see one CUDA thread allocate the memory that another writes
+ */
 struct static_shared {
     const void *kernel;
     char *start;
@@ -114,8 +115,8 @@ UNSEEN inline void run_blocks(const launch &l, int self)
     if (shared.bytes) memcpy(shared.start, others.data(), shared.bytes);
 }
 
-/* Not thread-safe. Under TSan two threads run the blocks, one after the other in a way that TSan does not see, so that to
- * TSan their blocks run concurrently. */
+/* Not thread-safe. Under TSan two threads run the blocks, one after the other in a way that TSan does not see, so that
+ * to TSan their blocks run concurrently. */
 inline void run(const launch &l)
 {
 #ifdef __SANITIZE_THREAD__

@@ -1,10 +1,11 @@
-/* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs, in f32 and, where it has
- * kernels for it, in bf16 and int8. The plain reference gets x and weights as they are after the kernels' rounding. Only the powers of
- * attention in bf16, and x in 16 bits of fixed point, are rounded on one side alone.
+/* test_ops.c — every op of the CPU backend against its plain reference, on each instruction set this machine runs, in
+ * f32 and, where it has kernels for it, in bf16 and int8. The plain reference gets x and weights as they are after the
+ * kernels' rounding. Only the powers of attention in bf16, and x in 16 bits of fixed point, are rounded on one side
+ * alone.
  *
- * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what failed,
- * then "N passed, N failed". With `fastest` as argument: on the fastest instruction set and in one shape of layers, which is enough to have
- * all its code run on several threads. */
+ * Fresh random data, outputs poisoned with NaN, guard words before and after each of them, odd shapes. Prints what
+ * failed, then "N passed, N failed". With `fastest` as argument: on the fastest instruction set and in one shape of
+ * layers, which is enough to have all its code run on several threads. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -173,7 +174,8 @@ static lazy_matrix random_matrix(int parts, int rows, int cols, lazy_dtype dtype
     return w;
 }
 
-/* A copy of (n, cols) values as products take them: in int8, groups of 32 rounded to multiples of a 127th of their largest value. */
+/* A copy of (n, cols) values as products take them: in int8, groups of 32 rounded to multiples of a 127th of their
+ * largest value. */
 static float *as_operands(const float *x, int n, int cols)
 {
     float *copy = room((size_t)n * (size_t)cols * sizeof *copy);
@@ -197,8 +199,8 @@ static bool in_fixed_point(side fast, const lazy_matrix *w, int n)
     return takes;
 }
 
-/* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if not in fixed point; in int8, values that are
- * not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
+/* A copy of w as products take it: in bf16, values of blocks are rounded to bf16, if not in fixed point; in int8,
+ * values that are not in blocks are rounded to LAZY_Q8_0. Shares w's bias. */
 static lazy_matrix weights_as_operands(const lazy_matrix *w, bool fixed)
 {
     lazy_matrix copy = *w;
@@ -358,8 +360,8 @@ static void test_quantized_dots(const char *variant)
         }
 }
 
-/* Rounding to fixed point changes each value of x by at most a share of the largest one of its group, whatever the groups' sizes are: zeros,
- * subnormals and the largest numbers among them. */
+/* Rounding to fixed point changes each value of x by at most a share of the largest one of its group, whatever the
+ * groups' sizes are: zeros, subnormals and the largest numbers among them. */
 static void test_fixed_products(const char *variant)
 {
     enum { ROWS = 9, MOST = 8 };
@@ -409,7 +411,8 @@ static void test_products(side fast, side plain)
                     (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
     test_matmul(fast, plain, 3, 2, 40, 5000, LAZY_BF16, false, false, false);
     test_matmul(fast, plain, 33, 1, 40, 5000, LAZY_BF16, false, true, true);
-    /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by columns */
+    /* enough rows to pack the weights: in one stretch and several, rows that are copied first, blocks by rows and by
+     * columns */
     for (int i = 0; i < 20; i++)
         test_matmul(fast, plain, UNPACKED_ROWS_LIMIT + random_int(1, 80), random_int(1, 3), random_int(1, 130),
                     random_int(1, 130), (lazy_dtype)(i % 3), i % 2, i % 3 == 0, i % 4 == 0);
@@ -463,7 +466,8 @@ static void test_large_norm(side fast, side plain)
     check(error < TOLERANCE, "%s rmsnorm of values near 1e25: error %.2g", fast.backend->variant, error);
 }
 
-/* The norm that checks gives the same bits, and notes the layer if a value is NaN or Inf, unless an earlier one is noted. */
+/* The norm that checks gives the same bits, and notes the layer if a value is NaN or Inf, unless an earlier one is
+ * noted. */
 static void test_checked_norm(side s, int n, int d)
 {
     const float values[] = { 1.0f, NAN, INFINITY, -INFINITY, FLT_MAX };
@@ -487,7 +491,8 @@ static void test_checked_norm(side s, int n, int d)
     check(all_freed(), "%s checked_rmsnorm n %d, d %d: wrote outside its output", s.backend->variant, n, d);
 }
 
-/* online_softmax's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to nothing. */
+/* online_softmax's powers of two against those of the C library: to 1.5e-7 of each, and nothing where f32 has next to
+ * nothing. */
 static void test_online_softmax(const char *variant)
 {
     enum { N = 1003 };
@@ -548,7 +553,8 @@ static void test_widening(const char *variant)
     }
 }
 
-/* The kernels' values of quantized weights are those of reference_widen, to the bit: extreme scales, negative ones and 0 among them. */
+/* The kernels' values of quantized weights are those of reference_widen, to the bit: extreme scales, negative ones and
+ * 0 among them. */
 static void test_dequantization(const char *variant)
 {
     enum { BLOCKS = 500 };
@@ -713,7 +719,8 @@ static void test_rotate(side fast, side plain, int n, bool normed)
 
 /* ---- K and V of 16 bits ----------------------------------------------------------------- */
 
-/* Rounding goes to the nearest of two neighbours, halfway between them to the even one, beyond the last one to infinity. */
+/* Rounding goes to the nearest of two neighbours, halfway between them to the even one, beyond the last one to
+ * infinity. */
 static void test_narrowing(lazy_dtype dtype)
 {
     const char *name = lazy_formats[dtype].name;
@@ -783,8 +790,8 @@ static float *attended(const char *variant, const lazy_config *c, lazy_dtype typ
     return y;
 }
 
-/* Attention and scores read the same numbers from any type that holds them: on any number of threads and, where heads are whole vectors, to
- * the bit. */
+/* Attention and scores read the same numbers from any type that holds them: on any number of threads and, where heads
+ * are whole vectors, to the bit. */
 static void test_kept_attention(const char *variant)
 {
     const struct {
@@ -815,8 +822,8 @@ static void test_kept_attention(const char *variant)
     }
 }
 
-/* K and V of n tokens, (2, G, n, D), as rotate leaves them in that type. A value other than 0 takes the place of one of k and v, and is
- * not rotated. */
+/* K and V of n tokens, (2, G, n, D), as rotate leaves them in that type. A value other than 0 takes the place of one of
+ * k and v, and is not rotated. */
 static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type, int n, float value, bool in_v,
                      int *code, lazy_error *err)
 {
@@ -1058,8 +1065,8 @@ static void test_rows_and_attention(const char *variant, const lazy_config *conf
     close_side(fast);
 }
 
-/* The same product by one thread and by several: each sum has an order of its own, so all are equal to the bit, whichever columns
- * went through the streams together. */
+/* The same product by one thread and by several: each sum has an order of its own, so all are equal to the bit,
+ * whichever columns went through the streams together. */
 static void test_any_threads(const char *variant)
 {
     const lazy_config config = { .n_layers = 1, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .ffn = 9 };
@@ -1095,7 +1102,8 @@ static void test_short_gates(const char *variant)
     close_side(fast);
 }
 
-/* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the most. */
+/* Heads as wide as the engine takes, more heads on one key than a task holds, more tokens than one chunk each of the
+ * most. */
 static void test_extremes(const char *variant)
 {
     const struct {
@@ -1115,8 +1123,8 @@ static void test_extremes(const char *variant)
     }
 }
 
-/* Attention of n rows, the last of length tokens, all of them in play; NaN where `spoilt` says: 'q' of the middle row, 'k' or 'v' of the
- * middle row's token; 0 for nowhere. */
+/* Attention of n rows, the last of length tokens, all of them in play; NaN where `spoilt` says: 'q' of the middle row,
+ * 'k' or 'v' of the middle row's token; 0 for nowhere. */
 static float *spoilt_attention(const char *variant, const lazy_config *c, int threads, int n, int length, char spoilt)
 {
     size_t d = (size_t)c->head_dim, width = (size_t)(c->n_heads + 2 * c->n_kv_heads) * d,
@@ -1163,8 +1171,8 @@ static void test_spoilt_attention(const char *variant, int n, int length)
     all_freed();
 }
 
-/* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads that are not a
- * multiple of a vector. */
+/* Columns (rows x heads) that fill parts of a vector, whole vectors and panels; contiguous and scattered tokens; heads
+ * that are not a multiple of a vector. */
 static void test_columns(const char *variant)
 {
     const struct {

@@ -1,4 +1,5 @@
-/* test_system.c — what the core takes from the system: threads, memory, files, child processes, and the number of cores. */
+/* test_system.c — what the core takes from the system: threads, memory, files, child processes, and the number of
+ * cores. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
@@ -382,7 +383,8 @@ static void pause_here(int number)
     while (now_ns() < end) continue;
 }
 
-/* A child of a process whose other thread is somewhere within a call makes that call too: what the thread holds stays held in it. */
+/* A child of a process whose other thread is somewhere within a call makes that call too: what the thread holds stays
+ * held in it. */
 static void check_forks(bool (*call)(void), const char *what)
 {
     enum { FORKS = 20, SECONDS = 10 };

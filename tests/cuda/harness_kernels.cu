@@ -1,7 +1,7 @@
 /* harness_kernels.cu — small kernels that use everything in kernel.h, for test_harness.cc. They also run on a GPU.
  *
- * Compiled with -DPLANTS, a kernel can contain a defect, selected by `planted`, that the CPU harness must report; test_harness.sh lists the
- * expected reports. */
+ * Compiled with -DPLANTS, a kernel can contain a defect, selected by `planted`, that the CPU harness must report;
+ * test_harness.sh lists the expected reports. */
 #include "../../cuda/kernel.h"
 
 /* clang-format off */
@@ -58,9 +58,9 @@ cudaError_t launch_block_sums(const float *x, float *sums, int n, int n_blocks, 
 
 /* ---- matrix products ---- */
 
-/* c = a b, one warp per (16, 8) tile of c; a: (m, k), b: (k, n), row-major; m, n, k are multiples of 16. Two stages of shared memory:
- * the next (16, 16) of a and (16, 8) of b are copied while the current ones are multiplied. A_ROW is padded so that the rows of an
- * ldmatrix lie in different banks. */
+/* c = a b, one warp per (16, 8) tile of c; a: (m, k), b: (k, n), row-major; m, n, k are multiples of 16. Two stages of
+ * shared memory: the next (16, 16) of a and (16, 8) of b are copied while the current ones are multiplied. A_ROW is
+ * padded so that the rows of an ldmatrix lie in different banks. */
 template <class T> static __global__ void __launch_bounds__(32) product(const T *a, const T *b, float *c, int n, int k)
 {
     constexpr int A_ROW = 24, B_ROW = 8, STAGE = 16 * A_ROW + 16 * B_ROW;
@@ -105,8 +105,8 @@ cudaError_t launch_product(const T *a, const T *b, float *c, int m, int n, int k
 template cudaError_t launch_product(const __nv_bfloat16 *, const __nv_bfloat16 *, float *, int, int, int, cudaStream_t);
 template cudaError_t launch_product(const __half *, const __half *, float *, int, int, int, cudaStream_t);
 
-/* d[block] = a b, (16, 8), where a: (16, 16) is zero except a 1 at flat index `block`, and b[k][n] = 8 k + n + 1, exact in bf16.
- * Registers are filled according to kernel.h's layout, so this tests that layout. */
+/* d[block] = a b, (16, 8), where a: (16, 16) is zero except a 1 at flat index `block`, and b[k][n] = 8 k + n + 1, exact
+ * in bf16. Registers are filled according to kernel.h's layout, so this tests that layout. */
 template <class T> static __global__ void one_hot(float *d)
 {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4, hot = blockIdx.x;
@@ -136,9 +136,10 @@ cudaError_t launch_one_hot(float *d, bool half, cudaStream_t stream)
                 : lazy_launch(one_hot<__nv_bfloat16>, dim3(256), dim3(32), 0, stream, d);
 }
 
-/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the K-major operand.
- * out: (blocks, 3, 64, 128) = a b with b K-major and a in shared memory | 2 a b with b MN-major and a in registers | the left half of
- * that, with products 64 columns wide. K-major operands start 16 (block % 4) values into their rows. */
+/* Tests kernel.h's description of wgmma. a: (64, 16) per block; b: (16, 128), and its transpose for the K-major
+ * operand. out: (blocks, 3, 64, 128) = a b with b K-major and a in shared memory | 2 a b with b MN-major and a in
+ * registers | the left half of that, with products 64 columns wide. K-major operands start 16 (block % 4) values into
+ * their rows. */
 template <class T> struct wgmma_operands {
     T a[64 * WGMMA_ROW], b_k_major[128 * WGMMA_ROW], b_mn_major[2][16 * WGMMA_ROW];
 };
@@ -208,7 +209,8 @@ template cudaError_t launch_wgmma_products(const __nv_bfloat16 *, const __nv_bfl
                                            int, cudaStream_t);
 template cudaError_t launch_wgmma_products(const __half *, const __half *, const __half *, float *, int, cudaStream_t);
 
-/* matrix: (32, 8) 16-bit values, four (8, 8) matrices; plain, trans: (32 lanes, 4), the registers after ldmatrix and ldmatrix.trans */
+/* matrix: (32, 8) 16-bit values, four (8, 8) matrices; plain, trans: (32 lanes, 4), the registers after ldmatrix and
+ * ldmatrix.trans */
 static __global__ void load_matrices(const uint16_t *matrix, uint32_t *plain, uint32_t *trans)
 {
     __shared__ __align__(16) uint16_t rows[32][8];
@@ -229,8 +231,8 @@ cudaError_t launch_load_matrices(const uint16_t *matrix, uint32_t *plain, uint32
 
 /* ---- copies, early returns, dimensions ---- */
 
-/* y = x reversed within each block; inputs at n and beyond count as zeros. Half of the threads beyond n return early. Shared: one float4
- * per thread. */
+/* y = x reversed within each block; inputs at n and beyond count as zeros. Half of the threads beyond n return early.
+ * Shared: one float4 per thread. */
 static __global__ void reverse_quads(const float4 *x, float4 *y, int n)
 {
     LAZY_DYNAMIC_SHARED(float4, quads);

@@ -1,8 +1,9 @@
-/* test_engine.cc — whole passes on the CUDA core compared with the CPU core: identical sets of tokens, logits within a tolerance.
+/* test_engine.cc — whole passes on the CUDA core compared with the CPU core: identical sets of tokens, logits within a
+ * tolerance.
  *
- * A small model with random weights runs prompts, decode steps and follow-ups under every kind of setting, each setting on a thread of its
- * own. It exists for ThreadSanitizer, which reports too many false positives under Python; tests/test_method.py covers more settings.
- * Prints the failures, then "N passed, N failed".
+ * A small model with random weights runs prompts, decode steps and follow-ups under every kind of setting, each setting
+ * on a thread of its own. It exists for ThreadSanitizer, which reports too many false positives under Python;
+ * tests/test_method.py covers more settings. Prints the failures, then "N passed, N failed".
  *
  *   test_engine    loads liblazyllm_cuda.so from its own folder */
 #include <math.h>
@@ -43,7 +44,8 @@ static float draw(uint64_t &seed)
     return (float)((double)(seed >> 40) / (double)(1 << 23) - 1.0);
 }
 
-/* The tensors of a checkpoint with random weights, one after the other in a temporary file. In bf16, it has everything that Gemma has. */
+/* The tensors of a checkpoint with random weights, one after the other in a temporary file. In bf16, it has everything
+ * that Gemma has. */
 class checkpoint
 {
   public:
@@ -124,7 +126,8 @@ class checkpoint
 
     size_t width() const { return bf16 ? sizeof(uint16_t) : sizeof(float); }
 
-    /* Adds a tensor with values from -limit to limit; for 0, a norm's weights near 1, or near 0 where the norm adds 1. */
+    /* Adds a tensor with values from -limit to limit; for 0, a norm's weights near 1, or near 0 where the norm adds 1
+     */
     void add(const std::string &name, std::vector<int64_t> shape, float limit)
     {
         size_t count = 1;
@@ -305,7 +308,8 @@ static std::vector<setting> all_settings()
              { "several layers, remembered", several } };
 }
 
-/* In 16 bits the two cores may select different tokens, so only dense logits are compared; the other settings need only run. */
+/* In 16 bits the two cores may select different tokens, so only dense logits are compared; the other settings need only
+ * run. */
 static void run_in_bf16(lazy_model *cpu_model, lazy_model *cuda_model, const std::vector<setting> &settings)
 {
     for (const setting &s : settings) {

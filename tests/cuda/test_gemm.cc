@@ -1,7 +1,8 @@
 /* test_gemm.cc — tests matrix products against plain loops, what is asked of cuBLASLt, and the search for it.
  *
- * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. With the path of a libcublasLt (real or fake) as its argument, it also
- * tests that the library is found in each place that is searched. Prints the failures, then "N passed, N failed". */
+ * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. With the path of a libcublasLt (real or fake) as its
+ * argument, it also tests that the library is found in each place that is searched. Prints the failures, then "N
+ * passed, N failed". */
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime_api.h>
@@ -62,8 +63,8 @@ static float get(const char *at, cudaDataType_t type)
 /* A matrix in host memory. */
 typedef std::vector<char> bytes;
 
-/* Multiples of 1/16 from -4 to 4: exact in every type, and f32 sums of a few thousand of their products are exact in any order, so results
- * are compared bit by bit. */
+/* Multiples of 1/16 from -4 to 4: exact in every type, and f32 sums of a few thousand of their products are exact in
+ * any order, so results are compared bit by bit. */
 static bytes sixteenths(cudaDataType_t type, size_t n)
 {
     bytes data(n * width_of(type));

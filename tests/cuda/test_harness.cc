@@ -1,7 +1,9 @@
-/* test_harness.cc — tests that kernels run on the CPU as on a GPU, and that the fake CUDA runtime behaves like the real one.
+/* test_harness.cc — tests that kernels run on the CPU as on a GPU, and that the fake CUDA runtime behaves like the real
+ * one.
  *
  * Also runs on a GPU, to verify the expected results:
- *   nvcc -std=c++17 -arch=native tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness && ./test_harness
+ *   nvcc -std=c++17 -arch=native tests/cuda/test_harness.cc tests/cuda/harness_kernels.cu -o test_harness &&
+ * ./test_harness
  * (-arch=sm_90a for Hopper's wgmma)
  *
  *   test_harness [TEST | -TEXT]     one test, or those without TEXT in their names */
@@ -127,8 +129,8 @@ static void test_one_hot()
     }
 }
 
-/* a has one non-zero value per row, 2^(row / 16) at column (row + block) % 16, and all values of b differ, so each result identifies its
- * operands. */
+/* a has one non-zero value per row, 2^(row / 16) at column (row + block) % 16, and all values of b differ, so each
+ * result identifies its operands. */
 template <class T> static void test_wgmma()
 {
     setenv("LAZYLLM_CUDA_FAKE_CAPABILITY", "90", 1);
@@ -248,8 +250,8 @@ static void test_arithmetic()
     }
 }
 
-/* A copy to the device may be under way when it returns; a non-blocking stream does not wait for it, but one who waits for the default stream
- * does. The fake runtime delays such copies until then. */
+/* A copy to the device may be under way when it returns; a non-blocking stream does not wait for it, but one who waits
+ * for the default stream does. The fake runtime delays such copies until then. */
 static void test_default_stream()
 {
     const int n = 100;

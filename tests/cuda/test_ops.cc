@@ -1,8 +1,8 @@
 /* test_ops.cc — compares every op of the CUDA backend with the CPU's reference implementation, in all three types.
  *
- * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. Each run uses new random data, odd shapes, and outputs filled with NaN
- * between guards. Inputs are rounded to the type; the reference gets the same values as f32. Prints the failures, then
- * "N passed, N failed".
+ * Runs on a GPU, or without one on the fakes in cuda/cuda_on_cpu. Each run uses new random data, odd shapes, and
+ * outputs filled with NaN between guards. Inputs are rounded to the type; the reference gets the same values as f32.
+ * Prints the failures, then "N passed, N failed".
  *
  *   test_ops [WORD …]
  *   quick              fewer shapes, for slow sanitizers
@@ -169,7 +169,8 @@ static ints random_rows(int n, const ints &in_play)
     return rows;
 }
 
-/* In bf16 and f32, its square overflows f32; in f16, near the largest value. The norm of such values must still be finite. */
+/* In bf16 and f32, its square overflows f32; in f16, near the largest value. The norm of such values must still be
+ * finite. */
 static float huge(lazy_dtype type) { return type == LAZY_F16 ? 60000.0f : 1e25f; }
 
 static int pick(const ints &list) { return list[(size_t)random_int(0, (int)list.size() - 1)]; }
@@ -312,7 +313,8 @@ class output
     size_t size;
 };
 
-/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if any value is NaN. */
+/* Largest absolute difference divided by the largest value of `want`, or by min_scale if that is greater; infinity if
+ * any value is NaN. */
 static double error_of(const floats &got, const floats &want, double min_scale = 1e-30)
 {
     double worst = 0, largest = min_scale;
@@ -348,7 +350,8 @@ static void test_copies(const rig &r)
     }
 }
 
-/* Uploads longer than a slot of the staging, and more of them than it has slots, from memory that is overwritten at once. */
+/* Uploads longer than a slot of the staging, and more of them than it has slots, from memory that is overwritten at
+ * once. */
 static void test_uploads(const rig &r)
 {
     now("%s uploads", r.name());
@@ -727,7 +730,8 @@ static void test_rows(rig &r)
 
 enum { MAX_ROWS = 130, MAX_TOKENS = 300 };
 
-/* Inputs of attention: n rows, m tokens in play, from a longer context. Cache slots of tokens that are not in play hold NaN. */
+/* Inputs of attention: n rows, m tokens in play, from a longer context. Cache slots of tokens that are not in play hold
+ * NaN. */
 struct scene {
     int n, m, length, capacity;
     ints in_play, rows;
@@ -844,7 +848,8 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
     test_scores(r, t, staged, window, random_int(1, 5));
 }
 
-/* A NaN in one key makes the outputs NaN for the rows that attend to it, in the query heads of its key head, and no others. */
+/* A NaN in one key makes the outputs NaN for the rows that attend to it, in the query heads of its key head, and no
+ * others. */
 static void test_bad_key(const rig &r, int n, int m)
 {
     const lazy_config &c = r.config;
@@ -875,8 +880,8 @@ static void test_bad_key(const rig &r, int n, int m)
     }
 }
 
-/* Positions that `filter` and `select` change in memory that attention has read before: it must not go on with what it knew of them. Nothing
- * else may run on the stream in between, so all memory is prepared before. */
+/* Positions that `filter` and `select` change in memory that attention has read before: it must not go on with what it
+ * knew of them. Nothing else may run on the stream in between, so all memory is prepared before. */
 static void test_other_positions(const rig &r)
 {
     const side &gpu = r.gpu;
@@ -1066,8 +1071,8 @@ static std::vector<uint8_t> random_flags(flagging how, int length)
     return flags;
 }
 
-/* levels > 0: multiples of 2^-15 from 0 to levels 2^-15, so that sums are exact and many scores are equal. levels = 0: arbitrary
- * scores, one of them -0. */
+/* levels > 0: multiples of 2^-15 from 0 to levels 2^-15, so that sums are exact and many scores are equal. levels = 0:
+ * arbitrary scores, one of them -0. */
 static floats random_scores(int m, int levels)
 {
     floats scores((size_t)m);

@@ -1,7 +1,8 @@
-/* binder.c — a tensor table and weights made from any bytes, bound and run: refused with words, or every read within the file.
+/* binder.c — a tensor table and weights made from any bytes, bound and run: refused with words, or every read within
+ * the file.
  *
- * The table begins as that of a whole checkpoint. The input says which options the model has, in which format each tensor is, what of the
- * table is changed, and what the file holds. */
+ * The table begins as that of a whole checkpoint. The input says which options the model has, in which format each
+ * tensor is, what of the table is changed, and what the file holds. */
 #include "checkpoint.h"
 
 #include <stdlib.h>

@@ -102,7 +102,8 @@ static void require(bool holds, const char *what)
 
 enum { WIDE = 256, NARROW = 32 };
 
-/* A model with a config, and no weights yet. The config's arrays are its own: it may be changed until tensors are bound. */
+/* A model with a config, and no weights yet. The config's arrays are its own: it may be changed until tensors are
+ * bound. */
 static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
 {
     lazy_model *model;

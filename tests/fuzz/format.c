@@ -1,4 +1,5 @@
-/* format.c — blocks of every format made from any bytes: each value once, within the block; rounding to a block and back. */
+/* format.c — blocks of every format made from any bytes: each value once, within the block; rounding to a block and
+ * back. */
 #include "../../csrc/format.h"
 
 #include <stdint.h>

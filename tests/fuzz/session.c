@@ -1,6 +1,8 @@
-/* session.c — any calls with any arguments on sessions of one model: refused with words and without effect, or the session is whole.
+/* session.c — any calls with any arguments on sessions of one model: refused with words and without effect, or the
+ * session is whole.
  *
- * The input is read as a row of calls. What a caller in Python cannot give, such as an array shorter than its length, is not given here. */
+ * The input is read as a row of calls. What a caller in Python cannot give, such as an array shorter than its length,
+ * is not given here. */
 #include "checkpoint.h"
 
 #include <math.h>
@@ -248,7 +250,8 @@ static void change_tokens(tokens *t, input *in, int n_changes)
     }
 }
 
-/* Writes to `to` a part of `from`, or as many rows of numbers as its own tokens have there; `any` also writes any remembered scores. */
+/* Writes to `to` a part of `from`, or as many rows of numbers as its own tokens have there; `any` also writes any
+ * remembered scores. */
 static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part, int layer, input *in, bool any,
                      lazy_error *err)
 {
@@ -264,8 +267,8 @@ static int copy_part(lazy_session *to, lazy_session *from, lazy_state_part part,
     return code;
 }
 
-/* Restores the state of one session, as a file may have it: with any flags, and the rows that they take. Into a new session of the same
- * setting, if there is no other; unchanged it is then accepted. */
+/* Restores the state of one session, as a file may have it: with any flags, and the rows that they take. Into a new
+ * session of the same setting, if there is no other; unchanged it is then accepted. */
 static int restore(slot *to, slot *from, input *in, lazy_error *err)
 {
     bool opens = !to->session;
