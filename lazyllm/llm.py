@@ -14,6 +14,7 @@ from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
 from lazyllm.generation import Generation, Options, Request, Stream, Tools
+from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods import PruningInput, as_method
@@ -57,12 +58,45 @@ def load(
     them. `kv`, on the CPU: the type that keys and values are rounded to and kept in, f32, or with half the
     memory f16 or bf16.
     """
+    checkpoint = open_checkpoint(resolve(path, revision, file))
+    return open_llm(checkpoint, device, threads, compute, weights, kv, cache_weights)
+
+
+def from_transformers(
+    model: Any,
+    tokenizer: Any = None,
+    device: str = "auto",
+    threads: int | None = None,
+    compute: str = "f32",
+    weights: str = "auto",
+    kv: str = "f32",
+) -> LLM:
+    """The LLM of a model of transformers that is in memory, such as a fine-tuned or a merged one.
+
+    Its weights are copied, in memory, as they are now: what happens to `model` later changes nothing here.
+    Without a tokenizer, prompts are token ids. `device` to `kv` are as in `load`.
+
+        model = AutoModelForCausalLM.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
+        tokenizer = AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
+        llm = lazyllm.from_transformers(model, tokenizer)
+    """
+    return open_llm(in_memory(model, tokenizer), device, threads, compute, weights, kv)
+
+
+def open_llm(
+    checkpoint: Checkpoint,
+    device: str,
+    threads: int | None,
+    compute: str,
+    weights: str,
+    kv: str,
+    cache_weights: bool = False,
+) -> LLM:
     if threads is not None:
         threads = checked.whole(threads, "threads", 1, MAX_THREADS + 1)
     check_device(device)
     checked.choice(weights, "weights", ("auto", "q8", "q4"))
     checked.choice(kv, "kv", ("f32", "f16", "bf16"))
-    checkpoint = open_checkpoint(resolve(path, revision, file))
     compute = chosen_compute(compute, device)
     can_round = can_be_rounded(checkpoint)
     if compute == "int8" and weights == "auto" and can_round:

@@ -1,0 +1,89 @@
+"""Models of transformers in memory answer as transformers does, and as their files would."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import FAMILIES
+
+import lazyllm
+from lazyllm.errors import CheckpointError
+
+PROMPT = list(range(3, 40))
+
+
+def test_other_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"AutoModelForCausalLM\.from_pretrained"):
+        lazyllm.from_transformers("owner/name")
+
+
+@pytest.fixture
+def model(request: pytest.FixtureRequest) -> Any:
+    """A random model of the family that the test names, or of a small Qwen 2."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**FAMILIES[getattr(request, "param", "qwen2.5")].config)
+    torch.manual_seed(1)
+    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def oracle_tokens(model: Any, n_new: int) -> list[int]:
+    import torch
+
+    ids = model.generate(torch.tensor([PROMPT]), max_new_tokens=n_new, do_sample=False)
+    return [int(token) for token in ids[0, len(PROMPT) :]]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("model", FAMILIES, indirect=True)
+def test_each_family_answers_as_transformers_does(model: Any) -> None:
+    assert lazyllm.from_transformers(model).generate(PROMPT, max_new_tokens=8).token_ids == oracle_tokens(
+        model, 8
+    )
+
+
+@pytest.mark.oracle
+def test_the_weights_are_those_of_the_call(model: Any, tmp_path: Path) -> None:
+    model.bfloat16().save_pretrained(tmp_path)
+    llm = lazyllm.from_transformers(model)
+    model.model.embed_tokens.weight.data.zero_()
+    logits = llm.session().forward(PROMPT)
+    assert logits.tobytes() == lazyllm.load(tmp_path).session().forward(PROMPT).tobytes()
+    assert llm.config.name == "Qwen2ForCausalLM"
+
+
+@pytest.mark.oracle
+def test_a_tokenizer_is_taken_over_with_its_chat_template(
+    demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model)
+    llm = lazyllm.from_transformers(
+        transformers.AutoModelForCausalLM.from_pretrained(demo_model, dtype="auto"), tokenizer
+    )
+    stored = lazyllm.load(demo_model)
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    answer, expected = (model.generate(chat, max_new_tokens=8) for model in (llm, stored))
+    assert (answer.prompt_ids, answer.token_ids) == (expected.prompt_ids, expected.token_ids)
+    assert answer.text == expected.text
+    assert llm.config.name == demo_model.name
+    del llm
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.oracle
+def test_weights_of_other_types_are_refused(model: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"torch\.float64; expected one of torch\.float32"):
+        lazyllm.from_transformers(model.double())
+    with pytest.raises(CheckpointError, match="is not in memory"):
+        lazyllm.from_transformers(model.float().to("meta"))
+
+
+@pytest.mark.oracle
+def test_adapters_are_to_be_merged_first(model: Any) -> None:
+    model.merge_and_unload = lambda: model  # as PEFT's models have it
+    with pytest.raises(TypeError, match=r"give the model that model\.merge_and_unload\(\) returns"):
+        lazyllm.from_transformers(model)
