@@ -205,6 +205,7 @@ struct lazy_stream {
     const lazy_watch *watch; /* of the current pass, or NULL */
     bool scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for
                            them */
+    bool many_rows; /* set before products and attention: sums of few rows in the order of many */
     int layers_done;
 };
 

@@ -188,6 +188,14 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
     return LAZY_OK;
 }
 
+/* True if layer l computes a part of a prompt that is read in parts: with the sums of the whole prompt. From the first
+ * stage on, the rows are those of the whole. */
+static bool computes_part(const pass *p, int l)
+{
+    return (p->outputs.stops_at_first_stage || p->first_asking < p->first_new) &&
+           l < lazy_rules_layers_before_pruning(&p->session->rules, p->config->n_layers);
+}
+
 static int run_layer(pass *p, int l, lazy_error *err)
 {
     lazy_cache *cache = p->cache;
@@ -197,6 +205,7 @@ static int run_layer(pass *p, int l, lazy_error *err)
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
     int code, n = p->computed.n;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
+    p->stream->many_rows = computes_part(p, l);
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
@@ -212,7 +221,9 @@ static int run_layer(pass *p, int l, lazy_error *err)
         return lazy_fail_in(err, code, "RoPE");
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
-    int skip = l == c->n_layers - 1 && !p->outputs.surprisal ? n - 1 : 0;
+    bool last = l == c->n_layers - 1;
+    int skip = last && !p->outputs.surprisal ? n - 1 : 0;
+    p->stream->many_rows &= !last;
     return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d),
                                  offset(p, cache->qkv, (size_t)skip * width), rows + skip, n - skip,
                                  scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);

@@ -11,7 +11,7 @@ from lazyllm.counted_work import bare_flops
 from lazyllm.generation import Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
-from lazyllm.prefix_cache import LEAST_PASS, PrefixCache, shared
+from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lazyllm.session import Session
 
 JOINT = "\n\n"  # between the text and a question
+QUESTION_ROWS = 64  # a sentence, the end of a chat template, and as many as it takes to read the weights
 QUESTIONS = ("?", "a")  # their prompts are equal as far as those of all questions are
 
 
@@ -112,8 +113,8 @@ class DocumentChat:
 
 def costs(model: Model, setting: Method, n: int) -> tuple[float, float, float]:
     """Counted work in dense prefills of `n` tokens: of reading them, of a question behind them, and of that
-    behind a dense reading. The last pass of a question has LEAST_PASS tokens."""
-    config, rows = model.config, min(n, LEAST_PASS)
+    behind a dense reading."""
+    config, rows = model.config, min(n, QUESTION_ROWS)
     dense = DENSE.flops(config, n)
     each = bare_flops(config, [n] * config.n_layers, [rows] * config.n_layers) / dense
     pruning = setting.for_prompt(config, n)

@@ -16,8 +16,9 @@ from lazyllm.prompt import PromptPlace
 from lazyllm.support import checked
 from lazyllm.timeline import Timeline
 
-LEAST_PASS = 192
-"""Tokens of a pass: products of fewer rows may be summed in another order, which changes the last bits."""
+LEAST_READ = 192
+"""Tokens that are worth a fork, or a pass that reads them. A prompt of fewer has sums in an order of their own, which
+those of a prompt that is read in parts do not have."""
 
 
 class _Entry(NamedTuple):
@@ -66,7 +67,7 @@ class PrefixCache:
             timeline.conversation.prompts = (PromptPlace(0, fork.length, fork.length),)
         try:
             new = ahead[timeline.length :]
-            if len(new) >= LEAST_PASS:
+            if len(new) >= LEAST_READ:
                 timeline.reserve(len(ids) - timeline.length)
                 timeline.run_pass(timeline.core.read, new, len(new), progress)
                 if self.grows:
@@ -80,7 +81,7 @@ class PrefixCache:
         wanted = np.array(ids, np.int32)
         with self._lock:
             lengths = [shared(one.ids, wanted) if one.setting == setting else 0 for one in self._entries]
-            if (n := max(lengths, default=0)) < LEAST_PASS:
+            if (n := max(lengths, default=0)) < LEAST_READ:
                 return None
             best = self._entries.pop(lengths.index(n))
             self._entries.append(best)
@@ -116,7 +117,7 @@ class PrefixCache:
 
 def readable(method: Method, ids: list[int]) -> list[int]:
     """The part of a prompt that may be read before its last pass, whose rows score the stages."""
-    return ids[: max(0, len(ids) - max(LEAST_PASS, method.asking_rows))]
+    return ids[: max(0, len(ids) - method.asking_rows)]
 
 
 def shared(ids: np.ndarray, other: np.ndarray) -> int:

@@ -284,3 +284,9 @@ def test_parts_of_a_dense_prompt_give_the_bits_of_one_pass(
         for part in parts:
             got, ids = session.forward(ids[:part]), ids[part:]
         assert got.tobytes() == want.tobytes()
+    ids = tiny.ids(700)
+    want, session = model.session(None).forward(ids), model.session(None)
+    for part in (1, 150, 3, 515, 10, 20):
+        session.read(ids[:part])
+        ids = ids[part:]
+    assert session.forward(ids).tobytes() == want.tobytes()

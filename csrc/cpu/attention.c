@@ -292,7 +292,8 @@ static void divide(attending *t)
 {
     int d = t->c->head_dim, cols = t->kernels->products.tile_cols, per_key = d + value_stride(t) + cols,
         per_head = 2 * d + 2, max_queries = TASK_QUERIES;
-    t->by_rows = t->n == 1 || t->n * t->group <= t->kernels->lanes / 2;
+    bool many_rows = t->stream->many_rows || t->n > SPLIT_KEYS_ROWS;
+    t->by_rows = !many_rows && (t->n == 1 || t->n * t->group <= t->kernels->lanes / 2);
     if (t->by_rows) {
         t->key_block = 1024;
         max_queries = min_int(max_queries, WORKER_SCRATCH / (per_head + t->key_block));
@@ -308,7 +309,7 @@ static void divide(attending *t)
     t->row_block = ceil_div(t->n, t->row_blocks);
     t->chunk = t->n_keys;
     t->chunks = 1;
-    if (t->n > SPLIT_KEYS_ROWS) return;
+    if (many_rows) return;
     t->chunk = ceil_div(t->n_keys, MAX_CHUNKS);
     int smallest = t->n == 1 ? KEY_CHUNK : 2 * KEY_CHUNK;
     t->chunk = t->chunk < smallest ? smallest : ceil_div(t->chunk, KEY_CHUNK) * KEY_CHUNK;

@@ -264,7 +264,7 @@ static void divide_packed(product *p)
 static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
-    if (p->w->cols > WORKER_SCRATCH / 4) return 0; /* four rows must fit into the room of dots */
+    if (p->stream->many_rows || p->w->cols > WORKER_SCRATCH / 4) return 0; /* four rows must fit into the room of dots */
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
@@ -272,7 +272,7 @@ static int max_unpacked_rows(const product *p)
 static const lazy_products *best_products(const product *p)
 {
     const lazy_products *fixed = cpu_of(p->stream)->arithmetic->fixed, *any = products_of(p->stream);
-    if (!fixed || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4) return any;
+    if (!fixed || p->stream->many_rows || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4) return any;
     for (int i = 0; i < p->w->n_parts; i++)
         if (!fixed->formats[p->w->part[i].dtype]) return any;
     return fixed;
