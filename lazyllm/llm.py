@@ -13,7 +13,7 @@ from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Options, Request, Stream, Tools
+from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream, Tools
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods import PruningInput, as_method
@@ -27,6 +27,7 @@ from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
+from lazyllm.support.signatures import takes
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
@@ -276,6 +277,7 @@ class LLM(Model):
             raise
         return answers
 
+    @takes(Request, *INTERNAL)
     def stream(
         self,
         prompt: str | PromptIds | Messages,
