@@ -78,7 +78,7 @@ class Run:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per item and setting, and environment if several timed it; needs pandas."""
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").json_normalize(self.rows)
         return frame
 
     def plot(self, file: str | Path | None = None) -> Path:

@@ -240,7 +240,7 @@ class Frame:
             }
             for point in self
         ]
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
