@@ -45,7 +45,7 @@ class Document:
 
     def __repr__(self) -> str:
         n = self._session.length
-        text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning}"
+        text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning.label}"
         read, each, dense_each = costs(self.llm, self.pruning, n)
         enough = break_even(read, each, dense_each)
         if enough is None:

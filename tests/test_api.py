@@ -362,7 +362,7 @@ def test_a_folder_without_tokenizer_takes_ids(tmp_path: Path) -> None:
 def test_generation_prints(llm: LLM) -> None:
     made = llm.generate(IDS, pruning=STAGES, max_new_tokens=3)
     assert str(made) == made.text
-    for part in ("50 prompt tokens", "3 tokens in", "% computed", "finished by length", repr(STAGES)):
+    for part in ("50 prompt tokens", "3 tokens in", "% computed", "finished by length", STAGES.label):
         assert part in repr(made)
     assert "\n" not in repr(made)
     html = replace(made, text="<script>alert(1)</script> & more")._repr_html_()
