@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream, Tools
+from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
 from lazyllm.methods import PruningInput, as_method
@@ -21,7 +21,6 @@ from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
 from lazyllm.pruning import DENSE
-from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
@@ -198,23 +197,15 @@ class LLM(Model):
         **options: Unpack[Options],
     ) -> Any: ...
 
+    @takes(Request, *INTERNAL)
     def generate(
         self,
         prompt: Any,
         pruning: PruningInput = None,
         *,
-        max_new_tokens: int = 128,
-        sampling: SamplingParams = GREEDY,
         n: int = 1,
-        stop: str | Iterable[str] = (),
-        stop_token_ids: Iterable[int] = (),
-        chat: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Tools = (),
-        logprobs: int = 0,
         prefix: Session | PrefixCache | None = None,
-        trace: bool = False,
-        progress: bool = True,
+        **options: Unpack[Options],
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -236,18 +227,8 @@ class LLM(Model):
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
-        request = Request(
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            chat=chat,
-            chat_template_kwargs=chat_template_kwargs or {},
-            tools=tools,
-            logprobs=logprobs,
-            trace=trace,
-            progress=progress,
-        )
+        request = Request(**options)
+        sampling, progress = request.sampling, request.progress
         if checked.whole(n, "n", 1) > 1 and not sampling.temperature:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)

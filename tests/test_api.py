@@ -53,6 +53,7 @@ TAKERS: list[tuple[Callable[..., Any], type, set[str]]] = [
     (lazyllm.longbench.run_niah, NiahOptions, set()),
     (lazyllm.sweep, DataOptions, set()),
     (lazyllm.reproduce.reproduce, DataOptions, {"max_length", "wrapper"}),
+    (LLM.generate, Request, {"never_first"}),
     (LLM.stream, Request, {"never_first"}),
     (lazyllm.Session.ask, Request, {"never_first"}),
     (Document.ask, Request, {"never_first", "chat"}),
