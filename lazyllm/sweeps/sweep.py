@@ -85,10 +85,10 @@ class Sweep(Frame):
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
         min_share = self.compared[DENSE_LABEL].share - drop
-        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
+        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        best = max(fit, key=lambda point: point.speedup)
+        best = max(fit, key=lambda point: point.ttft_speedup)
         if best.setting != DENSE_LABEL:
             return best
         return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
