@@ -137,9 +137,9 @@ class LLM(Model):
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
-        setting = as_method(pruning)
+        setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
         enough = break_even(*costs(self, setting, len(self.tokenizer.encode(text))))
-        if enough and checked.whole(questions, "questions", 1) >= enough:
+        if enough and questions >= enough:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)
 
