@@ -69,6 +69,7 @@ def test_help_shows_each_option_with_type_and_default(
 ) -> None:
     shown = inspect.signature(function).parameters
     assert "options" not in shown
+    assert inspect.signature(inspect.unwrap(function)).parameters == shown  # which pdoc shows
     for option in fields(kind):
         if option.name in others:
             assert option.name not in shown or shown[option.name].default is None

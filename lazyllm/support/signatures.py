@@ -20,12 +20,16 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
     def decorate(function: Function) -> Function:
         own = list(signature(function).parameters.values())[:-1]
         options = [
-            option.replace(default=None) if option.name in chosen else option
+            option.replace(default=None, annotation=option.annotation | None)
+            if option.name in chosen
+            else option
             for option in parameters(kind)
             if option.name not in left_out
         ]
         shown = signature(function).replace(parameters=[*own, *options])
         names = [name for name in shown.parameters if name != "self"]
+
+        function.__signature__ = shown  # type: ignore[attr-defined]  # of what `wraps` makes, too
 
         @wraps(function)
         def checked(*values: Any, **keywords: Any) -> Any:
@@ -37,7 +41,6 @@ def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[
             shown.bind(*values, **keywords)
             return function(*values, **keywords)
 
-        checked.__signature__ = shown  # type: ignore[attr-defined]
         return cast(Function, checked)
 
     return decorate
