@@ -201,7 +201,7 @@ tsan: build/test_ops_tsan build/test_system_tsan ## the C tests under ThreadSani
 
 UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 LAZYLLM_SANITIZED=1
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
-PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
+PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 
 from lazyllm.counted_work import bare_flops
-from lazyllm.generation import Generation, Options, Request, Stream
+from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache, shared
 from lazyllm.pruning import DENSE, Pruning
+from lazyllm.support.signatures import takes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ class Document:
 
     def __repr__(self) -> str:
         n = self._session.length
-        text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning}"
+        text = f"<Document of {self.llm.config.name or 'a model'}: {n} tokens read, {self.pruning.label}"
         read, each, dense_each = costs(self.llm, self.pruning, n)
         enough = break_even(read, each, dense_each)
         if enough is None:
@@ -59,6 +60,7 @@ class Document:
     def ask(self, question: str, **options: Unpack[Options]) -> Generation: ...
     @overload
     def ask(self, question: list[str] | tuple[str, ...], **options: Unpack[Options]) -> list[Generation]: ...
+    @takes(Request, *INTERNAL, "chat")
     def ask(self, question: str | Sequence[str], **options: Unpack[Options]) -> Generation | list[Generation]:
         """The answer to a question, or answers to a list of them, each as if it were the only one; options as
         in `generate`."""
@@ -68,6 +70,7 @@ class Document:
         answers: list[Generation] = self.llm.generate(prompts, self.pruning, prefix=self._prefixes, **options)
         return answers
 
+    @takes(Request, *INTERNAL, "chat")
     def stream(self, question: str, **options: Unpack[Options]) -> Stream:
         """Like `ask` for one question: an iterator over the text, which sets `generation` at its end."""
         prompt, options = self._prompt(question), self._with_chat(options)
@@ -104,6 +107,7 @@ class DocumentChat:
     def __init__(self, document: Document, session: Session) -> None:
         self._document, self.session = document, session
 
+    @takes(Request, *INTERNAL, "chat")
     def ask(self, question: str, **options: Unpack[Options]) -> Generation:
         """The answer to a question that continues the chat; options as in `Session.ask`."""
         prompt = question if self.session.length else self._document._prompt(question)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from lazyllm.checkpoints.gguf_checkpoint import open_checkpoint
 from lazyllm.checkpoints.rounded import can_be_rounded, rounded, rounded_bytes
 from lazyllm.document import Document, break_even, costs
 from lazyllm.errors import CheckpointError
-from lazyllm.generation import Generation, Options, Request, Stream, Tools
+from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.in_memory import in_memory
 from lazyllm.machine.device import check_device, chosen_compute, open_model
 from lazyllm.machine.memory import check_memory
@@ -22,12 +22,12 @@ from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
 from lazyllm.prompt import EncodedPrompt, Messages, PromptIds, is_batch
 from lazyllm.pruning import DENSE
-from lazyllm.sampling import GREEDY, SamplingParams
 from lazyllm.session import Session
 from lazyllm.session_file import SessionFile
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar
+from lazyllm.support.signatures import takes
 
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_THREADS = 1024
@@ -171,9 +171,9 @@ class LLM(Model):
         """
         if not isinstance(text, str) or not text:
             raise TypeError(f"a document must be text, not {text!r:.80}")
-        setting = as_method(pruning)
+        setting, questions = as_method(pruning), checked.whole(questions, "questions", 1)
         enough = break_even(*costs(self, setting, len(self.tokenizer.encode(text))))
-        if enough and checked.whole(questions, "questions", 1) >= enough:
+        if enough and questions >= enough:
             setting = DENSE
         return Document(self, self.session(setting, progress=progress), text, chat, progress)
 
@@ -231,23 +231,15 @@ class LLM(Model):
         **options: Unpack[Options],
     ) -> Any: ...
 
+    @takes(Request, *INTERNAL)
     def generate(
         self,
         prompt: Any,
         pruning: PruningInput = None,
         *,
-        max_new_tokens: int = 128,
-        sampling: SamplingParams = GREEDY,
         n: int = 1,
-        stop: str | Iterable[str] = (),
-        stop_token_ids: Iterable[int] = (),
-        chat: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Tools = (),
-        logprobs: int = 0,
         prefix: Session | PrefixCache | None = None,
-        trace: bool = False,
-        progress: bool = True,
+        **options: Unpack[Options],
     ) -> Any:
         """The answer to a prompt, or answers to a list of prompts, each in a session of its own.
 
@@ -269,18 +261,8 @@ class LLM(Model):
         run, the answers made so far are the exception's attribute `finished`. What there is of the answer
         under way is its `generation`, and the `resume()` of its `session` goes on.
         """
-        request = Request(
-            max_new_tokens=max_new_tokens,
-            sampling=sampling,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            chat=chat,
-            chat_template_kwargs=chat_template_kwargs or {},
-            tools=tools,
-            logprobs=logprobs,
-            trace=trace,
-            progress=progress,
-        )
+        request = Request(**options)
+        sampling, progress = request.sampling, request.progress
         if checked.whole(n, "n", 1) > 1 and not sampling.temperature:
             raise ValueError(f"n={n} answers differ only with sampling=SamplingParams(temperature=…) above 0")
         session = self._continued(pruning, prefix, progress)
@@ -310,6 +292,7 @@ class LLM(Model):
             raise
         return answers
 
+    @takes(Request, *INTERNAL)
     def stream(
         self,
         prompt: str | PromptIds | Messages,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import sqrt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,8 +15,8 @@ import numpy as np
 
 from lazyllm.counted_work import bare_flops
 from lazyllm.method import source_digest
-from lazyllm.pruning import Pruning, Scheduled
-from lazyllm.stages import Mass, StagesInput
+from lazyllm.pruning import DENSE, PAPER, Pruning, Scheduled
+from lazyllm.stages import Mass, StagesInput, checked_stages
 from lazyllm.support import checked
 
 if TYPE_CHECKING:
@@ -182,7 +183,9 @@ class Policy(Scheduled):
 
         llm.generate(prompt, pruning=Mine({9: 0.3, 15: 0.1}))
 
-    `stages` and options are those of `Pruning`, without `Mass`. docs/method.md says when a policy is called.
+    `stages` and options are those of `Pruning`, without `Mass`; or `stages` is a whole `Pruning`, such as
+    `Pruning.for_speedup` gives, of which all but the scoring counts. docs/method.md says when a policy is
+    called.
     Attributes that a subclass sets are part of the setting, and are numbers, texts, lists, dicts or arrays;
     those with a leading underscore are not. Sessions in several threads may share a policy, so what one pass
     has to remember belongs in what `observe` returns, not in attributes.
@@ -196,7 +199,7 @@ class Policy(Scheduled):
 
     def __init__(
         self,
-        stages: StagesInput,
+        stages: StagesInput | Pruning,
         *,
         sink: int = 0,
         window: int = 0,
@@ -204,9 +207,18 @@ class Policy(Scheduled):
         decode: str | Mapping[Any, Any] | Sequence[Any] = "same",
         min_tokens: int = 0,
     ) -> None:
-        schedule = Pruning(
-            stages, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
+        options = Pruning(
+            None, sink=sink, window=window, protect=protect, decode=decode, min_tokens=min_tokens
         )
+        if not isinstance(stages, Pruning):
+            schedule = replace(options, stages=checked_stages(stages, "stages"))
+        elif options == DENSE and not stages.prune_generated:
+            schedule = replace(stages, scoring=PAPER)
+        else:
+            raise ValueError(
+                f"{type(self).__name__} takes options beside stages, or a Pruning with options of its own, "
+                "without prune_generated"
+            )
         for _, rule in (*schedule.stages, *schedule.decode_stages):
             if isinstance(rule, Mass):
                 raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,12 +140,7 @@ class Pruning(Scheduled):
         )
 
     def __repr__(self) -> str:
-        parts = [_braces(self.stages)]
-        for field in fields(self)[1:]:
-            if (value := getattr(self, field.name)) != getattr(DENSE, field.name):
-                own_stages = field.name == "decode" and isinstance(value, tuple)
-                parts.append(f"{field.name}={_braces(value) if own_stages else repr(value)}")
-        return f"Pruning({', '.join(parts)})"
+        return f"Pruning({', '.join([_braces(self.stages), *self._differences(vars(self), vars(DENSE))])})"
 
     @property
     def label(self) -> str:
@@ -156,12 +151,17 @@ class Pruning(Scheduled):
         is_recommended = replace(self.scoring, smooth=recommended.smooth) == recommended
         usual = replace(DENSE, scoring=recommended, sink=RECOMMENDED_SINK) if is_recommended else DENSE
         mine, others = ({**vars(pruning), **vars(pruning.scoring)} for pruning in (self, usual))
+        del mine["scoring"]
         texts = [_braces(self.stages), *(["recommended"] if is_recommended else [])]
+        return shortened(" ".join([*texts, *self._differences(mine, others)]))
+
+    @staticmethod
+    def _differences(mine: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[str]:
+        """`name=value` of each option beside the stages that differs."""
         for name, value in mine.items():
-            if name not in ("stages", "scoring") and value != others[name]:
+            if name != "stages" and value != others[name]:
                 own_stages = name == "decode" and isinstance(value, tuple)
-                texts.append(f"{name}={_braces(value) if own_stages else value}")
-        return shortened(" ".join(texts))
+                yield f"{name}={_braces(value) if own_stages else repr(value)}"
 
     @property
     def schedule(self) -> Pruning:

@@ -58,17 +58,16 @@ class SamplingParams:
 
     @property
     def changes_logits(self) -> bool:
-        """True if `applied` does something."""
+        """True if `applied` may change which token is drawn."""
         return self.repetition_penalty != 1.0 or (self.min_p > 0.0 and self.temperature > 0.0)
 
     def applied(self, logits: np.ndarray, context: Collection[int]) -> np.ndarray:
         """The logits after `repetition_penalty` and `min_p`, behind a context of these tokens."""
         logits = np.array(logits, np.float32)
-        if self.repetition_penalty != 1.0:
-            seen = np.unique(np.fromiter(context, np.int64))
-            factor = np.where(logits[seen] > 0, 1 / self.repetition_penalty, self.repetition_penalty)
-            logits[seen] *= factor.astype(np.float32)
-        if self.min_p > 0.0 and self.temperature > 0.0:
+        seen = np.unique(np.fromiter(context, np.int64))
+        factor = np.where(logits[seen] > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+        logits[seen] *= factor.astype(np.float32)
+        if self.min_p > 0.0:
             logits[logits < logits.max() + self.temperature * log(self.min_p)] = -np.inf
         return logits
 

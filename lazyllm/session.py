@@ -12,7 +12,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.answer import Answer
-from lazyllm.generation import Generation, Options, Request, Stream
+from lazyllm.generation import INTERNAL, Generation, Options, Request, Stream
 from lazyllm.method import Method
 from lazyllm.model import Model
 from lazyllm.prefix_cache import PrefixCache
@@ -22,6 +22,7 @@ from lazyllm.schedule import SHAPE_LENGTH
 from lazyllm.session_file import write
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
+from lazyllm.support.signatures import takes
 from lazyllm.timeline import Timeline
 
 
@@ -140,6 +141,7 @@ class Session(Timeline):
 
     # ---- answers ---------------------------------------------------------------------------------
 
+    @takes(Request, *INTERNAL)
     def ask(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Answers a prompt that continues the context or (chat=True) the chat; options as in `generate`."""
         return self.answer(prompt, Request(**options)).finished()

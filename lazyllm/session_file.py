@@ -24,7 +24,7 @@ from lazyllm.prompt import PromptPlace, checked_messages
 from lazyllm.support.files import whole_file
 from lazyllm.timeline import Timeline
 
-FORMAT, VERSION = "lazyllm session", "3"
+FORMAT, VERSION = "lazyllm session", "4"
 DIGEST, DIGEST_BYTES = "sha256", 32
 BLOCK = 1 << 24  # bytes
 TOKENS = ("ids", "kinds", "depths", "gone")

@@ -41,7 +41,7 @@ class Timeline:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting}>"
+        return f"<Session of {self.llm.config.name or 'a model'}: {self.length} tokens, {self.setting.label}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -127,7 +127,7 @@ class Trace:
             part["score"], part["kept"] = stage.scores, np.isin(stage.in_play, stage.kept)
             parts.append(part)
         rows = np.concatenate(parts)
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         texts = np.array(self._texts(len(self.token_ids)), object)
         frame.insert(3, "token_id", np.array(self.token_ids)[rows["position"]])
         frame.insert(4, "text", texts[rows["position"]])

@@ -17,9 +17,12 @@ from check_dist import MAKE_MODEL, QUIET, TREE, run
 
 BARE = ""
 DEMO = "import subprocess, sys; print(subprocess.run([sys.argv[2], 'demo'], capture_output=True, text=True))"
+TO_FRAME = (
+    "print(lazyllm.load('.').generate('The sea', {1: 0.5}, max_new_tokens=1, trace=True).trace.to_frame())"
+)
 TRIALS = {
     BARE: (DEMO, "skipped demo.png: a picture needs the package matplotlib"),
-    "plots": (DEMO, "wrote demo-output/demo.png"),
+    "plots": (f"{DEMO}\n{TO_FRAME}", "wrote demo-output/demo.png"),
     "gguf": (
         """
 import pathlib, struct

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
+import pydoc
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from lazyllm import LLM, Pruning, SamplingParams, _core
 from lazyllm.checkpoints.gguf import convert
 from lazyllm.checkpoints.pypi_models import default_cache
 from lazyllm.commands.options import out_file, out_folder, read_prompt
+from lazyllm.document import Document, DocumentChat
 from lazyllm.evaluation.longbench.prompt import find_templates
+from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions
+from lazyllm.generation import Request
 from lazyllm.machine import memory
 from lazyllm.support import progress
 
@@ -38,6 +43,56 @@ class Shorter(lazyllm.Method):
 
     def compress(self, llm: Any, text: str) -> str:
         return text[1:]
+
+
+# ---- signatures ------------------------------------------------------------------------------------
+
+TAKERS: list[tuple[Callable[..., Any], type, set[str]]] = [
+    (lazyllm.longbench.run, DataOptions, set()),
+    (lazyllm.longbench.run_ruler, RulerOptions, set()),
+    (lazyllm.longbench.run_niah, NiahOptions, set()),
+    (lazyllm.sweep, DataOptions, set()),
+    (lazyllm.reproduce.reproduce, DataOptions, {"max_length", "wrapper"}),
+    (LLM.generate, Request, {"never_first"}),
+    (LLM.stream, Request, {"never_first"}),
+    (lazyllm.Session.ask, Request, {"never_first"}),
+    (Document.ask, Request, {"never_first", "chat"}),
+    (Document.stream, Request, {"never_first", "chat"}),
+    (DocumentChat.ask, Request, {"never_first", "chat"}),
+]
+TAKER_NAMES = [function.__qualname__ for function, _, _ in TAKERS]
+
+
+@pytest.mark.parametrize(("function", "kind", "others"), TAKERS, ids=TAKER_NAMES)
+def test_help_shows_each_option_with_type_and_default(
+    function: Callable[..., Any], kind: Any, others: set[str]
+) -> None:
+    shown = inspect.signature(function).parameters
+    assert "options" not in shown
+    assert inspect.signature(inspect.unwrap(function)).parameters == shown  # which pdoc shows
+    for option in fields(kind):
+        if option.name in others:
+            assert option.name not in shown or shown[option.name].default is None
+        elif option.default_factory is MISSING:
+            default = inspect.Parameter.empty if option.default is MISSING else option.default
+            assert shown[option.name].default == default
+            assert shown[option.name].annotation is not inspect.Parameter.empty
+    help_text = pydoc.plain(pydoc.render_doc(function))
+    assert all(f"{name}:" in help_text for name in shown if name != "self")
+
+
+@pytest.mark.parametrize(("function", "kind", "others"), TAKERS, ids=TAKER_NAMES)
+def test_an_unknown_option_is_told_the_nearest(
+    function: Callable[..., Any], kind: Any, others: set[str]
+) -> None:
+    with pytest.raises(
+        TypeError, match=f"{function.__name__} has no option 'progres'; did you mean progress"
+    ):
+        function(progres=False)
+    with pytest.raises(TypeError, match=f"{function.__name__} has no option 'xyz'; it has "):
+        function(xyz=False)
+    with pytest.raises(TypeError, match="missing a required argument: "):
+        function()
 
 
 # ---- the module ------------------------------------------------------------------------------------
@@ -309,7 +364,7 @@ def test_a_folder_without_tokenizer_takes_ids(tmp_path: Path) -> None:
 def test_generation_prints(llm: LLM) -> None:
     made = llm.generate(IDS, pruning=STAGES, max_new_tokens=3)
     assert str(made) == made.text
-    for part in ("50 prompt tokens", "3 tokens in", "% computed", "finished by length", repr(STAGES)):
+    for part in ("50 prompt tokens", "3 tokens in", "% computed", "finished by length", STAGES.label):
         assert part in repr(made)
     assert "\n" not in repr(made)
     html = replace(made, text="<script>alert(1)</script> & more")._repr_html_()

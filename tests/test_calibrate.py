@@ -323,6 +323,6 @@ def test_the_command_writes_a_preset_that_generate_takes(
     assert capsys.readouterr().out == f"{preset!r}\n\nwrote {out}\n"
     assert preset.evidence["prompts"]["trials"] == 7
     assert cli.main(["generate", *model, "--prompt", "The sea", "--pruning", str(out)]) == 0
-    assert str(preset.pruning) in capsys.readouterr().err
+    assert preset.label in capsys.readouterr().err
     assert cli.main(["calibrate", *model, "--out", str(tmp_path / "preset.txt")]) == cli.USAGE_ERROR
     assert "ends with .json" in capsys.readouterr().err

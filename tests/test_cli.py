@@ -76,7 +76,7 @@ def test_generate_prints_text_and_figures(
         out, err = capsys.readouterr()
         assert out == made.text + "\n"
         assert "7 prompt tokens" in err
-        assert "Pruning({1: 0.6, 3: 0.3})" in err
+        assert "finished by length, {1: 0.6, 3: 0.3}]" in err
         assert len(err.splitlines()) == 1
 
 

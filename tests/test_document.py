@@ -97,5 +97,7 @@ def test_refusals(llm: LLM) -> None:
         doc.ask("")
     with pytest.raises(ValueError, match="make it with chat=True"):
         doc.chat()
+    with pytest.raises(ValueError, match="questions must be from 1"):
+        llm.document(TEXT, questions=0)
     with pytest.raises(ValueError, match="prompts cannot be read in parts"):
         llm.document(TEXT, "random:keep=0.5")

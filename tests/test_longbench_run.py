@@ -570,6 +570,6 @@ def test_a_run_prints_as_aligned_text(finished: Path) -> None:
 
 
 def test_options_are_keyword_arguments_with_help() -> None:
-    assert DataOptions.of({"max_length": None, "limit": 3}, run) == DataOptions(limit=3)
+    assert DataOptions.of({"max_length": None, "limit": 3}) == DataOptions(limit=3)
     for option in options_of(DataOptions):
         assert f"- `{option.name}`: {option.help}" in (longbench.run.__doc__ or "")

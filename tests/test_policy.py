@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tiny import DEVICE, DTYPES, Build, Shape
 from tolerances import HALF_LOGITS, NEAR_TIE, SCORES, error
 
 import lazyllm
-from lazyllm import LLM, Drop, Mass, Policy, Pruning
+from lazyllm import LLM, Drop, Mass, Policy, Pruning, Scoring
 from lazyllm.pruning import DENSE
 
 IDS = list(range(40, 90))
@@ -563,6 +564,19 @@ def test_what_cannot_be_aligned(tiny_of: Build, layer: int, message: str) -> Non
         session.forward(tiny.ids(20))
 
 
+def test_a_policy_takes_the_stages_of_a_pruning(llm: LLM) -> None:
+    schedule = Pruning.for_speedup(1.5, llm, 200)
+    policy = Paper(schedule)
+    assert schedule.sink
+    assert policy.schedule == replace(schedule, scoring=Scoring.paper())
+    assert policy == Paper(schedule.stages, sink=schedule.sink, decode=schedule.decode)
+    answer = llm.generate(list(range(40, 90)) * 4, policy, max_new_tokens=2)
+    paper = llm.generate(list(range(40, 90)) * 4, policy.schedule, max_new_tokens=2)
+    assert answer.passes["in_play"].tolist() == paper.passes["in_play"].tolist()
+    assert answer.token_ids == paper.token_ids
+    assert answer.computed < 1
+
+
 def test_a_policy_is_not_made_from_text() -> None:
     for given in (Paper({1: 0.5}).to_json(), json.loads(Paper({1: 0.5}).to_json())):
         with pytest.raises(ValueError, match=r"the policy .*Paper is code and cannot be made from text"):
@@ -581,6 +595,9 @@ def test_a_policy_is_not_made_from_text() -> None:
         ),
         (lambda: Paper({1: 0.5}, decode={1: Mass(0.9)}), ValueError, "a stage of Paper must be a keep"),
         (lambda: Paper({1: 0.5}, queries=2), TypeError, "queries"),
+        (lambda: Paper(Pruning({1: 0.5}), sink=2), ValueError, "or a Pruning with options of its own"),
+        (lambda: Paper(Pruning({1: 0.5}, prune_generated=True)), ValueError, "without prune_generated"),
+        (lambda: Paper(Pruning({1: Mass(0.9)})), ValueError, "a stage of Paper must be a keep"),
         (
             lambda: Weighted({1: 0.5}, object()).to_json(),
             TypeError,

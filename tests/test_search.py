@@ -394,7 +394,7 @@ def test_front_best_and_frame_by_hand(planted: Search) -> None:
     assert frame.stopped.tolist() == [False] * 7 + [True]
     assert frame.kl[0] == pytest.approx(0.1)
     assert frame.kl_low[0] == 0.0  # a divergence is never below
-    assert not {"score", "ttft", "speedup"} & set(frame.columns)
+    assert not {"score", "ttft", "ttft_speedup"} & set(frame.columns)
     planted._points = planted._points[-1:]
     with pytest.raises(ValueError, match="no finished trial"):
         planted.best(speedup=2)

@@ -120,7 +120,7 @@ def test_dense_lies_at_zero_and_agrees_with_itself(swept: lazyllm.Sweep) -> None
     assert len(rows) == 4
     assert all(row["kl"] == 0 and row["agreement"] == 1 for row in rows)
     assert swept["dense"].kl == Interval(0, 0, 0)
-    assert swept["dense"].counted_speedup == swept["dense"].speedup == 1
+    assert swept["dense"].counted_speedup == swept["dense"].ttft_speedup == 1
     strong, weak = swept["{1: 0.6, 3: 0.3}"], swept["{2: 0.9}"]
     assert strong.kl.value > weak.kl.value > 0
     assert strong.counted_speedup > weak.counted_speedup > 1
@@ -303,7 +303,7 @@ def exact(value: float) -> Interval:
 
 def point(setting: str, kl: float, speedup: float, agreement: float = 1.0, score: float = math.nan) -> Point:
     quality = {"score": exact(score), "kl": exact(kl), "agreement": exact(agreement)}
-    return Point(setting, Pruning(), 2, **quality, speedup=speedup)
+    return Point(setting, Pruning(), 2, **quality, ttft_speedup=speedup)
 
 
 POINTS = [
@@ -417,7 +417,7 @@ def test_intervals_and_median_are_over_prompts(swept: lazyllm.Sweep) -> None:
         setting: sum(row["timing"]["ttft"] for row in swept.rows if row["setting"] == setting)
         for setting in ("dense", one.setting)
     }
-    assert one.speedup == pytest.approx(ttft["dense"] / ttft[one.setting])
+    assert one.ttft_speedup == pytest.approx(ttft["dense"] / ttft[one.setting])
     assert one.ttft == pytest.approx(ttft[one.setting] / 4)
 
 
@@ -425,7 +425,7 @@ def test_a_frame_prints_and_turns_into_pandas(swept: lazyllm.Sweep) -> None:
     frame = swept.to_frame()
     assert list(frame["setting"]) == names(swept)
     assert list(frame["kl"]) == [one.kl.value for one in swept]
-    columns = "kl_low kl_high agreement ttft speedup counted_speedup computed reached_top"
+    columns = "kl_low kl_high agreement ttft ttft_speedup counted_speedup computed reached_top"
     assert set(columns.split()) <= set(frame.columns)
     assert "score" not in frame.columns
     assert list(frame["smooth"])[1:] == [1, 3, 1, 3]

@@ -6,11 +6,10 @@ import argparse
 import sys
 
 from lazyllm.commands import options
-from lazyllm.evaluation.options import DataOptions
+from lazyllm.evaluation.options import OF_PRESET, DataOptions
 
 SUMMARY = "make the paper's tables and figures for a checkpoint; run again, it runs what is missing"
 EXAMPLE = "table1 figure7 --model Llama-2-7b-chat-hf --data LONGBENCH --out reproduction"
-OF_PRESET = "that of the preset"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ def command(function: str, kind: type[RunOptions], summary: str, example: str) -
     return options.Command(summary, f"--model DIR {example} --out run", add, run)
 
 
-PRUNING = """--pruning dense --pruning '{"10": 0.7}'"""
+PRUNING = "--pruning dense --speedup 2"
 LONGBENCH = command(
     "run",
     DataOptions,

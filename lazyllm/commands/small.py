@@ -75,7 +75,7 @@ MODEL = Command(
 LM_EVAL = Command(
     "run the lm-evaluation-harness, which then knows the model type lazyllm",
     "--model lazyllm --tasks arc_easy "
-    """--model_args '{"pretrained": "DIR", "pruning": {"10": 0.7, "20": 0.5}}'""",
+    """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
     add_lm_eval,
     lm_eval,
 )

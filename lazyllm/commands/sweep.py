@@ -8,7 +8,7 @@ from lazyllm.commands import options
 from lazyllm.evaluation.options import DataOptions
 
 SUMMARY = "try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes"
-EXAMPLE = """--space '{"stages": [{"10": 0.7, "20": 0.5}], "smooth": [1, 13]}' --out sweep"""
+EXAMPLE = "--speedup 1.5 --speedup 2 --speedup 3 --out sweep"
 
 
 def add(parser: argparse.ArgumentParser) -> None:

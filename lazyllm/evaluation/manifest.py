@@ -83,5 +83,5 @@ def difference(name: str, first: Any, second: Any) -> str:
 
 
 def shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = f'"{value}"' if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 160 else f"{text[:157]}..."

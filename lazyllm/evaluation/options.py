@@ -1,17 +1,16 @@
-"""Options of runs. Each is declared once, with its default and its help: the commands make arguments of them,
-and `documented` adds them to the docstrings of the functions that take them as keyword arguments."""
+"""Options of runs. Each is declared once, with its type, default and help: commands make arguments of them,
+and `documented` adds them to signature and docstring of the functions that take them as keyword arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 from lazyllm.evaluation.chats import AnyWrapper
 from lazyllm.support import checked
+from lazyllm.support.signatures import Function, takes
 
 DEPTHS = tuple(range(0, 101, 10))  # percent
 MAX_LENGTH = 3500  # prompt tokens before the chat wrapper, for models with a context of 4096
@@ -19,7 +18,7 @@ EDIT_SIM = "difflib"
 LEAST = {"warm_ups": 0, "workers": 1, "worker_threads": 1, "max_length": 2, "max_new_tokens": 1}
 LEAST |= {"limit": 1, "sample": 1, "min_item_length": 0, "max_item_length": 0}
 IN_PYTHON = "in Python"  # in place of a metavar: commands have no such argument
-Function = TypeVar("Function", bound=Callable[..., Any])
+OF_PRESET = "that of the preset"
 
 
 class Option(NamedTuple):
@@ -74,15 +73,8 @@ class RunOptions:
         return self.workers is not None or self.scheduler is not None
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any], function: Callable[..., Any], **defaults: Any) -> Self:
-        """The options among the keyword arguments of a function; None is the default."""
-        options = [field.name for field in fields(cls)]
-        for name in keywords:
-            if name not in options:
-                names = [*signature(function).parameters][:-1] + options
-                close = get_close_matches(name, names, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
-                raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
+    def of(cls, keywords: Mapping[str, Any], **defaults: Any) -> Self:
+        """Options from keyword arguments, in which None is the default."""
         chosen = {name: value for name, value in keywords.items() if value is not None}
         return cls(**{**defaults, **chosen})
 
@@ -171,12 +163,18 @@ def options_of(kind: type[RunOptions]) -> list[Option]:
     return [Option(item.name, item.default, *notes[item.name]) for item in fields(kind)]
 
 
-def documented(kind: type[RunOptions]) -> Callable[[Function], Function]:
-    """Decorates a function with keyword arguments of this kind: adds them to its docstring."""
+def documented(kind: type[RunOptions], **defaults: str) -> Callable[[Function], Function]:
+    """Decorates a function whose **options are of this kind: adds them to its signature and docstring.
+
+    `defaults` describes those that the function itself chooses.
+    """
 
     def add(function: Function) -> Function:
-        lines = [f"- `{option.name}`: {option.described()}" for option in options_of(kind)]
+        lines = [
+            f"- `{option.name}`: {option.described(defaults.get(option.name, ''))}"
+            for option in options_of(kind)
+        ]
         function.__doc__ = "\n    ".join([f"{function.__doc__}\n", "Options:", "", *lines])
-        return function
+        return takes(kind, chosen=defaults)(function)
 
     return add

@@ -78,7 +78,7 @@ class Run:
 
     def to_frame(self) -> pandas.DataFrame:
         """One row per item and setting, and environment if several timed it; needs pandas."""
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").json_normalize(self.rows)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").json_normalize(self.rows)
         return frame
 
     def plot(self, file: str | Path | None = None) -> Path:
@@ -121,24 +121,24 @@ def run(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) 
     """Runs LongBench under one or several settings and writes manifest, results and report to `out`.
 
     A run that was interrupted continues where it stopped, and one that has ended takes more settings and
-    items in the same folder. `pruning`: settings or their texts, or by the names that reports
-    show: {"ours": setting}; None is dense. Without `data`, tasks of
-    RULER's kinds are generated. docs/runs.md has more on workers, and on folders that grow.
+    items in the same folder. `pruning`: settings or their texts, or by the names that reports show: {"ours":
+    setting}; None is dense. Without `data`, tasks of RULER's kinds are generated. docs/runs.md has more on
+    workers, and on folders that grow.
     """
-    return completed_run(llm, pruning, tasks_of, out, DataOptions.of(options, run))
+    return completed_run(llm, pruning, tasks_of, out, DataOptions.of(options))
 
 
 @documented(RulerOptions)
 def run_ruler(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
-    return completed_run(llm, pruning, ruler_tasks, out, RulerOptions.of(options, run_ruler))
+    return completed_run(llm, pruning, ruler_tasks, out, RulerOptions.of(options))
 
 
 @documented(NiahOptions)
 def run_niah(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
     are those of `run`."""
-    return completed_run(llm, pruning, niah_tasks, out, NiahOptions.of(options, run_niah))
+    return completed_run(llm, pruning, niah_tasks, out, NiahOptions.of(options))
 
 
 def completed_run(

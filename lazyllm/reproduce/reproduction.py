@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lazyllm.checkpoints.config import ModelConfig
-from lazyllm.evaluation.options import DataOptions
+from lazyllm.evaluation.options import OF_PRESET, DataOptions, documented
 from lazyllm.evaluation.report import warmth
 from lazyllm.evaluation.results import ITEMS
 from lazyllm.evaluation.run import Run, completed_run, tasks_of
@@ -65,6 +65,7 @@ class Reproduction:
         return "\n\n".join(self.texts)
 
 
+@documented(DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
 def reproduce(
     llm: LLM,
     targets: str | Sequence[str],
@@ -82,14 +83,14 @@ def reproduce(
     `preset` names one of SETUPS; the default is by the checkpoint's name. It sets `max_length`, `wrapper` and
     `speedup`, which all methods have by counted operations, unless they are given. `seeds`: number of runs of
     random drop. `methods` are compared with dense: random, static, compress, fastkv, claa, gemfilter, lazyllm
-    and recommended; the default is all. The other options are those of `lazyllm.longbench.run`.
+    and recommended; the default is all.
     """
     wanted = list(dict.fromkeys([targets] if isinstance(targets, str) else targets))
     names = [methods] if isinstance(methods, str) else list(METHODS if methods is None else methods)
     check(wanted, names)
     checked.whole(seeds, "seeds", 1)
     setup = setup_of(checked_llm(llm), preset)
-    data = DataOptions.of(options, reproduce, max_length=setup.max_length, wrapper=setup.wrapper)
+    data = DataOptions.of(options, max_length=setup.max_length, wrapper=setup.wrapper)
     tasks, n_prompt, folder = tasks_of(llm, data), data.max_length, user_path(out)
     speedup = setup.speedup if speedup is None else speedup
     model = llm.config.name or llm.checkpoint.path.name

@@ -27,7 +27,7 @@ TITLE = "Settings: quality [95 %], speed against dense"
 SCORE_AXIS = "score, mean of the categories (95 % interval)"
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 SPEEDUP_AXES = {
-    "speedup": "speedup of the first token against dense (measured, ratio of sums)",
+    "ttft_speedup": "speedup of the first token against dense (measured, ratio of sums)",
     "counted_speedup": "counted speedup of prefill",
 }
 MAY_VARY = {
@@ -48,10 +48,10 @@ class Point:
 
     `changed_nothing`: number of prompts of which no token was pruned. `score`: mean of the categories, 0 to
     100. `kl`: divergence from dense in nats per token, mean over prompts. `agreement`: share of equal
-    argmaxes. `ttft`: mean seconds to the first token. `speedup`: of the first token against dense, as a ratio
-    of summed times; `speedup_median`: median of the ratios; times are of one environment. `counted_speedup`:
-    by counted operations. `stopped`: left by a search before all prompts had run.
-    `note`: what `best` says of its choice.
+    argmaxes. `ttft`: mean seconds to the first token. `ttft_speedup`: of the first token against dense, as a
+    ratio of summed times; `ttft_speedup_median`: median of the ratios; times are of one environment.
+    `counted_speedup`: by counted operations. `stopped`: left by a search before all prompts had run. `note`:
+    what `best` says of its choice.
     """
 
     setting: str
@@ -64,8 +64,8 @@ class Point:
     kl_median: float = nan
     agreement: Interval = UNKNOWN
     ttft: float = nan
-    speedup: float = nan
-    speedup_median: float = nan
+    ttft_speedup: float = nan
+    ttft_speedup_median: float = nan
     counted_speedup: float = nan
     computed: float = nan
     reached_top: float = nan
@@ -121,15 +121,15 @@ def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
             kl_median=float(np.median(kl)) if kl else nan,
             agreement=summary.pooled(setting, "agreement", 1.0) if kl else UNKNOWN,
             ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
-            speedup=speed.of_sums,
-            speedup_median=speed.median,
+            ttft_speedup=speed.of_sums,
+            ttft_speedup_median=speed.median,
             counted_speedup=float(operations[0].sum() / operations[1].sum()) if operations else nan,
             computed=summary.average(setting, "computed"),
             reached_top=summary.average(setting, "reached_top"),
         )
 
 
-def front(points: Iterable[Point], speedup: str = "speedup") -> list[Point]:
+def front(points: Iterable[Point], speedup: str = "ttft_speedup") -> list[Point]:
     """The Pareto front, slowest first: points to which no other is equal or better in quality and speedup
     and better in one of them. `speedup` names the field of it, one of SPEEDUP_AXES."""
 
@@ -145,7 +145,7 @@ def front(points: Iterable[Point], speedup: str = "speedup") -> list[Point]:
     return sorted((point for point in measured if not beaten(point)), key=lambda point: place(point)[1])
 
 
-def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "speedup") -> Path:
+def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = "ttft_speedup") -> Path:
     """Draws quality against a speedup with the Pareto front; needs matplotlib."""
     scored = any(point.scored for point in points)
 
@@ -188,7 +188,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: (
-        "" if isnan(point.speedup) else f"{point.speedup:.2f} ({point.speedup_median:.2f})"
+        "" if isnan(point.ttft_speedup) else f"{point.ttft_speedup:.2f} ({point.ttft_speedup_median:.2f})"
     ),
     "counted speedup": lambda point: cell(point.counted_speedup, ".2f"),
     "computed": lambda point: cell(point.computed, ".1%"),
@@ -240,7 +240,7 @@ class Frame:
             }
             for point in self
         ]
-        frame: pandas.DataFrame = package("pandas", "to_frame", "longbench").DataFrame(rows)
+        frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from lazyllm.evaluation.divergence import TOKENS, Divergence
 from lazyllm.evaluation.manifest import SCORE, read_manifest
-from lazyllm.evaluation.options import DataOptions
+from lazyllm.evaluation.options import DataOptions, documented
 from lazyllm.evaluation.report import report_text, times_table, write_report
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.run import category_of, tasks_of
@@ -85,10 +85,10 @@ class Sweep(Frame):
         if drop < 0:
             raise ValueError(f"max_drop must be 0 or above, not {drop}")
         min_share = self.compared[DENSE_LABEL].share - drop
-        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.speedup)]
+        fit = [point for point in self.compared if point.share >= min_share and not isnan(point.ttft_speedup)]
         if not fit:
             raise ValueError("the sweep has no result of dense yet, with which settings are compared")
-        best = max(fit, key=lambda point: point.speedup)
+        best = max(fit, key=lambda point: point.ttft_speedup)
         if best.setting != DENSE_LABEL:
             return best
         return replace(best, note=f"no setting is faster than dense with a drop of at most {drop:g}")
@@ -129,6 +129,7 @@ def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> d
     return {label: methods.get(label) or parse_method(text) for label, text in texts.items()} | dict(methods)
 
 
+@documented(DataOptions)
 def sweep(
     llm: LLM | str | Path,
     space: Space,
@@ -147,11 +148,11 @@ def sweep(
     `measure`: "kl" teacher-forces dense's greedy answer of at most `tokens` tokens; "score" generates answers
     and scores them; "both" does both and takes its times from the generated answers.
 
-    The other options are those of `lazyllm.longbench.run`. With `out` the sweep is a folder with a report,
-    an interrupted sweep continues, and the folder of an earlier sweep takes further settings and items.
+    With `out` the sweep is a folder with a report, an interrupted sweep continues, and the folder of an
+    earlier sweep takes further settings and items.
     """
     checked.choice(measure, "measure", get_args(Quality))
-    measuring, data = measure_of(measure, tokens), DataOptions.of(options, sweep)
+    measuring, data = measure_of(measure, tokens), DataOptions.of(options)
     model = llm if isinstance(llm, LLM) else load(llm)
     settings = settings_of(space, model.config)
     tasks = tasks_of(model, data)

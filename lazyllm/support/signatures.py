@@ -1,0 +1,60 @@
+"""Keyword arguments that a dataclass declares: in the signature that help shows, and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast, get_type_hints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes(kind: type, *left_out: str, chosen: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Decorates a function whose last parameter is **options: they are the fields of this dataclass, and
+    another one is refused with the nearest name. Without the fields that are `left_out`; the function itself
+    chooses the defaults of those that are `chosen`, which None asks for."""
+
+    def decorate(function: Function) -> Function:
+        own = list(signature(function).parameters.values())[:-1]
+        options = [
+            option.replace(default=None, annotation=option.annotation | None)
+            if option.name in chosen
+            else option
+            for option in parameters(kind)
+            if option.name not in left_out
+        ]
+        shown = signature(function).replace(parameters=[*own, *options])
+        names = [name for name in shown.parameters if name != "self"]
+
+        function.__signature__ = shown  # type: ignore[attr-defined]  # of what `wraps` makes, too
+
+        @wraps(function)
+        def checked(*values: Any, **keywords: Any) -> Any:
+            for name in keywords:
+                if name not in names:
+                    close = get_close_matches(name, names, n=1)
+                    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}"
+                    raise TypeError(f"{function.__name__} has no option {name!r}; {hint}")
+            shown.bind(*values, **keywords)
+            return function(*values, **keywords)
+
+        return cast(Function, checked)
+
+    return decorate
+
+
+def parameters(kind: type) -> list[Parameter]:
+    """The fields of a dataclass as keyword-only parameters."""
+    hints = get_type_hints(kind)
+    found = []
+    for field in fields(kind):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if default is MISSING:
+            default = Parameter.empty
+        found.append(
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name])
+        )
+    return found
