@@ -17,8 +17,8 @@ from lazyllm.support import checked
 from lazyllm.timeline import Timeline
 
 LEAST_READ = 192
-"""Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have an order that
-those of a prompt read in parts do not have."""
+"""Tokens that are worth a fork, or a pass that reads them. The sums of a shorter prompt may have another
+order than those of a prompt read in parts."""
 
 
 class _Entry(NamedTuple):
