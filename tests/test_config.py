@@ -31,15 +31,10 @@ def test_what_the_core_gets(family: str) -> None:
     """test_families.py shows that these are the fields that the core asks for."""
     config = ModelConfig.from_dict(FAMILIES[family].config)
     core = config.core()
-    assert core["inv_freq"].shape == (config.head_dim // 2,)
+    assert core["inv_freq"].shape == (len(core["rope_scale"]) * config.head_dim // 2,)
     gemma = config.architecture.startswith("Gemma3")
-    assert (core["norm_plus_one"], core["post_norms"], core["gelu"]) == (gemma, gemma, gemma)
-    assert not core["paired_rope"]  # that is GGUF's
-    if gemma:
-        assert core["local_inv_freq"].shape == (config.head_dim // 2,)
-    else:
-        assert core["local_inv_freq"] is None
-        assert (core["query_scalar"], core["embedding_scale"]) == (config.head_dim, 1.0)
+    assert (core["norm_plus_one"], core["gelu"]) == (gemma, gemma)
+    assert len(core["layer_rope"]) == len(core["windows"]) == config.n_layers
     assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
 
 
@@ -102,8 +97,7 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 2}, (64, 0, 64)),
         ("Gemma3ForCausalLM", {"sliding_window": 64}, (64, 64, 64)),
         ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 1}, (0, 0, 0)),
-        # the layers keep it: a window also says which rope they have
-        ("Gemma3ForCausalLM", {"sliding_window_pattern": 2}, (4096, 0, 4096)),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 2}, (0, 0, 0)),
     ],
 )
 def test_windows(architecture: str, fields: dict[str, Any], windows: tuple[int, ...]) -> None:
@@ -150,8 +144,8 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     assert config.windows == tuple(0 if (layer + 1) % 6 == 0 else 1024 for layer in range(34))
     assert config.embedding_scale == np.float32(math.sqrt(2560))
     assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
-    np.testing.assert_allclose(config.inv_freq, angles(256, 1e6) / 8, rtol=2e-7)
-    np.testing.assert_allclose(config.local_inv_freq, angles(256), rtol=2e-7)
+    np.testing.assert_allclose(config.inv_freq[0], angles(256, 1e6) / 8, rtol=2e-7)
+    np.testing.assert_allclose(config.inv_freq[1], angles(256), rtol=2e-7)
 
 
 def test_a_field_of_the_text_config_beats_a_default() -> None:
@@ -173,12 +167,12 @@ def test_gemma3_ropes_of_transformers_5() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
     assert read("Gemma3ForCausalLM", **layers, rope_parameters=ropes) == old
-    np.testing.assert_allclose(old.inv_freq, angles(theta=5e5) / 4, rtol=2e-7)
-    np.testing.assert_allclose(old.local_inv_freq, angles(theta=2e4), rtol=2e-7)
+    np.testing.assert_allclose(old.inv_freq[0], angles(theta=5e5) / 4, rtol=2e-7)
+    np.testing.assert_allclose(old.inv_freq[1], angles(theta=2e4), rtol=2e-7)
     defaults = read("Gemma3ForCausalLM", **layers)
-    np.testing.assert_allclose(defaults.inv_freq, angles(theta=1e6), rtol=2e-7)
-    np.testing.assert_allclose(defaults.local_inv_freq, angles(theta=1e4), rtol=2e-7)
-    assert read("Gemma3ForCausalLM", sliding_window_pattern=1).local_inv_freq is None
+    np.testing.assert_allclose(defaults.inv_freq[0], angles(theta=1e6), rtol=2e-7)
+    np.testing.assert_allclose(defaults.inv_freq[1], angles(theta=1e4), rtol=2e-7)
+    assert len(read("Gemma3ForCausalLM", sliding_window_pattern=1).inv_freq) == 1
 
 
 def test_refused_for_multimodal_gemma3() -> None:
@@ -200,15 +194,15 @@ def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
 
 
 def test_rope_default_and_linear() -> None:
-    np.testing.assert_allclose(read().inv_freq, angles(), rtol=1e-7)
+    np.testing.assert_allclose(read().inv_freq[0], angles(), rtol=1e-7)
     for key in ("type", "rope_type"):
         scaled = read(rope_scaling={key: "linear", "factor": 4.0})
-        np.testing.assert_allclose(scaled.inv_freq, angles() / 4, rtol=1e-7)
-        assert scaled.rope_scale == 1.0
+        np.testing.assert_allclose(scaled.inv_freq[0], angles() / 4, rtol=1e-7)
+        assert scaled.rope_scale == (1.0,)
 
 
 def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
-    plain, scaled = np.array(read().inv_freq), np.array(read(rope_scaling=LLAMA3).inv_freq)
+    plain, scaled = np.array(read().inv_freq[0]), np.array(read(rope_scaling=LLAMA3).inv_freq[0])
     ratio = plain / scaled
     assert ratio[0] == 1.0
     assert 1.0 < ratio[1] < 8.0
@@ -217,14 +211,14 @@ def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
 
 def test_rope_yarn_and_its_attention_factor() -> None:
     config = read(rope_scaling=YARN)
-    np.testing.assert_allclose(config.inv_freq[0], 1.0, rtol=1e-7)
-    np.testing.assert_allclose(config.inv_freq[-1], angles()[-1] / 4, rtol=1e-6)
-    assert math.isclose(config.rope_scale, 0.1 * math.log(4) + 1)
-    assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == 1.25
+    np.testing.assert_allclose(config.inv_freq[0][0], 1.0, rtol=1e-7)
+    np.testing.assert_allclose(config.inv_freq[0][-1], angles()[-1] / 4, rtol=1e-6)
+    assert math.isclose(config.rope_scale[0], 0.1 * math.log(4) + 1)
+    assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == (1.25,)
     equal = read(rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7})
-    assert equal.rope_scale == 1.0
+    assert equal.rope_scale == (1.0,)
     at_once = read(rope_scaling=YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False})
-    assert set((angles() / at_once.inv_freq).round(3)) == {1.0, 4.0}  # no pairs in between
+    assert set((angles() / at_once.inv_freq[0]).round(3)) == {1.0, 4.0}  # no pairs in between
     assert config.context == 128  # the factor times the original
     assert read(rope_scaling=YARN | {"original_max_position_embeddings": 128}).context == 512
 
@@ -238,13 +232,13 @@ def test_rope_parameters_of_transformers_5() -> None:
 # ---- refused configs -------------------------------------------------------------------------------
 
 
-LINEAR, SCALED = {"rope_type": "linear", "factor": 2.0}, YARN | {"attention_factor": 2.0}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
 REFUSED = [
     (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures is"),
     (LLAMA, {"architectures": [[]]}, r"architectures is \[\[\]\]"),
     (LLAMA, {"architectures": None, "model_type": ["llama"]}, r"model_type is \['llama'\]"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "rope_scaling: partial"),
-    (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: rope_type is 'longrope'"),
+    (LLAMA, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: rope_type is 'dynamic'"),
     (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor is 1.0;.*low_freq"),
     (LLAMA, {"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "max_position_embeddings is 0"),
     (LLAMA, {"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "mscale"),
@@ -265,7 +259,6 @@ REFUSED = [
     (GEMMA, {"sliding_window": 0}, "sliding_window is 0"),
     (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is .*; expected a list of 3"),
     (GEMMA, {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters.*full_attention, sliding_attention"),
-    (GEMMA, {"rope_parameters": {"sliding_attention": SCALED}}, "sliding.*: rope_type is 'yarn'; .*unscaled"),
     (GEMMA, {"rope_parameters": {"full_attention": {"type": "linear"}}}, "full_attention: factor is missing"),
     (GEMMA, {"rope_local_base_freq": 0}, "rope_local_base_freq is 0"),
     ("Qwen2ForCausalLM", QWEN | {"layer_types": [*MIXED[:2], "other"]}, "'other'"),
@@ -306,6 +299,6 @@ def test_any_fields_give_a_config_or_a_checkpoint_error(base: dict[str, Any], fi
     core = config.core()
     assert np.isfinite(core["inv_freq"]).all()
     assert config.n_heads % config.n_kv_heads == 0
-    assert 0 < core["rope_scale"] < math.inf
+    assert all(0 < scale < math.inf for scale in core["rope_scale"])
+    assert 0 < core["logit_scale"] < math.inf
     assert all(0 <= window <= 1 << 28 for window in core["windows"])
-    assert core["local_inv_freq"] is None or np.isfinite(core["local_inv_freq"]).all()

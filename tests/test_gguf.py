@@ -309,7 +309,7 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, r"llama\.expert_count is 8; .*experts"),
         ({"llama.final_logit_softcapping": 30.0}, r"llama\.final_logit_softcapping is 30\.0; expected 0"),
         ({"llama.rope.dimension_count": 4}, r"llama\.rope\.dimension_count is 4; .*partial"),
-        ({"llama.rope.scaling.type": "longrope"}, r"llama\.rope\.scaling\.type is 'longrope'"),
+        ({"llama.rope.scaling.type": "dynamic"}, r"llama\.rope\.scaling\.type is 'dynamic'"),
         ({"llama.attention.key_length": 10}, "[kq]_proj.* has 32 rows; expected 4 x 10"),
         ({"token_embd.weight": None}, r"'token_embd\.weight' is missing or no matrix"),
         ({"token_embd.weight": np.zeros(32, "f4")}, r"'token_embd\.weight' is missing or no matrix"),
