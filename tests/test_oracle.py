@@ -179,7 +179,7 @@ def test_defaults_of_gemma3() -> None:
     assert config.windows == tuple(windows[kind] for kind in text.layer_types)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.oracle])
 def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None:
     fields = FAMILIES[family].config
     hf_config(fields).save_pretrained(tmp_path)

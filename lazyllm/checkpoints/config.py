@@ -105,12 +105,118 @@ GEMMA3 = Family(
     ropes={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
 )
 MISTRAL = Family("mistral", windows="all")
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+EPS = {"rms_norm_eps": 1e-5}
+OLMO2 = Family("olmo2", EPS, **ALL_BIASES, qk_norm="wide", norms="post")
+GLM = Family(
+    "glm",
+    {
+        "head_dim": 128,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "rms_norm_eps": 1.5625e-07,
+        "eos_token_id": [151329, 151336, 151338],
+    },
+    qkv_bias="attention_bias",
+    paired_rope=True,
+    partial_rope=True,
+)
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, **ALL_BIASES),
     "MistralForCausalLM": MISTRAL,
     "Mistral3ForConditionalGeneration": replace(MISTRAL, model_type="mistral3", multimodal=True),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, windows="optional"),
     "Qwen3ForCausalLM": Family("qwen3", {"head_dim": 128}, **ALL_BIASES, qk_norm="heads", windows="optional"),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        EPS | {"sliding_window": None, "original_max_position_embeddings": 4096},
+        windows="all",
+        partial_rope=True,
+        scalings={"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")},
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        {"sliding_window": None, "tie_word_embeddings": True},
+        **ALL_BIASES,
+        windows="optional",
+        ropes=one_rope(2e6),
+        no_rope="listed",
+    ),
+    "Ministral3ForCausalLM": Family(
+        "ministral3",
+        EPS | {"sliding_window": None, "head_dim": 128, "rope_parameters": MINISTRAL3_ROPE},
+        windows="all",
+        query_growth=True,
+    ),
+    "GraniteForCausalLM": Family(
+        "granite", {"max_position_embeddings": 2048}, **ALL_BIASES, multipliers=True
+    ),
+    "Olmo2ForCausalLM": OLMO2,
+    "Olmo3ForCausalLM": replace(
+        OLMO2,
+        model_type="olmo3",
+        defaults=EPS | {"sliding_window_pattern": 4},
+        windows="pattern",
+        ropes={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
+    ),
+    "Exaone4ForCausalLM": Family(
+        "exaone4",
+        EPS | {"sliding_window_pattern": 4},
+        qk_norm="heads",
+        norms="post",
+        windows="pattern",
+        no_rope="full",
+    ),
+    "SeedOssForCausalLM": Family(
+        "seed_oss",
+        {"head_dim": 128, "attention_bias": True},
+        qkv_bias="attention_bias",
+        o_bias="attention_out_bias",
+    ),
+    "MiMoForCausalLM": Family("mimo", qkv_bias=True, windows="optional"),
+    "Ernie4_5ForCausalLM": Family(
+        "ernie4_5",
+        EPS | {"head_dim": 128, "tie_word_embeddings": True},
+        ropes=one_rope(5e5),
+        paired_rope=True,
+    ),
+    "HeliumForCausalLM": Family(
+        "helium",
+        {"head_dim": 128, "rms_norm_eps": 1e-8},
+        qkv_bias="attention_bias",
+        ropes=one_rope(1e5),
+        paired_rope=True,
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan_v1_dense",
+        EPS,
+        **ALL_BIASES,
+        qk_norm="late",
+        scalings=SCALINGS | {"dynamic": "alpha"},
+        renamed={
+            "self_attn.query_layernorm": "self_attn.q_norm",
+            "self_attn.key_layernorm": "self_attn.k_norm",
+        },
+    ),
+    "GlmForCausalLM": GLM,
+    "Glm4ForCausalLM": replace(
+        GLM,
+        model_type="glm4",
+        norms="both",
+        renamed={
+            "post_self_attn_layernorm": "post_attention_layernorm",
+            "post_attention_layernorm": "pre_feedforward_layernorm",
+            "post_mlp_layernorm": "post_feedforward_layernorm",
+        },
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
