@@ -37,13 +37,17 @@ from lazyllm.checkpoints import checkpoint, gguf, pypi_models
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import convert, encode_floats
-from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
+from lazyllm.checkpoints.gguf_checkpoint import ARCHITECTURES, GgufCheckpoint
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
 NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma3-layers"}
-ROUND_TRIPS = sorted(set(FAMILIES) - NOT_IN_GGUF)
+ROUND_TRIPS = sorted(
+    name
+    for name, family in FAMILIES.items()
+    if family.config["architectures"][0] in ARCHITECTURES.values() and name not in NOT_IN_GGUF
+)
 
 
 def convert_files(files: Files, folder: Path, dtype: str = "f32", kind: str = "F32") -> Path:

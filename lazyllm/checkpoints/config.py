@@ -493,12 +493,8 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
         first = fields.whole("max_window_layers", MAX_CONTEXT, default=28, low=0)
         sliding = [layer >= first for layer in range(n_layers)]
     else:
-        pattern = fields.get("sliding_window_pattern")
-        if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-            local = [kind == "L" for kind in pattern]
-        else:
-            local = [True] * (fields.whole("sliding_window_pattern", MAX_LAYERS) - 1) + [False]
-        sliding = [local[layer % len(local)] for layer in range(n_layers)]
+        pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
+        sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
     if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.ropes):
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
