@@ -275,8 +275,8 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
         *place, suffix = tensor.name.split(".")
         layer, kind = place[:3], ".".join(place[3:])
         if kind not in fused:
-            renaming = {"name": ".".join([*layer, renamed[kind], suffix])} if kind in renamed else {}
-            yield tensor._replace(**renaming)
+            named = ".".join([*layer, renamed[kind], suffix]) if kind in renamed else tensor.name
+            yield tensor._replace(name=named)
             continue
         parts, offset = fused[kind], tensor.offset
         if tensor.shape[:1] != (sum(parts.values()),):
