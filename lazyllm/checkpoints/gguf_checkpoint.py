@@ -214,7 +214,7 @@ class GgufCheckpoint(Checkpoint):
         if self.arch == "olmo2" and self.field(WINDOW["sliding_window"]):
             architecture = "Olmo3ForCausalLM"
         family, partial = FAMILIES[architecture], {}
-        if family.partial_rope:
+        if family.rope.partial:
             turned = Fields(self.path, self.metadata).whole(
                 f"{self.arch}.rope.dimension_count", values["head_dim"], default=values["head_dim"]
             )
