@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,28 +13,51 @@ from lazyllm.checkpoints.fields import Fields
 MAX_CONTEXT = 1 << 28
 MAX_FACTOR = 1e6
 MAX_THETA = 1e15
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+NO_ROPE = "no_rope"
+
+
+@dataclass(frozen=True)
+class RopeRules:
+    """How the config files of a family describe RoPE.
+
+    `bases` has the name and the default of the base frequency of each type of layer, of all if it has one;
+    `scalings` the rule that a type of scaling names. With `partial`, the first part of a head may be turned.
+    """
+
+    bases: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
+    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    partial: bool = False
 
 
 @dataclass(frozen=True)
 class Rope:
-    """`inv_freq` holds float32 values; `scale` multiplies cosine and sine; `context` is the length limit."""
+    """`inv_freq` holds float32 values of all pairs of a head, 0 for those after the first `rotary_dim`
+    values, which RoPE leaves alone; `scale` multiplies cosine and sine; `context` is the length limit.
+
+    In contexts longer than `short_context`, `long_inv_freq` are the frequencies. `original` is the length of
+    context before scaling; `query_growth`: see `ModelConfig`.
+    """
 
     inv_freq: tuple[float, ...]
     scale: float
     context: int
+    rotary_dim: int
+    short_context: int
+    long_inv_freq: tuple[float, ...]
+    original: int
+    query_growth: float
 
 
-def read_ropes(
-    fields: Fields, bases: Mapping[str, tuple[str, float]], head_dim: int, context: int
-) -> dict[str, Rope]:
-    """The rope of each type of layer in `bases`, which has the name and the default of its base frequency.
+def read_ropes(fields: Fields, rules: RopeRules, head_dim: int, context: int) -> dict[str, Rope]:
+    """The rope of each type of layer, and one that turns nothing.
 
     `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
     writes, a model of several ropes has an object for each type of layer.
     """
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
+    bases = rules.bases
     by_type = len(bases) > 1
     if by_type and not set(parameters.values) <= set(bases):
         fields.refuse("rope_parameters", f"an object with a rope for each of {', '.join(bases)}")
@@ -51,28 +74,48 @@ def read_ropes(
         theta = (rope if named else fields).number(
             "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
         )
-        ropes[layer_type] = scaled_rope(fields, rope, theta, head_dim, context)
-    if by_type and ropes[SLIDING].scale != 1.0:
-        rope.refuse("rope_type", "a type that leaves cosine and sine unscaled in layers with a window")
+        ropes[layer_type] = scaled_rope(fields, rope, rules, theta, head_dim, context)
+    none = (0.0,) * (head_dim // 2)
+    ropes[NO_ROPE] = replace(ropes[FULL], inv_freq=none, long_inv_freq=none, scale=1.0)
     return ropes
 
 
-def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, context: int) -> Rope:
+def rope_table(ropes: Mapping[str, Rope]) -> list[tuple[str, Rope]]:
+    """The ropes with their names; if any changes with the context's length, its long form follows each."""
+    if all(rope.short_context == rope.context for rope in ropes.values()):
+        return list(ropes.items())
+    forms = [(name, rope, replace(rope, inv_freq=rope.long_inv_freq)) for name, rope in ropes.items()]
+    return [(name, form) for name, *both in forms for form in both]
+
+
+def scaled_rope(
+    fields: Fields, rope: Fields, rules: RopeRules, theta: float, head_dim: int, context: int
+) -> Rope:
     """The frequencies of base `theta`, scaled as `rope` says.
 
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.
     """
-    for holder in (fields, rope):
-        holder.only("partial_rotary_factor", 1.0, "partial rotary embeddings")
+    name = "partial_rotary_factor"
+    for holder in () if rules.partial else (fields, rope):
+        holder.only(name, 1.0, "partial rotary embeddings")
+    holder = rope if rope.get(name) is not None else fields
+    rotary_dim = int(head_dim * holder.number(name, 0.0, 1.0, default=1.0))
+    if rotary_dim % 2 or not rotary_dim:
+        holder.refuse(name, f"a share of head_dim ({head_dim}) that is an even number")
     name = "rope_type" if rope.get("rope_type") is not None else "type"
-    kind = rope.get(name, "default")
-    if kind not in SCALINGS:
-        rope.refuse(name, f"one of {', '.join(SCALINGS)}: other scalings are not supported")
-    divisors = frequency_divisors(theta, head_dim)
-    inv_freq, scale = 1 / divisors, 1.0
+    if rope.get(name, "default") not in list(rules.scalings):
+        rope.refuse(name, f"one of {', '.join(rules.scalings)}: other scalings are not supported")
+    kind = rules.scalings[rope.get(name, "default")]
+    if kind == "alpha":
+        alpha = rope.number("alpha", 0.0, MAX_FACTOR)
+        if rotary_dim > 2:  # with a single pair the base has no effect
+            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
+    divisors = frequency_divisors(theta, rotary_dim)
+    inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, MAX_CONTEXT
+    long_inv_freq = inv_freq
     if kind == "linear":
         inv_freq = inv_freq / read_factor(rope)
-    elif kind != "default":
+    elif kind in ("llama3", "yarn", "longrope"):
         name = "original_max_position_embeddings"
         holder = fields if fields.get(name) is not None else rope
         original = holder.whole(name, MAX_CONTEXT, default=context)
@@ -80,9 +123,43 @@ def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, conte
             inv_freq = llama3(inv_freq, rope, original)
         else:
             factor = context / original if rope.get("factor") is None else read_factor(rope)
-            inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
-            context = max(context, int(original * factor))
-    return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, context)
+            if kind == "yarn":
+                inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
+                context = max(context, int(original * factor))
+            else:
+                inv_freq = 1 / (read_factors(rope, "short_factor", rotary_dim) * divisors)
+                long_inv_freq = 1 / (read_factors(rope, "long_factor", rotary_dim) * divisors)
+                scale, short_context = longrope_scale(rope, factor, original), original
+
+    def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
+        return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
+
+    growth = rope.get("llama_4_scaling_beta")
+    return Rope(
+        inv_freq=of_head(inv_freq),
+        scale=scale,
+        context=context,
+        rotary_dim=rotary_dim,
+        short_context=min(short_context, context),
+        long_inv_freq=of_head(long_inv_freq),
+        original=original,
+        query_growth=0.0 if growth is None else rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR),
+    )
+
+
+def read_factors(rope: Fields, name: str, rotary_dim: int) -> np.ndarray:
+    """The divisors of longrope for contexts of one length, one for each pair."""
+    factors, pairs = rope.get(name), rotary_dim // 2
+    if not isinstance(factors, list) or len(factors) != pairs:
+        rope.refuse(name, f"a list of {pairs} numbers")
+    parts = Fields(f"{rope.source}: {name}", dict(zip(map(str, range(pairs)), factors, strict=True)))
+    return np.array([parts.number(pair, 1e-6, MAX_FACTOR) for pair in parts.values], np.float32)
+
+
+def longrope_scale(rope: Fields, factor: float, original: int) -> float:
+    if rope.get("attention_factor") is not None:
+        return rope.number("attention_factor", 0.0, MAX_FACTOR)
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
 
 
 def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
