@@ -18,6 +18,31 @@ enum {
     MAX_CONTEXT = 1 << 28
 };
 
+/* All three sizes are 0 where no layer has experts. */
+static int check_experts(const lazy_config *c, lazy_error *err)
+{
+    int least = 0;
+    for (int l = 0; l < c->n_layers; l++) {
+        if (c->expert_layers[l] != 0 && c->expert_layers[l] != 1)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: expert_layers[%d] is %d; it must be 0 or 1", l,
+                             c->expert_layers[l]);
+        least |= c->expert_layers[l];
+    }
+    const struct {
+        const char *name;
+        int value, most;
+    } fields[] = {
+        { "n_experts", c->n_experts, LAZY_MAX_EXPERTS },
+        { "experts_per_token", c->experts_per_token, c->n_experts },
+        { "expert_ffn", c->expert_ffn, MAX_WIDTH },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < least || fields[i].value > fields[i].most)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be %d to %d", fields[i].name,
+                             fields[i].value, least, fields[i].most);
+    return LAZY_OK;
+}
+
 static int check_config(const lazy_config *c, lazy_error *err)
 {
     const struct {
@@ -60,7 +85,7 @@ static int check_config(const lazy_config *c, lazy_error *err)
         if (c->windows[l] < 0)
             return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l,
                              c->windows[l]);
-    return LAZY_OK;
+    return check_experts(c, err);
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
@@ -76,13 +101,16 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     if (code) return code;
     model->config = *config;
     model->config.inv_freq = model->config.local_inv_freq = NULL;
-    model->config.windows = NULL;
+    model->config.windows = model->config.expert_layers = NULL;
     size_t half = (size_t)config->head_dim / 2;
     lazy_config *own = &model->config;
     if ((code = lazy_alloc_copy((void **)&own->inv_freq, config->inv_freq, half, sizeof(float), "the config", err)))
         goto done;
     code = lazy_alloc_copy((void **)&own->windows, config->windows, (size_t)config->n_layers, sizeof(int32_t),
                            "the config", err);
+    if (!code)
+        code = lazy_alloc_copy((void **)&own->expert_layers, config->expert_layers, (size_t)config->n_layers,
+                               sizeof(int32_t), "the config", err);
     if (!code && config->local_inv_freq)
         code = lazy_alloc_copy((void **)&own->local_inv_freq, config->local_inv_freq, half, sizeof(float), "the config",
                                err);
@@ -119,6 +147,15 @@ static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)
     backend->ops->free(backend, (void *)matrix->bias);
 }
 
+static void drop_experts(lazy_backend *backend, lazy_experts *experts)
+{
+    drop_matrix(backend, &experts->router);
+    if (experts->gate_up) backend->ops->unbind(backend, experts->gate_up);
+    if (experts->down) backend->ops->unbind(backend, experts->down);
+    lazy_free(experts->gate_up);
+    lazy_free(experts->down);
+}
+
 void lazy_model_close(lazy_model *model)
 {
     if (!model) return;
@@ -133,6 +170,7 @@ void lazy_model_close(lazy_model *model)
             drop_matrix(backend, &layer->o);
             drop_matrix(backend, &layer->gate_up);
             drop_matrix(backend, &layer->down);
+            drop_experts(backend, &layer->experts);
         }
         if (!model->config.tied) drop_matrix(backend, &model->head);
         drop_matrix(backend, &model->embedding);
@@ -148,6 +186,7 @@ void lazy_model_close(lazy_model *model)
     lazy_free((void *)model->config.inv_freq);
     lazy_free((void *)model->config.local_inv_freq);
     lazy_free((void *)model->config.windows);
+    lazy_free((void *)model->config.expert_layers);
     lazy_free(model);
 }
 

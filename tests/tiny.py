@@ -51,6 +51,11 @@ class Shape:
     norm_plus_one: bool = False
     post_norms: bool = False
     gelu: bool = False
+    n_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normed_experts: bool = False
+    expert_layers: tuple[int, ...] = (0,)  # in turn, as the windows; 1: the layer has experts
     dtype: str = "F32"
 
     @property
@@ -135,7 +140,8 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
-    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
+    names += ("n_experts", "experts_per_token", "expert_ffn")
+    flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu", "normed_experts")
     scales = ("rope_scale", "embedding_scale")
     pair = np.arange(0, shape.head_dim, 2, dtype=np.float64)
 
@@ -147,9 +153,14 @@ def make_config(shape: Shape) -> dict[str, Any]:
         "norm_eps": 1e-5,
         "inv_freq": inv_freq(10000.0),
         "local_inv_freq": inv_freq(shape.local_theta) if shape.local_theta else None,
-        "windows": [shape.windows[layer % len(shape.windows)] for layer in range(shape.n_layers)],
+        "windows": in_turn(shape.windows, shape.n_layers),
+        "expert_layers": in_turn(shape.expert_layers, shape.n_layers),
         "query_scalar": float(shape.query_scalar or shape.head_dim),
     }
+
+
+def in_turn(values: tuple[int, ...], n_layers: int) -> list[int]:
+    return [values[layer % len(values)] for layer in range(n_layers)]
 
 
 def random_weights(shape: Shape) -> dict[str, np.ndarray]:
@@ -176,9 +187,14 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         weights[attention + "k_proj.weight"] = matrix(kv_rows, shape.hidden, 1.4)
         weights[attention + "v_proj.weight"] = matrix(kv_rows, shape.hidden)
         weights[attention + "o_proj.weight"] = matrix(shape.hidden, q_rows)
-        weights[mlp + "gate_proj.weight"] = matrix(shape.ffn, shape.hidden)
-        weights[mlp + "up_proj.weight"] = matrix(shape.ffn, shape.hidden)
-        weights[mlp + "down_proj.weight"] = matrix(shape.hidden, shape.ffn)
+        ffns, width = [mlp], shape.ffn
+        if in_turn(shape.expert_layers, shape.n_layers)[layer]:
+            weights[mlp + "gate.weight"] = matrix(shape.n_experts, shape.hidden)
+            ffns, width = [f"{mlp}experts.{e}." for e in range(shape.n_experts)], shape.expert_ffn
+        for ffn in ffns:
+            weights[ffn + "gate_proj.weight"] = matrix(width, shape.hidden)
+            weights[ffn + "up_proj.weight"] = matrix(width, shape.hidden)
+            weights[ffn + "down_proj.weight"] = matrix(shape.hidden, width)
         if shape.qkv_bias:
             for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
                 weights[attention + f"{name}_proj.bias"] = rng.normal(0.0, 0.3, rows)

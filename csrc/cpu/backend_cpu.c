@@ -31,9 +31,9 @@ static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, la
     return LAZY_OK;
 }
 
-static int cpu_bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
+static int cpu_bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
-    (void)backend, (void)matrix, (void)err; /* weights are read from the mapping */
+    (void)backend, (void)matrices, (void)n, (void)err; /* weights are read from the mapping */
     return LAZY_OK;
 }
 

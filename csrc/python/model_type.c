@@ -9,7 +9,7 @@ static const char *const WHAT = "config";
 
 /* Copies of the config's arrays; NULL where not read. */
 typedef struct config_arrays {
-    PyObject *inv_freq, *local_inv_freq, *windows;
+    PyObject *inv_freq, *local_inv_freq, *windows, *expert_layers;
 } config_arrays;
 
 static int check_length(const char *name, Py_ssize_t n, int wanted, const char *why, int value)
@@ -29,11 +29,13 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
         FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
         FIELD(BOOL, c, tied),        FIELD(BOOL, c, qkv_bias),      FIELD(BOOL, c, o_bias),
         FIELD(BOOL, c, qk_norm),     FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),
-        FIELD(BOOL, c, gelu),        FIELD(BOOL, c, paired_rope),
+        FIELD(BOOL, c, gelu),        FIELD(BOOL, c, paired_rope),   FIELD(BOOL, c, normed_experts),
+        FIELD(INT, c, n_experts),    FIELD(INT, c, expert_ffn),     FIELD(INT, c, experts_per_token),
     };
     const core_field vectors[] = {
         FIELD(OBJECT, &objects, inv_freq),
         FIELD(OBJECT, &objects, windows),
+        FIELD(OBJECT, &objects, expert_layers),
         FIELD(OBJECT, &objects, local_inv_freq),
     };
     Py_ssize_t n;
@@ -43,6 +45,9 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
     if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
     if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
     if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (array_parse_ints(objects.expert_layers, "config: expert_layers", &arrays->expert_layers, &c->expert_layers, &n))
+        return -1;
+    if (check_length("expert_layers", n, c->n_layers, "n_layers", c->n_layers)) return -1;
     if (objects.local_inv_freq == Py_None) return 0;
     if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq,
                            &c->local_inv_freq, &n))
@@ -157,6 +162,7 @@ done:
     Py_XDECREF(arrays.inv_freq);
     Py_XDECREF(arrays.local_inv_freq);
     Py_XDECREF(arrays.windows);
+    Py_XDECREF(arrays.expert_layers);
     Py_XDECREF(path_owner);
     Py_XDECREF(place_owner);
     Py_XDECREF(tensors);

@@ -17,7 +17,23 @@ MAX_WIDTH = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = 1e6
+MAX_EXPERTS = 1024
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How a family's files describe its experts.
+
+    `count` and `ffn` are the fields of their number and of the size of each. `normed`: their weights are
+    normalised; None: if the field norm_topk_prob says so. With `some_layers`, other fields say which layers
+    have experts.
+    """
+
+    count: str
+    ffn: str = "intermediate_size"
+    normed: bool | None = None
+    some_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,8 +43,9 @@ class Family:
     `defaults` are the values of fields that files may leave out. With `multimodal`, the text model's fields
     are in the object `text_config`. `activation` is the field that names it, and the name. `biases`: q, k, v
     and o have them if the field attention_bias says so; or only q, k and v have them, always. `windows` are
-    in all layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if
-    `use_sliding_window` is set, in those that `layer_types` or else `max_window_layers` says. `query_scalar`
+    in all layers, or all if `use_sliding_window` is set; in those that `layer_types` or else
+    `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
+    `max_window_layers` says. `query_scalar`
     names the field whose root divides scores in place of the head dimension's. `ropes`: see `read_ropes`.
     """
 
@@ -42,8 +59,9 @@ class Family:
     norm_plus_one: bool = False
     scaled_embedding: bool = False
     query_scalar: str | None = None
-    windows: Literal["none", "all", "pattern", "optional"] = "none"
+    windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     ropes: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
+    experts: Experts | None = None
 
 
 GEMMA3 = Family(
@@ -80,6 +98,19 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family(
         "qwen3", {"head_dim": 128}, biases="attention_bias", qk_norm=True, windows="optional"
     ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        {"sliding_window": None},
+        windows="all",
+        experts=Experts("num_local_experts", normed=True),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        biases="attention_bias",
+        qk_norm=True,
+        windows="all_if_used",
+        experts=Experts("num_experts", "moe_intermediate_size", some_layers=True),
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
@@ -100,7 +131,8 @@ class ModelConfig:
     """The shape of one model. `context` is the maximum length of a session.
 
     `windows` has the sliding window of each layer, 0 where the layer sees the whole context; `local_inv_freq`
-    replaces `inv_freq` in the layers with a window. `paired_rope`: the weights of q and k have their rows in
+    replaces `inv_freq` in the layers with a window. `expert_layers` has 1 for each layer with experts, 0 for
+    others; only the others are of the size `ffn`. `paired_rope`: the weights of q and k have their rows in
     the order of RoPE's pairs, as in GGUF files of Llama.
     """
 
@@ -129,6 +161,11 @@ class ModelConfig:
     norm_plus_one: bool
     post_norms: bool
     gelu: bool
+    n_experts: int
+    experts_per_token: int
+    expert_ffn: int
+    normed_experts: bool
+    expert_layers: tuple[int, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
@@ -198,6 +235,7 @@ class ModelConfig:
             norm_plus_one=family.norm_plus_one,
             post_norms=family.post_norms,
             gelu=family.activation[1] != "silu",
+            **read_experts(fields, family.experts, len(windows)),
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
             eos_token_ids=read_ids(generation, "eos_token_id", vocab),
         )
@@ -210,6 +248,7 @@ class ModelConfig:
             "inv_freq": np.array(self.inv_freq, np.float32),
             "local_inv_freq": None if local is None else np.array(local, np.float32),
             "windows": list(self.windows),
+            "expert_layers": list(self.expert_layers),
         }
 
 
@@ -268,9 +307,10 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
 def read_windows(fields: Fields, family: Family, n_layers: int) -> tuple[int, ...]:
     """The sliding window of each layer; 0 where the layer sees the whole context."""
     optional, layer_types = family.windows == "optional", fields.get("layer_types")
-    if family.windows == "none" or (optional and not fields.flag("use_sliding_window", False)):
+    if_used = optional or family.windows == "all_if_used"
+    if family.windows == "none" or (if_used and not fields.flag("use_sliding_window", False)):
         sliding = [False] * n_layers
-    elif family.windows == "all":
+    elif family.windows in ("all", "all_if_used"):
         sliding = [True] * n_layers
     elif layer_types is not None:
         if not isinstance(layer_types, list) or len(layer_types) != n_layers:
@@ -288,6 +328,27 @@ def read_windows(fields: Fields, family: Family, n_layers: int) -> tuple[int, ..
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
     return tuple(window if slides else 0 for slides in sliding)
+
+
+def read_experts(fields: Fields, experts: Experts | None, n_layers: int) -> dict[str, Any]:
+    """The fields of ModelConfig about experts."""
+    if experts is None:
+        none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
+        return {**none, "expert_layers": (0,) * n_layers}
+    count = fields.whole(experts.count, MAX_EXPERTS)
+    layers = [1] * n_layers
+    if experts.some_layers:
+        step, plain = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1), fields.get("mlp_only_layers", [])
+        if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
+            fields.refuse("mlp_only_layers", "a list of layers")
+        layers = [int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)]
+    return {
+        "n_experts": count,
+        "experts_per_token": fields.whole("num_experts_per_tok", count),
+        "expert_ffn": fields.whole(experts.ffn, MAX_WIDTH),
+        "normed_experts": fields.flag("norm_topk_prob", False) if experts.normed is None else experts.normed,
+        "expert_layers": tuple(layers),
+    }
 
 
 def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:

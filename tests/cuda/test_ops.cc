@@ -396,7 +396,7 @@ static void test_refusals(const rig &r)
     w.n_parts = 1;
     w.rows = 1 << 30;
     w.cols = 1 << 20;
-    refused("bind", gpu.ops->bind(gpu.backend, &w, &gpu.err), LAZY_MEMORY, "weights");
+    refused("bind", gpu.ops->bind(gpu.backend, &w, 1, &gpu.err), LAZY_MEMORY, "weights");
     check(w.part[0].data == &weight && w.part[0].rows == 1 << 30, "a refused matrix was changed");
 
     lazy_config many_heads = config_of(512, 1, 16);
@@ -475,7 +475,7 @@ class weights
             gpu.bias = on_gpu->as<float>();
             plain.bias = bias.data();
         }
-        did(s, "bind", s.ops->bind(s.backend, &gpu, &s.err));
+        did(s, "bind", s.ops->bind(s.backend, &gpu, 1, &s.err));
     }
     ~weights() { s.ops->unbind(s.backend, &gpu); }
     weights(const weights &) = delete;
