@@ -134,6 +134,54 @@ FAMILIES = {
         dtype="F16",
         as_saved=True,
     ),
+    "mixtral": Family(
+        family_config("MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, intermediate_size=24),
+        shards=2,
+    ),
+    "mixtral-window": Family(
+        family_config(
+            "MixtralForCausalLM",
+            num_local_experts=5,
+            num_experts_per_tok=1,
+            sliding_window=9,
+            head_dim=12,
+            num_hidden_layers=2,
+            intermediate_size=16,
+        ),
+        dtype="F32",
+        as_saved=True,
+    ),
+    "qwen3-moe": Family(
+        family_config(
+            "Qwen3MoeForCausalLM",
+            num_hidden_layers=4,
+            head_dim=16,
+            moe_intermediate_size=24,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+            mlp_only_layers=[1],
+        )
+    ),
+    "qwen3-moe-steps": Family(
+        family_config(
+            "Qwen3MoeForCausalLM",
+            num_hidden_layers=4,
+            head_dim=8,
+            moe_intermediate_size=16,
+            num_experts=6,
+            num_experts_per_tok=4,
+            norm_topk_prob=False,
+            decoder_sparse_step=2,
+            use_sliding_window=True,
+            sliding_window=8,
+            max_window_layers=2,
+            tie_word_embeddings=True,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
 }
 
 

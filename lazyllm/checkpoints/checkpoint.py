@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
+from lazyllm.checkpoints.experts import experts_apart
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
@@ -159,6 +160,8 @@ class Checkpoint:
             )
         if FAMILIES[self.config.architecture].multimodal:
             self.tensors = text_model(self.tensors, self.path)
+        if self.config.n_experts:
+            self.tensors = experts_apart(self.tensors)
 
     @property
     def state(self) -> str:

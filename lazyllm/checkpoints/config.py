@@ -25,12 +25,10 @@ DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 class Experts:
     """How a family's files describe its experts.
 
-    `count` and `ffn` are the fields of their number and of the size of each. `normed`: their weights are
-    normalised; None: if the field norm_topk_prob says so. With `some_layers`, other fields say which layers
-    have experts.
+    `ffn` is the field of the size of each. `normed`: their weights are normalised; None: if the field
+    norm_topk_prob says so. With `some_layers`, two fields say which layers have experts.
     """
 
-    count: str
     ffn: str = "intermediate_size"
     normed: bool | None = None
     some_layers: bool = False
@@ -102,14 +100,14 @@ FAMILIES = {
         "mixtral",
         {"sliding_window": None},
         windows="all",
-        experts=Experts("num_local_experts", normed=True),
+        experts=Experts(normed=True),
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         biases="attention_bias",
         qk_norm=True,
         windows="all_if_used",
-        experts=Experts("num_experts", "moe_intermediate_size", some_layers=True),
+        experts=Experts("moe_intermediate_size", some_layers=True),
     ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
@@ -335,10 +333,16 @@ def read_experts(fields: Fields, experts: Experts | None, n_layers: int) -> dict
     if experts is None:
         none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
         return {**none, "expert_layers": (0,) * n_layers}
-    count = fields.whole(experts.count, MAX_EXPERTS)
+    named = (
+        fields.get("num_local_experts") is not None
+    )  # by transformers in most families; not by their files
+    count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
     layers = [1] * n_layers
     if experts.some_layers:
-        step, plain = fields.whole("decoder_sparse_step", MAX_LAYERS, default=1), fields.get("mlp_only_layers", [])
+        step, plain = (
+            fields.whole("decoder_sparse_step", MAX_LAYERS, default=1),
+            fields.get("mlp_only_layers", []),
+        )
         if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
             fields.refuse("mlp_only_layers", "a list of layers")
         layers = [int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)]
