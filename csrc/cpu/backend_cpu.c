@@ -112,6 +112,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
         .row_chunk = ROW_CHUNK,
     };
     cpu->arithmetic = arithmetic;
+    cpu->in_f32 = in_f32->products;
     code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float),
                       "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);

@@ -22,6 +22,7 @@ enum {
 typedef struct lazy_cpu {
     lazy_backend base;
     const lazy_arithmetic *arithmetic;
+    const lazy_products *in_f32;
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -122,6 +123,9 @@ LAZY_CPU_OPS(DECLARE_OP)
 /* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
 /* linear.c */
+/* y = x W^T in f32, whatever the stream's arithmetic, and each sum in one order for any number of rows: which experts a
+ * row has does not depend on others. */
+int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, const lazy_matrix *w, lazy_error *);
 /* y[i, :] = x[row i, :] W^T with the matrix of its expert; gate and up where w->n_parts is 2: then y = act(gate) * up.
  * w: (n_experts,). */
 int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const lazy_sorted_rows *, const lazy_matrix *w,

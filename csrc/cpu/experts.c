@@ -8,7 +8,7 @@ enum { ROWS_PER_TASK = 16 };
 typedef struct mixture {
     lazy_stream *stream;
     float *y; /* (n, d) */
-    int n, n_experts;
+    int n, n_experts, d;
     bool accumulate;
 } mixture;
 
@@ -72,7 +72,7 @@ static void add_outputs(void *job, int task, int worker)
     (void)worker;
     const mixture *m = job;
     const lazy_cpu_stream *s = (lazy_cpu_stream *)m->stream;
-    int d = m->stream->config->hidden, k = m->stream->config->experts_per_token;
+    int d = m->d, k = m->stream->config->experts_per_token;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, m->n); r++) {
         float *y = m->y + (int64_t)r * d;
         if (!m->accumulate) memset(y, 0, (size_t)d * sizeof *y);
@@ -85,9 +85,9 @@ int lazy_cpu_mix_experts(lazy_stream *stream, void *y, const void *x, int n, con
                          bool accumulate, lazy_error *err)
 {
     lazy_cpu_stream *s = (lazy_cpu_stream *)stream;
-    mixture m = { stream, y, n, experts->router.rows, accumulate };
+    mixture m = { stream, y, n, experts->router.rows, experts->router.cols, accumulate };
     int32_t begin[LAZY_MAX_EXPERTS + 1];
-    int code = lazy_cpu_logits(stream, s->router_logits, x, n, &experts->router, err);
+    int code = lazy_cpu_multiply_router(stream, s->router_logits, x, n, &experts->router, err);
     if (!code) code = lazy_cpu_run(stream, route_rows, &m, ceil_div(n, ROWS_PER_TASK), err);
     if (code) return code;
     sort_by_expert(&m, begin);

@@ -400,6 +400,22 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
     return lazy_cpu_run(stream, multiply_for_expert, &b, n_tasks, err);
 }
 
+int lazy_cpu_multiply_router(lazy_stream *stream, float *y, const float *x, int n, const lazy_matrix *w,
+                             lazy_error *err)
+{
+    product p = { .stream = stream,
+                  .kernels = cpu_of(stream)->in_f32,
+                  .y = y,
+                  .operands = x,
+                  .stride = w->cols,
+                  .w = w,
+                  .n = n,
+                  .columns = w->rows };
+    if (4 * w->cols > WORKER_SCRATCH) return lazy_cpu_logits(stream, y, x, n, w, err);
+    divide_unpacked(&p);
+    return lazy_cpu_run(stream, multiply_unpacked, &p, p.col_blocks, err);
+}
+
 /* ---- the ops ---------------------------------------------------------------------------- */
 
 int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate,

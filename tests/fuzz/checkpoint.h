@@ -129,6 +129,7 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
     int code =
         lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&c->expert_layers, n, sizeof *c->expert_layers, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
     require(!code, err.message);
