@@ -51,6 +51,10 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     }
     if architecture == "Gemma3ForCausalLM":
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
+    if architecture == "MixtralForCausalLM":
+        shape |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    if architecture == "Qwen3MoeForCausalLM":
+        shape |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
 

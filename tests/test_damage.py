@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,21 @@ def test_each_damaged_tensor_of_a_layer_is_named_by_it(tmp_path: Path, name: str
         words = "no finite number|score of the token .* is (-?nan|not a number)"
         assert re.search(words, str(caught.value)), stages
         assert session.length == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["gate", "experts.2.gate_proj", "experts.2.up_proj", "experts.2.down_proj"])
+def test_damaged_experts_are_noticed_in_their_layer(tmp_path: Path, name: str, value: float) -> None:
+    """A router by the first token, whatever experts it chooses; an expert by the tokens that it computes."""
+    shape = replace(SHAPE, n_experts=4, experts_per_token=2, expert_ffn=16, expert_layers=(1,))
+    name = f"model.layers.1.mlp.{name}.weight"
+    weight = tiny.random_weights(shape)[name].copy()
+    weight[2] = value
+    made = tiny.build(shape, tmp_path, {name: weight})
+    session = made.load().session(None)
+    with pytest.raises(CheckpointError, match="layer 1 gave a value that is no finite number"):
+        session.forward(made.ids(20))
+    assert session.length == 0
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

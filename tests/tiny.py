@@ -61,7 +61,12 @@ class Shape:
     @property
     def dimensions(self) -> dict[str, int]:
         """The dimensions by their names in config.json."""
-        return {
+        experts = {
+            "num_experts": self.n_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.expert_ffn,
+        }
+        return (experts if self.n_experts else {}) | {
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
             "num_hidden_layers": self.n_layers,

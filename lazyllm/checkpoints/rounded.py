@@ -21,6 +21,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values
 BLOCK_BYTES = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+ROUTER = ".mlp.gate.weight"  # the end of its name; it is never rounded
 
 Stored = tuple[list[str], list[Tensor]]
 """Shards and tensors, as in a checkpoint."""
@@ -32,7 +33,9 @@ def can_be_rounded(checkpoint: Checkpoint) -> bool:
 
 
 def matrices(checkpoint: Checkpoint) -> list[Tensor]:
-    return [tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1]
+    return [
+        tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1 and not tensor.name.endswith(ROUTER)
+    ]
 
 
 def as_rounded(tensor: Tensor, weights: str) -> Tensor:
