@@ -158,26 +158,26 @@ FAMILIES = {
     "qwen3-moe": Family(
         family_config(
             "Qwen3MoeForCausalLM",
-            num_hidden_layers=4,
             head_dim=16,
             moe_intermediate_size=24,
             num_experts=8,
             num_experts_per_tok=3,
             norm_topk_prob=True,
             decoder_sparse_step=1,
-            mlp_only_layers=[1],
+            mlp_only_layers=[],
         )
     ),
     "qwen3-moe-steps": Family(
         family_config(
             "Qwen3MoeForCausalLM",
-            num_hidden_layers=4,
+            num_hidden_layers=6,
             head_dim=8,
             moe_intermediate_size=16,
             num_experts=6,
             num_experts_per_tok=4,
             norm_topk_prob=False,
             decoder_sparse_step=2,
+            mlp_only_layers=[3],
             use_sliding_window=True,
             sliding_window=8,
             max_window_layers=2,

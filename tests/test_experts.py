@@ -12,11 +12,14 @@ import pytest
 import tiny
 from folders import model_folder
 from reference import Reference
+from safetensors import safe_open
 from tiny import Build, Shape, pruning
+from toys import as_gguf, write_gguf
 
 import lazyllm
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.experts import experts_apart
+from lazyllm.checkpoints.gguf import convert
 from lazyllm.counted_work import bare_flops
 
 SHAPE = Shape(seed=41, n_layers=4, qk_norm=True, n_experts=5, experts_per_token=2, expert_ffn=32)
@@ -125,3 +128,21 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     tensors = [tensor for tensor in checkpoint.tensors if tensor.name != missing]
     with pytest.raises(lazyllm.CheckpointError, match=f"tensor {missing}: missing from the checkpoint"):
         lazyllm._core.Model(checkpoint.config.core(), checkpoint.shards, tensors)
+
+
+def test_a_file_of_a_family_without_experts_that_has_some(tmp_path: Path) -> None:
+    metadata, tensors = as_gguf("qwen2.5")
+    path = write_gguf(tmp_path / "model.gguf", metadata | {"qwen2.expert_count": 8}, tensors)
+    words = r"qwen2\.expert_count is 8; expected 0: mixtures of experts are not supported"
+    with pytest.raises(lazyllm.CheckpointError, match=words):
+        lazyllm.load(path, device="cpu")
+
+
+def test_a_converted_file_has_the_names_of_the_hub(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", *as_gguf("mixtral"), kind="F16")
+    folder = convert(path, tmp_path / "out", "f32", progress=False)
+    with safe_open(folder / "model.safetensors", framework="np") as file:
+        names = {name for name in file.keys() if ".layers.0." in name and "moe" in name}  # noqa: SIM118
+    prefix = "model.layers.0.block_sparse_moe."
+    experts = {f"{prefix}experts.{e}.{w}.weight" for e in range(4) for w in ("w1", "w2", "w3")}
+    assert names == experts | {prefix + "gate.weight"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ from families import FAMILIES, RECORDED
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.gguf_checkpoint import FIELDS, GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import (
+    EXPERT_FIELDS,
+    FIELDS,
+    GEMMA3_TENSORS,
+    LAYER_TENSORS,
+    TOP_TENSORS,
+)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
@@ -98,6 +105,16 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
+def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights with those of all experts of a layer in one tensor."""
+    experts: dict[str, list[np.ndarray]] = {}
+    for name in sorted(weights, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+        if ".experts." in name:
+            experts.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(weights[name])
+    others = {name: values for name, values in weights.items() if ".experts." not in name}
+    return others | {name: np.stack(matrices) for name, matrices in experts.items()}
+
+
 def as_gguf(family: str) -> Files:
     """A GGUF file with a family's recorded checkpoint."""
     return gguf_files(FAMILIES[family].config, stored_values(RECORDED / "families" / family))
@@ -106,11 +123,15 @@ def as_gguf(family: str) -> Files:
 def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     """A GGUF file of the model that a folder in Hugging Face layout would have with this config.json."""
     gemma = config["model_type"] == "gemma3_text"
-    arch = "gemma3" if gemma else config["model_type"]
+    archs = {"gemma3_text": "gemma3", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
+    arch = archs.get(config["model_type"], config["model_type"])
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
     # the vocabulary is the tokenizer's, whose size may differ from the configuration's
     fields = {key: config[name] for name, key in FIELDS.items() if name in config and name != "vocab_size"}
+    fields |= {key: config[name] for name, key in EXPERT_FIELDS.items() if name in config}
+    if "num_local_experts" in config:
+        fields["expert_count"] = config["num_local_experts"]
     fields["attention.head_count_kv"] = kv_heads
     if "head_dim" in config:
         fields["rope.dimension_count"] = config["head_dim"]
@@ -125,7 +146,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     short = {hf: name for name, hf in TOP_TENSORS.items()}
     kinds = {hf: name for name, hf in (GEMMA3_TENSORS if gemma else LAYER_TENSORS).items()}
     tensors = {}
-    for hf, values in weights.items():
+    for hf, values in stacked(weights).items():
         if gemma and hf.endswith("norm.weight"):
             values = values + np.float32(1)
         if hf in short:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lazyllm.checkpoints.checkpoint import Tensor
 
-NAMES = {  # of Mixtral, and of Granite
+MIXTRAL = {
     ".block_sparse_moe.": ".mlp.",
     ".w1.weight": ".gate_proj.weight",
     ".w2.weight": ".down_proj.weight",
     ".w3.weight": ".up_proj.weight",
+}
+NAMES = MIXTRAL | {  # of Granite
     ".mlp.router.layer.weight": ".mlp.gate.weight",
     ".mlp.input_linear.weight": ".mlp.experts.gate_up_proj.weight",
     ".mlp.output_linear.weight": ".mlp.experts.down_proj.weight",
@@ -26,6 +28,14 @@ def renamed(name: str) -> str:
     """A tensor's name with the experts' parts called as in Qwen3 MoE and OLMoE."""
     for theirs, ours in NAMES.items():
         name = name.replace(theirs, ours)
+    return name
+
+
+def hub_name(name: str, architecture: str) -> str:
+    """The name that files of this architecture have in place of ours."""
+    if architecture == "MixtralForCausalLM":
+        for theirs, ours in reversed(MIXTRAL.items()):
+            name = name.replace(ours, theirs)
     return name
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from lazyllm.checkpoints.checkpoint import Tensor, header_bytes
+from lazyllm.checkpoints.experts import hub_name
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
@@ -63,7 +64,14 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
     tensors = checkpoint.tensors
-    entries = {tensor.name: (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors}
+    entries = {
+        hub_name(tensor.name, checkpoint.architecture): (
+            stored,
+            tensor.shape,
+            math.prod(tensor.shape) * width,
+        )
+        for tensor in tensors
+    }
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))
         for tensor in tensors:

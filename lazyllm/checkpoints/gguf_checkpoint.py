@@ -13,6 +13,7 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.experts import experts_apart
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
@@ -25,6 +26,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
 FIELDS = {
@@ -45,13 +47,17 @@ GEMMA3_FIELDS = {
     "sliding_window": "attention.sliding_window",
     "sliding_window_pattern": "attention.sliding_window_pattern",
 }
+EXPERT_FIELDS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
 ROPE_FIELDS = {
     "rope_type": "rope.scaling.type",
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
 UNSUPPORTED = {
-    "expert_count": (0, "mixtures of experts"),
     "attn_logit_softcapping": (0, "soft caps"),
     "final_logit_softcapping": (0, "soft caps"),
 }
@@ -73,6 +79,10 @@ LAYER_TENSORS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 GEMMA3_TENSORS = LAYER_TENSORS | {
     "post_attention_norm": "post_attention_layernorm",
@@ -103,13 +113,18 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
             )
+        self.architecture = ARCHITECTURES[self.arch]
+        if self.arch == "llama" and self.field("expert_count"):
+            self.architecture = "MixtralForCausalLM"
         self.stored = {tensor.name: tensor for tensor in tensors}
-        self.tensors = [
-            tensor._replace(name=self.hugging_face_name(tensor.name))
-            for tensor in tensors
-            if tensor.name != ROPE_DIVISORS
-        ]
-        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS
+        self.tensors = experts_apart(
+            [
+                tensor._replace(name=self.hugging_face_name(tensor.name))
+                for tensor in tensors
+                if tensor.name != ROPE_DIVISORS
+            ]
+        )
+        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS | EXPERT_FIELDS
         self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
         self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
         config = ModelConfig.read(
@@ -147,7 +162,7 @@ class GgufCheckpoint(Checkpoint):
             return TOP_TENSORS[name]
         if part and part["kind"] in layer_tensors:
             return f"model.layers.{int(part['layer'])}.{layer_tensors[part['kind']]}.{part['suffix']}"
-        self.refuse_tensor(name, f"has no place in a {ARCHITECTURES[self.arch]} model")
+        self.refuse_tensor(name, f"has no place in a {self.architecture} model")
 
     def refuse_tensor(self, name: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: tensor {name!r} {problem}")
@@ -171,11 +186,17 @@ class GgufCheckpoint(Checkpoint):
         for name in [name for name, value in values.items() if value is None]:
             fields.refuse(name, "a value: every GGUF file has it")
         partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
-        for key, (value, meaning) in (UNSUPPORTED | partial).items():
+        family = FAMILIES[self.architecture]
+        others = {} if family.experts else {"expert_count": (0, "mixtures of experts")}
+        for key, (value, meaning) in (UNSUPPORTED | partial | others).items():
             Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
+        if family.experts:
+            experts = {name: self.field(key) for name, key in EXPERT_FIELDS.items()}
+            values |= {name: value for name, value in experts.items() if value is not None}
+            values["norm_topk_prob"] = True
         config = {
-            "architectures": [ARCHITECTURES[self.arch]],
-            "model_type": FAMILIES[ARCHITECTURES[self.arch]].model_type,
+            "architectures": [self.architecture],
+            "model_type": family.model_type,
             **values,
             "tie_word_embeddings": "output.weight" not in self.stored,
             "torch_dtype": "float32",
