@@ -7,6 +7,13 @@ from typing import Any
 from hypothesis import strategies as st
 from tiny import DTYPES, Shape, pruning
 
+NORMS = st.sampled_from([{}, {"post_norms": True}, {"post_norms": True, "pre_norms": False}])
+QK_NORMS = st.sampled_from(
+    [{}, {"qk_norm": True}, {"qk_norm": True, "wide_qk_norm": True}, {"qk_norm": True, "late_qk_norm": True}]
+)
+ROPES = st.sampled_from(
+    [{}, {"no_rope": (False, True)}, {"short_context": 30}, {"query_growth": 0.7, "query_step": 9}]
+)
 WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 
@@ -14,6 +21,7 @@ WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma, experts = draw(st.booleans()), draw(st.booleans())
+    qk_norms = draw(QK_NORMS)
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
@@ -21,7 +29,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
-        post_norms=gemma and draw(st.booleans()),
+        **draw(NORMS if gemma else st.just({})),
         gelu=gemma and draw(st.booleans()),
         expert_layers=draw(st.sampled_from([(1,), (0, 1), (1, 1, 0)])) if experts else (0,),
         n_experts=7 if experts else 0,
@@ -35,8 +43,12 @@ def shapes(draw: st.DrawFn) -> Shape:
         tied=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),
         o_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
+        **qk_norms,
         rope_scale=draw(st.sampled_from([1.0, 1.2])),
+        rotary_dim=draw(st.sampled_from([None, None, 6])),
+        paired_rope=draw(st.booleans()),
+        **draw(ROPES if "late_qk_norm" not in qk_norms else st.just({})),
+        logit_scale=draw(st.sampled_from([1.0, 0.3])),
         dtype=draw(st.sampled_from(DTYPES)),
     )
 

@@ -17,9 +17,9 @@ from tiny import Build, Shape, pruning
 from toys import as_gguf, write_gguf
 
 import lazyllm
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
-from lazyllm.checkpoints.experts import experts_apart
+from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf import convert
+from lazyllm.checkpoints.tensors import Tensor, experts_apart
 from lazyllm.counted_work import bare_flops
 
 SHAPE = Shape(seed=41, n_layers=4, qk_norm=True, n_experts=5, experts_per_token=2, expert_ffn=32)

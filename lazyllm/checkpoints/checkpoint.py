@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
-from lazyllm.checkpoints.experts import experts_apart
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
+from lazyllm.checkpoints.tensors import Tensor, experts_apart
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
@@ -50,17 +50,6 @@ TEXT_MODEL = {
 """Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
 
 CHUNK_VALUES = 1 << 22
-
-
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint: its `n_bytes` bytes begin at byte `offset` of the file `shard`, an index."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    n_bytes: int
 
 
 def resolve(path_or_id: str | Path, revision: str | None = None, file: str | None = None) -> Path:
@@ -160,8 +149,7 @@ class Checkpoint:
             )
         if FAMILIES[self.config.architecture].multimodal:
             self.tensors = text_model(self.tensors, self.path)
-        if self.config.n_experts:
-            self.tensors = experts_apart(self.tensors)
+        self.tensors = experts_apart(list(core_tensors(self.tensors, self.config, self.path)))
 
     @property
     def state(self) -> str:
@@ -263,6 +251,34 @@ def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
                 raise CheckpointError(f"{folder}: tensor {tensor.name!r} is a second {name!r}; expected one")
             text[name] = tensor._replace(name=name)
     return list(text.values())
+
+
+def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
+    """The tensors under the names that the core takes; one that holds several is split, by its rows."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    fused = {
+        "self_attn.qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+        "mlp.gate_up_proj": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
+    }
+    renamed = FAMILIES[config.architecture].renamed
+    for tensor in tensors:
+        *place, suffix = tensor.name.split(".")
+        layer, kind = place[:3], ".".join(place[3:])
+        if kind not in fused:
+            ours = ".".join([*layer, renamed[kind], suffix]) if kind in renamed else tensor.name
+            yield tensor._replace(name=ours)
+            continue
+        parts, offset = fused[kind], tensor.offset
+        if tensor.shape[:1] != (sum(parts.values()),):
+            raise CheckpointError(
+                f"{source}: tensor {tensor.name!r} has shape {list(tensor.shape)}; expected "
+                f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
+            )
+        for part, rows in parts.items():
+            name, n_bytes = ".".join([*layer, part, suffix]), tensor.n_bytes * rows // tensor.shape[0]
+            shape = (rows, *tensor.shape[1:])
+            yield tensor._replace(name=name, shape=shape, offset=offset, n_bytes=n_bytes)
+            offset += n_bytes
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

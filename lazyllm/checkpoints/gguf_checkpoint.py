@@ -13,11 +13,11 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
-from lazyllm.checkpoints.experts import experts_apart
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
+from lazyllm.checkpoints.tensors import experts_apart
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile

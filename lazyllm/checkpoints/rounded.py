@@ -8,9 +8,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, header_bytes, read_shard
+from lazyllm.checkpoints.checkpoint import Checkpoint, header_bytes, read_shard
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
+from lazyllm.checkpoints.tensors import Tensor
 from lazyllm.support.files import locked, whole_file
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar

@@ -1,13 +1,11 @@
-"""The matrices of experts, under the same names whatever a checkpoint calls them and how it stacks them."""
+"""The entries of a checkpoint's table of tensors. Those of experts have the same names, one for each matrix,
+whatever the checkpoint calls them and however it stacks them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from lazyllm.checkpoints.checkpoint import Tensor
+from typing import NamedTuple
 
 MIXTRAL = {
     ".block_sparse_moe.": ".mlp.",
@@ -22,6 +20,17 @@ NAMES = MIXTRAL | {  # of Granite
 }
 STACKED = re.compile(r"(?P<prefix>.*\.mlp\.experts)\.(?P<kind>gate_up|gate|up|down)_proj\.weight")
 PARTS = {"gate_up": ("gate", "up")}
+
+
+class Tensor(NamedTuple):
+    """A tensor of a checkpoint: its `n_bytes` bytes begin at byte `offset` of the file `shard`, an index."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    n_bytes: int
 
 
 def renamed(name: str) -> str:
