@@ -58,10 +58,12 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     }
     if architecture == "Gemma3ForCausalLM":
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
-    if architecture == "MixtralForCausalLM":
+    if architecture in ("MixtralForCausalLM", "GraniteMoeForCausalLM"):
         shape |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    if architecture in ("Qwen3MoeForCausalLM", "OlmoeForCausalLM"):
+        shape |= {"num_experts": 6, "num_experts_per_tok": 3}
     if architecture == "Qwen3MoeForCausalLM":
-        shape |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+        shape["moe_intermediate_size"] = 24
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
 
@@ -284,6 +286,21 @@ FAMILIES = {
         ),
         dtype="F16",
         as_saved=True,
+    ),
+    "olmoe": Family(
+        family_config("OlmoeForCausalLM", intermediate_size=16, num_experts=8, norm_topk_prob=False)
+    ),
+    "granite-moe": Family(
+        family_config(
+            "GraniteMoeForCausalLM",
+            intermediate_size=16,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.25,
+            residual_multiplier=0.22,
+            logits_scaling=6.0,
+            tie_word_embeddings=True,
+        ),
+        shards=2,
     ),
 }
 

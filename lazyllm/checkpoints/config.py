@@ -246,6 +246,14 @@ FAMILIES = {
         windows="all_if_used",
         experts=Experts("moe_intermediate_size", some_layers=True),
     ),
+    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", experts=Experts()),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        {"max_position_embeddings": 2048},
+        **ALL_BIASES,
+        multipliers=True,
+        experts=Experts(normed=True),
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
@@ -264,6 +272,7 @@ UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
+    "clip_qkv": (None, "clipped queries, keys and values"),
     "attn_logit_softcapping": (None, "soft caps"),
     "final_logit_softcapping": (None, "soft caps"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
