@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
 FIELDS = {
@@ -193,7 +194,7 @@ class GgufCheckpoint(Checkpoint):
         if family.experts:
             experts = {name: self.field(key) for name, key in EXPERT_FIELDS.items()}
             values |= {name: value for name, value in experts.items() if value is not None}
-            values["norm_topk_prob"] = True
+            values["norm_topk_prob"] = self.arch == "qwen3moe"
         config = {
             "architectures": [self.architecture],
             "model_type": family.model_type,
