@@ -168,10 +168,19 @@ FAMILIES = {
         family_config(
             "SmolLM3ForCausalLM",
             num_hidden_layers=4,
-            no_rope_layers=[1, 0, 1, 0],
             use_sliding_window=False,
             rope_theta=5e6,
             tie_word_embeddings=True,
+        )
+    ),
+    "smollm3-layers": Family(
+        family_config(
+            "SmolLM3ForCausalLM",
+            no_rope_layers=[1, 0, 0],
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            use_sliding_window=True,
+            sliding_window=9,
+            rope_scaling=YARN,
         )
     ),
     "ministral3": Family(
@@ -210,13 +219,13 @@ FAMILIES = {
             num_hidden_layers=4,
             head_dim=12,
             sliding_window=7,
-            sliding_window_pattern=3,
-            rope_scaling=LLAMA3,
+            sliding_window_pattern=4,
             rope_theta=1e6,
         )
     ),
     "exaone4-global": Family(
-        family_config("Exaone4ForCausalLM", layer_types=3 * ["full_attention"]) | {"sliding_window": None}
+        family_config("Exaone4ForCausalLM", layer_types=3 * ["full_attention"], rope_scaling=LLAMA3)
+        | {"sliding_window": None}
     ),
     "seed-oss": Family(
         family_config("SeedOssForCausalLM", head_dim=12, attention_bias=True, attention_out_bias=False)

@@ -354,7 +354,7 @@ REFUSED = [
     (
         PHI,
         {"rope_scaling": LONGROPE | FOUR | {"long_factor": [1, 1, 1, 0]}},
-        "long_factor is .*; expected a list of 4",
+        "rope_scaling: long_factor: 3 is 0; expected a number",
     ),
     (
         PHI,

@@ -92,7 +92,7 @@ SHAPES = {
         dtype="BF16",
     ),
     "norms behind RoPE": Shape(
-        seed=52,
+        seed=54,
         n_layers=5,
         hidden=64,
         head_dim=64,
@@ -114,6 +114,7 @@ SHAPES = {
         qk_norm=True,
         wide_qk_norm=True,
         query_growth=0.5,
+        query_step=64,
         logit_scale=0.125,
         dtype="F16",
     ),

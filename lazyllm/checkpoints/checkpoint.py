@@ -149,7 +149,7 @@ class Checkpoint:
             )
         if FAMILIES[self.config.architecture].multimodal:
             self.tensors = text_model(self.tensors, self.path)
-        self.tensors = experts_apart(list(core_tensors(self.tensors, self.config, self.path)))
+        self.tensors = list(core_tensors(self.tensors, self.config, self.path))
 
     @property
     def state(self) -> str:
@@ -261,12 +261,12 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
         "mlp.gate_up_proj": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
     }
     renamed = FAMILIES[config.architecture].renamed
-    for tensor in tensors:
+    for tensor in experts_apart(tensors):
         *place, suffix = tensor.name.split(".")
         layer, kind = place[:3], ".".join(place[3:])
         if kind not in fused:
-            ours = ".".join([*layer, renamed[kind], suffix]) if kind in renamed else tensor.name
-            yield tensor._replace(name=ours)
+            named = ".".join([*layer, renamed[kind], suffix]) if kind in renamed else tensor.name
+            yield tensor._replace(name=named)
             continue
         parts, offset = fused[kind], tensor.offset
         if tensor.shape[:1] != (sum(parts.values()),):

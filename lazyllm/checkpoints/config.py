@@ -17,6 +17,7 @@ from lazyllm.checkpoints.rope import (
     NO_ROPE,
     SCALINGS,
     SLIDING,
+    RopeRules,
     read_ropes,
     rope_table,
 )
@@ -58,9 +59,8 @@ class Family:
     `max_window_layers` says. `no_rope`: in layers without RoPE,
     those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model with windows, those
     without one. `query_scalar` names the field whose root divides scores in place of the head dimension's.
-    `ropes` and `scalings`: see `read_ropes`. `paired_rope`: RoPE turns neighbours of a head, not its halves.
-    `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `query_growth`: q
-    grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
+    `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`: Granite's. `query_growth`:
+    q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
     files that differ from those that the core takes.
     """
 
@@ -76,10 +76,8 @@ class Family:
     scaled_embedding: bool = False
     query_scalar: str | None = None
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
-    ropes: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
-    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
-    partial_rope: bool = False
     no_rope: Literal["none", "listed", "full"] = "none"
     multipliers: bool = False
     query_growth: bool = False
@@ -87,9 +85,9 @@ class Family:
     experts: Experts | None = None
 
 
-def one_rope(theta: float) -> dict[str, tuple[str, float]]:
-    """The ropes of a family whose layers share one, with this base where the file has none."""
-    return {FULL: ("rope_theta", theta)}
+def based_on(theta: float) -> RopeRules:
+    """RoPE with this base frequency where the file has none."""
+    return RopeRules({FULL: ("rope_theta", theta)})
 
 
 ALL_BIASES: Any = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -118,9 +116,10 @@ GEMMA3 = Family(
     scaled_embedding=True,
     query_scalar="query_pre_attn_scalar",
     windows="pattern",
-    ropes={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
+    rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
 )
 MISTRAL = Family("mistral", windows="all")
+PHI3_SCALINGS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -143,7 +142,7 @@ GLM = Family(
     },
     qkv_bias="attention_bias",
     paired_rope=True,
-    partial_rope=True,
+    rope=RopeRules(partial=True),
 )
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, **ALL_BIASES),
@@ -155,15 +154,14 @@ FAMILIES = {
         "phi3",
         EPS | {"sliding_window": None, "original_max_position_embeddings": 4096},
         windows="all",
-        partial_rope=True,
-        scalings={"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")},
+        rope=RopeRules(scalings=PHI3_SCALINGS, partial=True),
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         {"sliding_window": None, "tie_word_embeddings": True},
         **ALL_BIASES,
         windows="optional",
-        ropes=one_rope(2e6),
+        rope=based_on(2e6),
         no_rope="listed",
     ),
     "Ministral3ForCausalLM": Family(
@@ -181,7 +179,7 @@ FAMILIES = {
         model_type="olmo3",
         defaults=EPS | {"sliding_window_pattern": 4},
         windows="pattern",
-        ropes={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
+        rope=RopeRules({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}),
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",
@@ -201,14 +199,14 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
         EPS | {"head_dim": 128, "tie_word_embeddings": True},
-        ropes=one_rope(5e5),
+        rope=based_on(5e5),
         paired_rope=True,
     ),
     "HeliumForCausalLM": Family(
         "helium",
         {"head_dim": 128, "rms_norm_eps": 1e-8},
         qkv_bias="attention_bias",
-        ropes=one_rope(1e5),
+        rope=based_on(1e5),
         paired_rope=True,
     ),
     "HunYuanDenseV1ForCausalLM": Family(
@@ -216,7 +214,7 @@ FAMILIES = {
         EPS,
         **ALL_BIASES,
         qk_norm="late",
-        scalings=SCALINGS | {"dynamic": "alpha"},
+        rope=RopeRules(scalings=SCALINGS | {"dynamic": "alpha"}),
         renamed={
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
@@ -360,14 +358,8 @@ class ModelConfig:
             fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
-        ropes = read_ropes(
-            fields,
-            family.ropes,
-            family.scalings,
-            head_dim,
-            fields.whole("max_position_embeddings", MAX_CONTEXT),
-            family.partial_rope,
-        )
+        context = fields.whole("max_position_embeddings", MAX_CONTEXT)
+        ropes = read_ropes(fields, family.rope, head_dim, context)
         context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
         table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
@@ -507,7 +499,7 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
     windows = read_windows(fields, family, turns)
     if family.no_rope == "full" and fields.get("sliding_window") is not None:
         turns = [window > 0 for window in windows]
-    local = SLIDING if SLIDING in family.ropes else FULL
+    local = SLIDING if SLIDING in family.rope.bases else FULL
     kinds = [local if window else FULL for window in windows]
     return windows, [kind if turn else NO_ROPE for kind, turn in zip(kinds, turns, strict=True)]
 
@@ -545,7 +537,7 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
     else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
         sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.ropes):
+    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.rope.bases):
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
     return tuple(window if slides else 0 for slides in sliding)

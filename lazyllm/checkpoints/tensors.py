@@ -4,7 +4,7 @@ whatever the checkpoint calls them and however it stacks them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 MIXTRAL = {
@@ -67,6 +67,6 @@ def unstacked(tensor: Tensor) -> Iterator[Tensor]:
         )
 
 
-def experts_apart(tensors: list[Tensor]) -> list[Tensor]:
+def experts_apart(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The table of tensors with a matrix for each part of each expert."""
     return [matrix for tensor in tensors for matrix in unstacked(tensor._replace(name=renamed(tensor.name)))]
