@@ -49,7 +49,7 @@ SHAPES = {
         seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
     ),
     "experts": Shape(
-        seed=51,
+        seed=58,
         n_layers=5,
         hidden=64,
         head_dim=64,
