@@ -203,6 +203,21 @@ FAMILIES = {
             tie_word_embeddings=True,
         )
     ),
+    "granite4": Family(
+        family_config(
+            "GraniteMoeHybridForCausalLM",
+            intermediate_size=7,
+            shared_intermediate_size=40,
+            num_local_experts=0,
+            layer_types=3 * ["attention"],
+            position_embedding_type="rope",
+            embedding_multiplier=6.0,
+            attention_multiplier=0.3,
+            residual_multiplier=0.4,
+            logits_scaling=4.0,
+            mamba_n_heads=1,
+        )
+    ),
     "olmo2": Family(family_config("Olmo2ForCausalLM", rope_theta=5e5), dtype="F32"),
     "olmo3": Family(
         family_config(

@@ -78,6 +78,33 @@ CHAT_TEMPLATES = [
     "{%- if add_generation_prompt %}\n    {{- '<assistant>' }}\n{%- endif %}",
     "{% for message in messages %}\n    {% if message.role == 'system' %}{% continue %}{% endif %}\n"
     "    {% generation %}{{ message | tojson }}{% endgeneration %}\n{% endfor %}\n",
+    # as in Phi and GLM: a mark for each role, and nothing for unknown ones
+    "{{ '[BOS]<top>' }}{% for message in messages %}"
+    "{% if message['role'] in ['user', 'assistant', 'system'] %}"
+    "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}{% endif %}{% endfor %}"
+    "{{- '<|assistant|>' if add_generation_prompt else eos_token -}}",
+    # as in EXAONE, Granite and Hunyuan: state across a loop, the last question, reversed lists, filters
+    "{%- set state = namespace(last=-1, seen=0) -%}{%- for message in messages[::-1] -%}"
+    "{%- if message.role == 'user' and state.last < 0 -%}"
+    "{%- set state.last = messages | length - 1 - loop.index0 -%}{%- endif -%}{%- endfor -%}"
+    "{%- for message in messages -%}{%- set state.seen = state.seen + 1 -%}"
+    "{{- '[|' ~ message.role ~ '|' ~ (loop.index0 == state.last) ~ ']' }}"
+    "{{- message.content | trim | replace('\\n', ' ') ~ ('[|end|]\\n' if not loop.last else '') }}"
+    "{%- endfor -%}"
+    "{{- state.seen ~ ' ' ~ (messages | selectattr('role', 'equalto', 'user') | list | length) }}"
+    "{%- if add_generation_prompt %}{{ '[|assistant|]' }}"
+    "{% if enable_thinking is defined and enable_thinking %}"
+    "{{ '<think>' }}{% else %}{{ '<think></think>' }}{% endif %}{% endif -%}",
+    # as in Seed-OSS and SmolLM3: macros, defaults, slices of strings, dates
+    "{%- macro turn(role, text, end='</s>') -%}{{ '<' ~ role ~ '>' ~ text ~ end }}{%- endmacro -%}"
+    "{%- set mode = mode | default('/think') -%}{%- if messages[0].role == 'system' -%}"
+    "{%- set system = messages[0].content -%}{%- set rest = messages[1:] -%}{%- else -%}"
+    "{%- set system = 'Today: ' ~ strftime_now('%Y') ~ ' ' ~ mode -%}{%- set rest = messages -%}{%- endif -%}"
+    "{{- turn('system', system.rstrip()) }}{%- for message in rest -%}"
+    "{%- if message.role not in ('user', 'assistant') -%}"
+    "{{ raise_exception('unknown role ' ~ message.role) }}"
+    "{%- endif -%}{{ turn(message.role, message.content.split('</think>')[-1].lstrip('\\n'), end='\\n') }}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}{{ turn('assistant', '', end='') }}{%- endif -%}",
     # as in Gemma 3: the system's text begins the first question, contents may be lists of parts
     "{{ bos_token }}{%- set first = '' -%}{%- if messages[0]['role'] == 'system' -%}"
     "{%- set first = messages[0]['content'] + '\n\n' -%}{%- set messages = messages[1:] -%}{%- endif -%}"
@@ -298,7 +325,9 @@ def test_sentencepiece_tokens(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "template", [None, *CHAT_TEMPLATES], ids=["own", "alternating", "dated", "marked", "gemma"]
+    "template",
+    [None, *CHAT_TEMPLATES],
+    ids=["own", "alternating", "dated", "marked", "roles", "namespace", "macros", "gemma"],
 )
 @pytest.mark.parametrize("chat", CHATS, ids=["question", "turns", "system"])
 def test_chat(template: str | None, chat: list[dict[str, str]], demo_model: Path, tmp_path: Path) -> None:

@@ -264,9 +264,9 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
     for tensor in experts_apart(tensors):
         *place, suffix = tensor.name.split(".")
         layer, kind = place[:3], ".".join(place[3:])
+        kind = renamed.get(kind, kind)
         if kind not in fused:
-            named = ".".join([*layer, renamed[kind], suffix]) if kind in renamed else tensor.name
-            yield tensor._replace(name=named)
+            yield tensor._replace(name=".".join([*layer, kind, suffix]) if kind else tensor.name)
             continue
         parts, offset = fused[kind], tensor.offset
         if tensor.shape[:1] != (sum(parts.values()),):

@@ -50,18 +50,18 @@ class Family:
     """The features of a model family, as a row of FAMILIES.
 
     `defaults` are the values of fields that files may leave out. With `multimodal`, the text model's fields
-    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the field
-    that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field of this
-    name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads together;
-    of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows` are in all
-    layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
+    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the
+    field that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field
+    of this name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads
+    together; of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows`
+    are in all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
-    `max_window_layers` says. `no_rope`: in layers without RoPE,
-    those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model with windows, those
-    without one. `query_scalar` names the field whose root divides scores in place of the head dimension's.
-    `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`: Granite's. `query_growth`:
-    q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
-    files that differ from those that the core takes.
+    `max_window_layers` says. `no_rope`: in layers without RoPE, those that `no_rope_layers` or else
+    `no_rope_layer_interval` says; or, in a model with windows, those without one. `query_scalar` names the
+    field whose root divides scores in place of the head dimension's. `ffn` names the FFN's width. `only`:
+    more of UNSUPPORTED. `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`:
+    Granite's. `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the
+    parts of tensors' names in files that differ from those that the core takes. `experts`: see `Experts`.
     """
 
     model_type: str
@@ -79,6 +79,8 @@ class Family:
     rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
     no_rope: Literal["none", "listed", "full"] = "none"
+    ffn: str = "intermediate_size"
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     multipliers: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -131,6 +133,7 @@ MINISTRAL3_ROPE = {
 }
 EPS = {"rms_norm_eps": 1e-5}
 OLMO2 = Family("olmo2", EPS, **ALL_BIASES, qk_norm="wide", norms="post")
+GRANITE = Family("granite", {"max_position_embeddings": 2048}, **ALL_BIASES, multipliers=True)
 GLM = Family(
     "glm",
     {
@@ -170,8 +173,20 @@ FAMILIES = {
         windows="all",
         query_growth=True,
     ),
-    "GraniteForCausalLM": Family(
-        "granite", {"max_position_embeddings": 2048}, **ALL_BIASES, multipliers=True
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeHybridForCausalLM": replace(
+        GRANITE,
+        model_type="granitemoehybrid",
+        defaults={**GRANITE.defaults, "num_local_experts": 8, "position_embedding_type": "none"},
+        ffn="shared_intermediate_size",
+        only={
+            "num_local_experts": (0, "mixtures of experts"),
+            "position_embedding_type": ("rope", "layers without RoPE"),
+        },
+        renamed={
+            "shared_mlp.input_linear": "mlp.gate_up_proj",
+            "shared_mlp.output_linear": "mlp.down_proj",
+        },
     ),
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": replace(
@@ -256,9 +271,10 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
+ATTENTION = {"'attention'", "'full_attention'"}
 REFUSED = {
     **dict.fromkeys(("Mamba", "Jamba", "NemotronH", "Lfm2", "RecurrentGemma", "Rwkv"), RECURRENT),
-    **dict.fromkeys(("Qwen3Next", "Qwen3_5", "GraniteMoeHybrid", "FalconH1", "Zamba", "Bamba"), RECURRENT),
+    **dict.fromkeys(("Qwen3Next", "Qwen3_5", "FalconH1", "Zamba", "Bamba"), RECURRENT),
     **dict.fromkeys(
         ("DeepseekV2", "DeepseekV3", "KimiK2"), "its layers keep latents in place of keys and values"
     ),
@@ -350,7 +366,10 @@ class ModelConfig:
         architecture = read_architecture(fields)
         fields, family = text_fields(fields, FAMILIES[architecture])
         fields.only(*family.activation, "other activations")
-        for name, (value, meaning) in UNSUPPORTED.items():
+        layers = fields.get("layer_types") or ["linear_attention"]
+        if family.model_type == "granitemoehybrid" and not set(map(repr, layers)) <= ATTENTION:
+            fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
+        for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
@@ -386,7 +405,7 @@ class ModelConfig:
             n_heads=heads,
             n_kv_heads=kv_heads,
             head_dim=head_dim,
-            ffn=fields.whole("intermediate_size", MAX_WIDTH),
+            ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
             context=context,
             norm_eps=fields.number("rms_norm_eps", 0.0, 0.1, default=1e-6) / residual**2,
