@@ -97,7 +97,7 @@ def test_the_router_is_not_rounded(weights: str, tmp_path: Path, monkeypatch: py
 
 
 def test_stacked_tensors_are_taken_apart() -> None:
-    """As in Granite MoE (gate above up) and in GGUF files; other tensors stay, one of a wrong rank too."""
+    """As in Granite MoE (gate above up) and in GGUF files; others stay, of a wrong rank or size too."""
     prefix = "model.layers.3.block_sparse_moe."
     stacked = [
         Tensor(prefix + "input_linear.weight", "BF16", (2, 6, 4), 1, 1000, 96),
@@ -105,6 +105,8 @@ def test_stacked_tensors_are_taken_apart() -> None:
         Tensor(prefix + "router.layer.weight", "F32", (2, 4), 0, 0, 32),
         Tensor("model.layers.0.mlp.experts.up_proj.weight", "Q8_0", (2, 5, 32), 0, 500, 340),
         Tensor("model.layers.1.mlp.experts.up_proj.weight", "F32", (5, 32), 0, 900, 640),
+        Tensor("model.layers.2.mlp.experts.up_proj.weight", "F32", (1 << 60, 0, 1), 0, 900, 0),
+        Tensor("model.layers.3.mlp.experts.up_proj.weight", "F32", (0, 2, 1), 0, 900, 0),
     ]
     ours = "model.layers.3.mlp."
     assert experts_apart(stacked) == [
@@ -117,7 +119,7 @@ def test_stacked_tensors_are_taken_apart() -> None:
         Tensor(ours + "gate.weight", "F32", (2, 4), 0, 0, 32),
         Tensor("model.layers.0.mlp.experts.0.up_proj.weight", "Q8_0", (5, 32), 0, 500, 170),
         Tensor("model.layers.0.mlp.experts.1.up_proj.weight", "Q8_0", (5, 32), 0, 670, 170),
-        stacked[-1],
+        *stacked[-3:],
     ]
 
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from lazyllm.checkpoints.config import MAX_EXPERTS
+
 MIXTRAL = {
     ".block_sparse_moe.": ".mlp.",
     ".w1.weight": ".gate_proj.weight",
@@ -51,12 +53,12 @@ def hub_name(name: str, architecture: str) -> str:
 def unstacked(tensor: Tensor) -> Iterator[Tensor]:
     """The matrices of a tensor that holds those of all experts; of another one, itself."""
     stack = STACKED.fullmatch(tensor.name)
-    if stack is None or len(tensor.shape) != 3:
+    if stack is None or len(tensor.shape) != 3 or not 0 < tensor.shape[0] <= MAX_EXPERTS:
         yield tensor
         return
     count, rows, columns = tensor.shape
     parts = PARTS.get(stack["kind"], (stack["kind"],))
-    n_bytes = tensor.n_bytes // (max(count, 1) * len(parts))
+    n_bytes = tensor.n_bytes // (count * len(parts))
     for i in range(count * len(parts)):
         expert, part = divmod(i, len(parts))
         yield tensor._replace(
