@@ -22,6 +22,14 @@ static inline int lazy_q_width(const lazy_config *c) { return c->n_heads * c->he
 static inline int lazy_kv_width(const lazy_config *c) { return c->n_kv_heads * c->head_dim; }
 static inline int lazy_qkv_width(const lazy_config *c) { return lazy_q_width(c) + 2 * lazy_kv_width(c); }
 
+/* The size of the FFN of layers without experts; 0: there is none. */
+static inline int lazy_plain_ffn(const lazy_config *c)
+{
+    for (int l = 0; l < c->n_layers; l++)
+        if (!c->expert_layers[l]) return c->ffn;
+    return 0;
+}
+
 typedef struct lazy_backend lazy_backend;
 typedef struct lazy_stream lazy_stream;
 
@@ -32,7 +40,7 @@ typedef struct lazy_part {
     lazy_dtype dtype;
 } lazy_part;
 
-enum { LAZY_MAX_PARTS = 3 };
+enum { LAZY_MAX_PARTS = 3, LAZY_MAX_EXPERTS = 1024 };
 
 /* W of y = x W^T, (rows, cols): up to three blocks of rows, one below the other (q,k,v or gate,up). */
 typedef struct lazy_matrix {
@@ -41,6 +49,13 @@ typedef struct lazy_matrix {
     int rows, cols;
     const float *bias; /* (rows,) or NULL */
 } lazy_matrix;
+
+/* The experts of a layer, n of the config's. */
+typedef struct lazy_experts {
+    lazy_matrix router;   /* (n, d) */
+    lazy_matrix *gate_up; /* (n,) of (2 F, d) */
+    lazy_matrix *down;    /* (n,) of (d, F) */
+} lazy_experts;
 
 /* K,V cache of one layer. The slot of a token is its position. Tokens of one head are contiguous, because attention
  * reads one head at a time. */
@@ -87,9 +102,10 @@ typedef struct lazy_ops {
     void (*share_close)(lazy_shared *);
     /* Fails, with both numbers in the message, if so many bytes cannot fit. */
     int (*admit)(lazy_backend *, uint64_t bytes, const char *what, lazy_error *);
-    /* Makes a matrix in host memory, which outlives it, usable by the ops. bias is in the backend's memory already. */
-    int (*bind)(lazy_backend *, lazy_matrix *, lazy_error *);
-    void (*unbind)(lazy_backend *, lazy_matrix *);
+    /* Makes n matrices of one shape in host memory, which outlives them, usable by the ops. bias is in the backend's
+     * memory already. */
+    int (*bind)(lazy_backend *, lazy_matrix *, int n, lazy_error *);
+    void (*unbind)(lazy_backend *, lazy_matrix *); /* with the first one all n */
     /* Rounds the part's values to LAZY_Q8_0 or LAZY_Q4_1; to (host): (rows, cols). NULL: the ops take no quantized
      * weights. Waits. */
     int (*quantize)(lazy_stream *, void *to, lazy_dtype dtype, const lazy_part *, int cols, lazy_error *);
@@ -121,6 +137,12 @@ typedef struct lazy_ops {
     int (*matmul)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *w, bool accumulate, lazy_error *);
     /* y[n,F] = act(x W[:F]^T) * (x W[F:]^T); act: SiLU, or GELU as config->gelu says */
     int (*gated)(lazy_stream *, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *);
+    /* y[n,d] (+)= the sum over each row's experts, in ascending order, of weight * (act(x gate^T) * (x up^T)) down^T;
+     * n: at most row_chunk. The experts of a row are those with the greatest products with the router, of equal ones
+     * the first; their weights are the softmax of all products, or where config->normed_experts of the chosen ones'. A
+     * product that is NaN or Inf makes y[r,:] NaN. Which rows are beside it changes no row. */
+    int (*mix_experts)(lazy_stream *, void *y, const void *x, int n, const lazy_experts *, bool accumulate,
+                       lazy_error *);
     /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into
      * kv.k[rows]; copies v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is
      * an error. The norms are (D,), or H D and G D long, as config->wide_qk_norm and late_qk_norm say. q_rope,

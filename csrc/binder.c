@@ -127,8 +127,10 @@ static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, co
 typedef enum use {
     USE_TABLE,
     USE_LAYER,
-    USE_QKV
-} use; /* embedding or LM head; of a layer; q, k and v, one part each, or the norm of q or k */
+    USE_QKV,
+    USE_ROUTER
+} use; /* embedding or LM head; of a layer; q, k and v, one part each, or the norm of q or k; chooses experts, and is
+          never rounded */
 
 /* True if the rows of this part are to be sorted. */
 static bool is_sorted(const binder *b, use use, int part)
@@ -193,7 +195,7 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
         [LAZY_WEIGHTS_AS_STORED] = "auto", [LAZY_WEIGHTS_Q8] = "q8", [LAZY_WEIGHTS_Q4] = "q4"
     };
     *format = stored;
-    if (b->weights != LAZY_WEIGHTS_AS_STORED)
+    if (b->weights != LAZY_WEIGHTS_AS_STORED && use != USE_ROUTER)
         *format = b->weights == LAZY_WEIGHTS_Q4 && use != USE_TABLE ? LAZY_Q4_1 : LAZY_Q8_0;
     const lazy_format *target = &lazy_formats[*format];
     if (lazy_is_quantized(*format) && !b->model->backend->ops->quantize)
@@ -235,23 +237,33 @@ static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format,
     return LAZY_OK;
 }
 
-static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols,
-                       use use, lazy_error *err)
+/* *matrix = what `bind` takes, in the second round. */
+static int prepare_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names,
+                          int cols, use use, lazy_error *err)
 {
-    lazy_matrix bound = { .n_parts = n_names, .cols = cols, .bias = matrix->bias };
+    *matrix = (lazy_matrix){ .n_parts = n_names, .cols = cols };
     for (int i = 0; i < n_names; i++) {
-        lazy_part *part = &bound.part[i];
+        lazy_part *part = &matrix->part[i];
         lazy_dtype format;
         part->rows = rows[i];
-        bound.rows += rows[i];
+        matrix->rows += rows[i];
         int code = take(b, names[i], rows[i], cols, &part->data, &part->dtype, err);
         if (!code) code = choose_format(b, names[i], use, cols, part->dtype, &format, err);
         if (code) return code;
         if (b->dry) b->model->bytes += (size_t)rows[i] * lazy_row_bytes(format, cols);
         else if ((code = prepare_part(b, part, cols, format, is_sorted(b, use, i), err))) return code;
     }
-    if (b->dry) return LAZY_OK;
-    int code = b->model->backend->ops->bind(b->model->backend, &bound, err);
+    return LAZY_OK;
+}
+
+static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names, const int *rows, int n_names, int cols,
+                       use use, lazy_error *err)
+{
+    lazy_matrix bound;
+    int code = prepare_matrix(b, &bound, names, rows, n_names, cols, use, err);
+    if (code || b->dry) return code;
+    bound.bias = matrix->bias;
+    code = b->model->backend->ops->bind(b->model->backend, &bound, 1, err);
     if (!code) *matrix = bound;
     return code;
 }
@@ -277,12 +289,52 @@ static const char *const *name_of(layer_names *names, int layer, const char *con
     name_of(&names, l, (const char *const[]){ __VA_ARGS__ },                                                           \
             sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *))
 
+/* The matrices of all experts of a layer. kinds: names of the parts of each. */
+static int bind_experts(binder *b, lazy_matrix **out, int l, const char *const *kinds, const int *rows, int n_kinds,
+                        int cols, lazy_error *err)
+{
+    int n = b->model->config.n_experts, code = LAZY_OK;
+    lazy_matrix *bound = NULL, unused;
+    if (!b->dry) code = lazy_alloc((void **)&bound, (size_t)n, sizeof *bound, "the table of experts", err);
+    for (int e = 0; e < n && !code; e++) {
+        layer_names names;
+        for (int i = 0; i < n_kinds; i++) {
+            snprintf(names.text[i], NAME_BYTES, "model.layers.%d.mlp.experts.%d.%s.weight", l, e, kinds[i]);
+            names.list[i] = names.text[i];
+        }
+        code = prepare_matrix(b, bound ? &bound[e] : &unused, names.list, rows, n_kinds, cols, USE_LAYER, err);
+    }
+    if (!code && !b->dry) code = b->model->backend->ops->bind(b->model->backend, bound, n, err);
+    if (code) lazy_free(bound);
+    else *out = bound;
+    return code;
+}
+
+static int bind_ffn(binder *b, int l, lazy_error *err)
+{
+    const lazy_config *c = &b->model->config;
+    lazy_layer *layer = &b->model->layers[l];
+    lazy_experts *experts = &layer->experts;
+    layer_names names;
+    int d = c->hidden, f = c->expert_layers[l] ? c->expert_ffn : c->ffn, code;
+    const int both[] = { f, f };
+    if (!c->expert_layers[l]) {
+        code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"), both, 2, d,
+                           USE_LAYER, err);
+        return code ? code : bind_matrix(b, &layer->down, LAYER("mlp.down_proj.weight"), &d, 1, f, USE_LAYER, err);
+    }
+    code = bind_matrix(b, &experts->router, LAYER("mlp.gate.weight"), &c->n_experts, 1, d, USE_ROUTER, err);
+    if (!code)
+        code = bind_experts(b, &experts->gate_up, l, (const char *const[]){ "gate_proj", "up_proj" }, both, 2, d, err);
+    return code ? code : bind_experts(b, &experts->down, l, (const char *const[]){ "down_proj" }, &d, 1, f, err);
+}
+
 static int bind_layer(binder *b, int l, lazy_error *err)
 {
     const lazy_config *c = &b->model->config;
     lazy_layer *layer = &b->model->layers[l];
     layer_names names;
-    int d = c->hidden, q = lazy_q_width(c), kv = lazy_kv_width(c), f = c->ffn, code;
+    int d = c->hidden, q = lazy_q_width(c), kv = lazy_kv_width(c), code;
     const int qkv_rows[] = { q, kv, kv };
     float *bias = NULL;
 
@@ -320,10 +372,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         if (code) return code;
     }
     if ((code = bind_matrix(b, &layer->o, LAYER("self_attn.o_proj.weight"), &d, 1, q, USE_LAYER, err))) return code;
-    if ((code = bind_matrix(b, &layer->gate_up, LAYER("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-                            (const int[]){ f, f }, 2, d, USE_LAYER, err)))
-        return code;
-    return bind_matrix(b, &layer->down, LAYER("mlp.down_proj.weight"), &d, 1, f, USE_LAYER, err);
+    return bind_ffn(b, l, err);
 }
 
 static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)

@@ -17,7 +17,7 @@ int lazy_cache_open(lazy_cache *cache, lazy_model *model, const lazy_rules *rule
     if (!code) code = lazy_buffers_open(cache, rules, err);
     if (!code) code = backend->ops->stream_open(backend, c, &cache->stream, err);
     if (!code) code = backend->ops->alloc(backend, &cache->normed, chunk * (size_t)c->hidden, "normed rows", err);
-    if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)c->ffn, "FFN rows", err);
+    if (!code) code = backend->ops->alloc(backend, &cache->ffn, chunk * (size_t)lazy_plain_ffn(c), "FFN rows", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->logits, logits, "the logits", err);
     if (!code) code = backend->ops->alloc(backend, (void **)&cache->fresh_logits, logits, "the logits", err);
     if (!code)
@@ -55,7 +55,7 @@ uint64_t lazy_cache_bytes(const lazy_cache *cache, int capacity)
     uint64_t per_token = 0, chunk = (uint64_t)backend->row_chunk * lazy_activation_bytes(backend);
     for (const lazy_buffer *b = cache->buffers; b < cache->buffers + cache->n_buffers; b++)
         per_token += b->per_token * (uint64_t)b->pieces;
-    uint64_t fixed = chunk * (uint64_t)(c->hidden + c->ffn) + 2 * (uint64_t)c->vocab * sizeof(float) +
+    uint64_t fixed = chunk * (uint64_t)(c->hidden + lazy_plain_ffn(c)) + 2 * (uint64_t)c->vocab * sizeof(float) +
                      lazy_n_notes(c) * sizeof(int32_t);
     return per_token * (uint64_t)capacity + staging_words(c, capacity) * sizeof(int32_t) + fixed +
            backend->ops->scratch_bytes(cache->stream, capacity, capacity) + lazy_rope_bytes(cache->model, capacity);

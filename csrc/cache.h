@@ -75,7 +75,7 @@ typedef struct lazy_cache {
     void *qkv;           /* (capacity, (H + 2G) D) */
     void *attention;     /* (capacity, H D) */
     void *normed;        /* (row_chunk, d) */
-    void *ffn;           /* (row_chunk, F) */
+    void *ffn;           /* (row_chunk, F) of layers without experts */
     float *fresh_logits; /* (vocab,) */
     int32_t *notes; /* (lazy_n_notes,) first layer with a NaN or Inf; rows revived on entering each layer; argmax of the
                        logits */

@@ -147,6 +147,12 @@ static bool scores_layer(const pass *p, int l) { return scores_from(p, l, l); }
 
 /* ---- one layer -------------------------------------------------------------------------- */
 
+/* x += norm(product) */
+static int add_normed(pass *p, void *x, const void *product, int n, const float *norm, lazy_error *err)
+{
+    return p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, norm, p->config->norm_eps, true, err);
+}
+
 /* x += y W^T, or with a norm behind the product x += norm(y W^T). x: (n, d), y: (n, w->cols). */
 static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix *w, const float *post_norm,
                        lazy_error *err)
@@ -154,9 +160,17 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
     void *product = p->x_next; /* (capacity, d), free within a layer */
     if (!post_norm) return p->ops->matmul(p->stream, x, y, n, w, true, err);
     int code = p->ops->matmul(p->stream, product, y, n, w, false, err);
-    return code ? code
-                : p->ops->rmsnorm(p->stream, x, product, n, p->config->hidden, post_norm, p->config->norm_eps, true,
-                                  err);
+    return code ? code : add_normed(p, x, product, n, post_norm, err);
+}
+
+/* The same with the sum of what each row's experts make of y. y: (n, d). */
+static int add_mixture(pass *p, void *x, const void *y, int n, const lazy_experts *experts, const float *post_norm,
+                       lazy_error *err)
+{
+    void *product = p->x_next;
+    if (!post_norm) return p->ops->mix_experts(p->stream, x, y, n, experts, true, err);
+    int code = p->ops->mix_experts(p->stream, product, y, n, experts, false, err);
+    return code ? code : add_normed(p, x, product, n, post_norm, err);
 }
 
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
@@ -180,7 +194,13 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
         if (w->ffn_norm && (code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm,
                                                    c->norm_eps, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
-        if ((code = p->ops->gated(p->stream, cache->ffn, w->ffn_norm ? cache->normed : part, here, &w->gate_up, err)))
+        const void *normed = w->ffn_norm ? cache->normed : part;
+        if (w->experts.gate_up) {
+            if ((code = add_mixture(p, part, normed, here, &w->experts, w->ffn_post_norm, err)))
+                return lazy_fail_in(err, code, "experts");
+            continue;
+        }
+        if ((code = p->ops->gated(p->stream, cache->ffn, normed, here, &w->gate_up, err)))
             return lazy_fail_in(err, code, "gate and up projection");
         if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err)))
             return lazy_fail_in(err, code, "down projection");

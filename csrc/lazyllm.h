@@ -87,6 +87,10 @@ typedef struct lazy_config {
     bool pre_norms;     /* RMS norm of the inputs of attention and FFN */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
+    const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one
+                                     FFN of size ffn. Copied */
+    int n_experts, experts_per_token, expert_ffn; /* 0 without such layers */
+    bool normed_experts;                          /* weights of the chosen experts are divided by their sum */
 } lazy_config;
 
 /* One entry of a safetensors header, as read by the caller. */

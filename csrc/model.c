@@ -18,6 +18,31 @@ enum {
     MAX_CONTEXT = 1 << 28
 };
 
+/* All three sizes are 0 where no layer has experts. */
+static int check_experts(const lazy_config *c, lazy_error *err)
+{
+    int least = 0;
+    for (int l = 0; l < c->n_layers; l++) {
+        if (c->expert_layers[l] != 0 && c->expert_layers[l] != 1)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: expert_layers[%d] is %d; it must be 0 or 1", l,
+                             c->expert_layers[l]);
+        least |= c->expert_layers[l];
+    }
+    const struct {
+        const char *name;
+        int value, most;
+    } fields[] = {
+        { "n_experts", c->n_experts, LAZY_MAX_EXPERTS },
+        { "experts_per_token", c->experts_per_token, c->n_experts },
+        { "expert_ffn", c->expert_ffn, MAX_WIDTH },
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if (fields[i].value < least || fields[i].value > fields[i].most)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: %s is %d; it must be %d to %d", fields[i].name,
+                             fields[i].value, least, fields[i].most);
+    return LAZY_OK;
+}
+
 static int check_config(const lazy_config *c, lazy_error *err)
 {
     const struct {
@@ -80,7 +105,7 @@ static int check_config(const lazy_config *c, lazy_error *err)
         if (c->windows[l] < 0)
             return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l,
                              c->windows[l]);
-    return LAZY_OK;
+    return check_experts(c, err);
 }
 
 int lazy_model_open(lazy_model **out, const lazy_config *config, const char *const *shards, int n_shards,
@@ -104,7 +129,8 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     } arrays[] = { { (void **)&own->inv_freq, config->inv_freq, n_ropes * (size_t)config->head_dim / 2 },
                    { (void **)&own->rope_scale, config->rope_scale, n_ropes },
                    { (void **)&own->layer_rope, config->layer_rope, n_layers },
-                   { (void **)&own->windows, config->windows, n_layers } }; /* of 4 bytes each */
+                   { (void **)&own->windows, config->windows, n_layers },
+                   { (void **)&own->expert_layers, config->expert_layers, n_layers } }; /* of 4 bytes each */
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i].copy = NULL;
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         if ((code = lazy_alloc_copy(arrays[i].copy, arrays[i].array, arrays[i].n, 4, "the config", err))) goto done;
@@ -140,6 +166,15 @@ static void drop_matrix(lazy_backend *backend, lazy_matrix *matrix)
     backend->ops->free(backend, (void *)matrix->bias);
 }
 
+static void drop_experts(lazy_backend *backend, lazy_experts *experts)
+{
+    drop_matrix(backend, &experts->router);
+    if (experts->gate_up) backend->ops->unbind(backend, experts->gate_up);
+    if (experts->down) backend->ops->unbind(backend, experts->down);
+    lazy_free(experts->gate_up);
+    lazy_free(experts->down);
+}
+
 void lazy_model_close(lazy_model *model)
 {
     if (!model) return;
@@ -154,6 +189,7 @@ void lazy_model_close(lazy_model *model)
             drop_matrix(backend, &layer->o);
             drop_matrix(backend, &layer->gate_up);
             drop_matrix(backend, &layer->down);
+            drop_experts(backend, &layer->experts);
         }
         if (!model->config.tied) drop_matrix(backend, &model->head);
         drop_matrix(backend, &model->embedding);
@@ -170,6 +206,7 @@ void lazy_model_close(lazy_model *model)
     lazy_free((void *)model->config.rope_scale);
     lazy_free((void *)model->config.layer_rope);
     lazy_free((void *)model->config.windows);
+    lazy_free((void *)model->config.expert_layers);
     lazy_free(model);
 }
 

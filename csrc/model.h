@@ -17,6 +17,7 @@ typedef struct lazy_layer {
     float *ffn_norm;            /* (d,) or NULL */
     lazy_matrix gate_up;        /* (2 F, d) */
     lazy_matrix down;           /* (d, F) */
+    lazy_experts experts;       /* in place of gate_up and down where config->expert_layers says so */
     float *ffn_post_norm;       /* (d,) or NULL */
     int window;                 /* INT32_MAX: none */
 } lazy_layer;

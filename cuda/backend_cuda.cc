@@ -63,18 +63,20 @@ int upload_part(lazy_cuda *cuda, char *to, const lazy_part *part, int cols, lazy
     return code;
 }
 
-/* Copies the parts into one block of device memory, which the matrix owns as its single part until unbind. */
-int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
+/* Copies the matrices, one after the other, into one block of device memory, which the first owns until unbind; each
+ * has a single part then. */
+int bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
     lazy_cuda *cuda = reinterpret_cast<lazy_cuda *>(backend);
-    size_t row = (size_t)matrix->cols * lazy_dtype_width(cuda->type);
+    size_t row = (size_t)matrices->cols * lazy_dtype_width(cuda->type), bytes = (size_t)matrices->rows * row;
     void *memory;
-    int code = allocate(backend, &memory, (size_t)matrix->rows * row, "weights", err);
+    int code = allocate(backend, &memory, (size_t)n * bytes, "weights", err);
     char *to = (char *)memory;
-    for (int i = 0; i < matrix->n_parts && !code; i++) {
-        code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
-        to += (size_t)matrix->part[i].rows * row;
-    }
+    for (const lazy_matrix *matrix = matrices; matrix < matrices + n; matrix++)
+        for (int i = 0; i < matrix->n_parts && !code; i++) {
+            code = upload_part(cuda, to, &matrix->part[i], matrix->cols, err);
+            to += (size_t)matrix->part[i].rows * row;
+        }
     /* A copy from pageable memory may return before its last bytes have arrived, and sessions' streams do not wait for
      * the default stream. */
     if (!code) code = lazy_cuda_check(cudaStreamSynchronize(nullptr), "weights", err);
@@ -82,8 +84,10 @@ int bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
         release(backend, memory);
         return code;
     }
-    matrix->part[0] = { memory, matrix->rows, cuda->type };
-    matrix->n_parts = 1;
+    for (int i = 0; i < n; i++) {
+        matrices[i].part[0] = { (char *)memory + (size_t)i * bytes, matrices[i].rows, cuda->type };
+        matrices[i].n_parts = 1;
+    }
     return LAZY_OK;
 }
 
@@ -98,16 +102,25 @@ struct scratch {
 };
 
 /* All buffers, for passes of up to n_rows rows over up to n_tokens tokens. */
-std::array<scratch, 5> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
+std::array<scratch, 13> scratch_of(lazy_cuda_stream *s, int n_rows, int n_tokens)
 {
     const lazy_config *c = s->base.config;
     const lazy_cuda *cuda = lazy_cuda_of(&s->base);
-    size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim;
+    size_t rows = (size_t)n_rows, chunk = std::min<size_t>(rows, ROW_CHUNK), d = (size_t)c->head_dim,
+           width = lazy_dtype_width(cuda->type), k = (size_t)c->experts_per_token, ffn = (size_t)c->expert_ffn;
     return { { { (void **)&s->full.of_row, rows * sizeof *s->full.of_row },
                { (void **)&s->local.of_row, rows * sizeof *s->local.of_row },
                { (void **)&s->partial, lazy_cuda_max_partials(c, cuda, n_rows) * (d + 2) * sizeof *s->partial },
-               { &s->gate_up, chunk * 2 * (size_t)c->ffn * lazy_dtype_width(cuda->type) },
-               { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities } } };
+               { &s->gate_up, chunk * 2 * std::max((size_t)c->ffn, ffn) * width },
+               { (void **)&s->probabilities, (size_t)c->n_heads * (size_t)n_tokens * sizeof *s->probabilities },
+               { (void **)&s->router_logits, chunk * (size_t)c->n_experts * sizeof *s->router_logits },
+               { (void **)&s->weights, chunk * k * sizeof *s->weights },
+               { (void **)&s->chosen, chunk * k * sizeof *s->chosen },
+               { (void **)&s->places, chunk * k * sizeof *s->places },
+               { (void **)&s->counts, (size_t)c->n_experts * sizeof *s->counts },
+               { (void **)&s->sorted_rows, chunk * k * sizeof *s->sorted_rows },
+               { &s->expert_rows, std::max(chunk, LAZY_GEMV_ROWS * k) * ffn * width },
+               { &s->expert_states, chunk * k * (size_t)c->hidden * width } } };
 }
 
 void close_stream(lazy_stream *stream)
@@ -245,6 +258,7 @@ lazy_ops table_of_ops()
     ops.checked_rmsnorm = lazy_cuda_checked_rmsnorm;
     ops.matmul = lazy_cuda_matmul;
     ops.gated = lazy_cuda_gated;
+    ops.mix_experts = lazy_cuda_mix_experts;
     ops.rotate = lazy_cuda_rotate;
     ops.attention = lazy_cuda_attention;
     ops.logits = lazy_cuda_logits;

@@ -13,6 +13,8 @@ extern "C" {
 #include "gemm.h"
 #include "staging.h"
 
+enum { LAZY_GEMV_ROWS = 4 }; /* up to which products are by GEMV: their time is that of reading the weights */
+
 /* A score that is not a number: its layer in the upper 32 bits and its position in the lower ones. The minimum is the
  * first. */
 typedef unsigned long long lazy_bad_score;
@@ -52,8 +54,15 @@ struct lazy_cuda_stream {
     int rows, tokens;          /* that the scratch below has room for */
     lazy_ranges full, local;   /* of layers without a window, and with one */
     float *partial;            /* (lazy_cuda_max_partials, D + 2): see attention_task */
-    void *gate_up;             /* (row_chunk, 2 F) */
+    void *gate_up;             /* (row_chunk, 2 F), of the larger F where there are experts */
     float *probabilities;      /* (H, tokens) softmax of one query row */
+    float *router_logits;      /* (row_chunk, n_experts); these and those below of models with experts, k of each row */
+    float *weights;            /* (row_chunk, k) */
+    int32_t *chosen, *places;  /* (row_chunk, k) a row's experts, and where its rows by expert are */
+    int32_t *counts;           /* (n_experts,) rows of each */
+    int32_t *sorted_rows;      /* (row_chunk k,) rows by expert */
+    void *expert_rows;         /* (row_chunk, F) of one expert, or (LAZY_GEMV_ROWS k, F) of all */
+    void *expert_states;       /* (row_chunk k, d) rows by expert, then the experts' outputs */
     int32_t *count;            /* result of `filter` or `mass` before its download */
     lazy_bad_score *bad_score; /* device memory; written by selection, checked by download */
     lazy_bad_score *host;      /* pinned host memory; download copies bad_score here */
@@ -95,6 +104,11 @@ int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
 int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
+/* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w; y is of gate and up the gated product. */
+int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,
+                             const lazy_matrix *w, bool gated, lazy_error *);
+/* experts.cu */
+int lazy_cuda_mix_experts(lazy_stream *, void *, const void *, int, const lazy_experts *, bool, lazy_error *);
 /* rows.cu */
 int lazy_cuda_embed(lazy_stream *, void *, const int32_t *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, bool, lazy_error *);

@@ -8,8 +8,8 @@
 namespace
 {
 enum {
-    GEMV_ROWS = 4, /* of a group: the time of so few is that of reading the weights; one warp per column of y */
-    WARPS = 4,     /* per block */
+    GEMV_ROWS = LAZY_GEMV_ROWS, /* of a group; one warp per column of y */
+    WARPS = 4,                  /* per block */
     THREADS = 256,
     MAX_GROUPS = 16, /* in one launch */
 };
@@ -75,6 +75,23 @@ __global__ void __launch_bounds__(32 * WARPS) gemv(Y *y, gemv_task<T> p)
         Y *out = y + (int64_t)(first + r) * p.columns + column;
         if (threadIdx.x % 32 == 0) lazy_narrow(out, p.accumulate ? lazy_wide(*out) + total : total);
     }
+}
+
+/* lazy_cuda_multiply_pairs; columns: of y. Grid: (blocks of columns, pairs). */
+template <class T, bool GATED>
+__global__ void __launch_bounds__(32 * WARPS)
+    multiply_pairs(T *y, const T *x, int share, const int32_t *chosen, const T *w, int columns, int cols, bool gelu)
+{
+    int column = blockIdx.x * WARPS + threadIdx.x / 32, pair = blockIdx.y;
+    if (column >= columns) return;
+    x += (int64_t)(pair / share) * cols;
+    w += ((int64_t)chosen[pair] * (GATED ? 2 : 1) * columns + column) * cols;
+    float sum[1] = {}, up[1] = {};
+    add_products(sum, x, 1, w, cols);
+    if (GATED) add_products(up, x, 1, w + (int64_t)columns * cols, cols);
+    float total = lazy_warp_sum(sum[0]);
+    if (GATED) total = gated_value(total, lazy_warp_sum(up[0]), gelu);
+    if (threadIdx.x % 32 == 0) lazy_narrow(y + (int64_t)pair * columns + column, total);
 }
 
 template <class T, class Y, bool GATED> cudaError_t run_gemv(Y *y, gemv_task<T> p, cudaStream_t queue)
@@ -189,5 +206,17 @@ int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const la
         using T = decltype(type);
         return lazy_launch(apply_gate<T>, blocks_of(n, ffn, THREADS * 16 / sizeof(T)), dim3(THREADS), 0, queue, (T *)y,
                            (const T *)product, ffn, gelu);
+    });
+}
+
+int lazy_cuda_multiply_pairs(lazy_stream *stream, void *y, const void *x, int n, int share, const int32_t *chosen,
+                             const lazy_matrix *w, bool gated, lazy_error *err)
+{
+    int columns = gated ? w->rows / 2 : w->rows;
+    return lazy_cuda_typed_op(stream, "GEMV of experts", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        return lazy_launch(gated ? multiply_pairs<T, true> : multiply_pairs<T, false>,
+                           dim3((columns + WARPS - 1) / WARPS, n), dim3(32 * WARPS), 0, queue, (T *)y, (const T *)x,
+                           share, chosen, (const T *)w->part[0].data, columns, w->cols, stream->config->gelu);
     });
 }

@@ -20,7 +20,10 @@ def layer_flops(config: ModelConfig, layer: int, in_play: int, computed: int) ->
     """Operations of one layer that computes the last of the tokens in play, without scores."""
     width = config.n_heads * config.head_dim
     kv_row = 4 * config.hidden * config.n_kv_heads * config.head_dim
-    other_row = 4 * config.hidden * width + 6 * config.hidden * config.ffn
+    ffn_row = 6 * config.hidden * config.ffn
+    if config.expert_layers[layer]:
+        ffn_row = 2 * config.hidden * (config.n_experts + 3 * config.experts_per_token * config.expert_ffn)
+    other_row = 4 * config.hidden * width + ffn_row
     rows = 1 if layer == config.n_layers - 1 else computed
     window = min(config.windows[layer] or in_play, in_play)
     # each row sees a window of keys, or of fewer tokens one more than the row before it

@@ -58,6 +58,12 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     }
     if architecture == "Gemma3ForCausalLM":
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
+    if architecture in ("MixtralForCausalLM", "GraniteMoeForCausalLM"):
+        shape |= {"num_local_experts": 8, "num_experts_per_tok": 2}
+    if architecture in ("Qwen3MoeForCausalLM", "OlmoeForCausalLM"):
+        shape |= {"num_experts": 6, "num_experts_per_tok": 3}
+    if architecture == "Qwen3MoeForCausalLM":
+        shape["moe_intermediate_size"] = 24
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
 
@@ -256,6 +262,69 @@ FAMILIES = {
     "glm4": Family(
         family_config("Glm4ForCausalLM", head_dim=8, partial_rotary_factor=0.5, attention_bias=True),
         as_saved=True,
+    ),
+    "mixtral": Family(
+        family_config("MixtralForCausalLM", num_local_experts=4, num_experts_per_tok=2, intermediate_size=24),
+        shards=2,
+    ),
+    "mixtral-window": Family(
+        family_config(
+            "MixtralForCausalLM",
+            num_local_experts=5,
+            num_experts_per_tok=1,
+            sliding_window=9,
+            head_dim=12,
+            num_hidden_layers=2,
+            intermediate_size=16,
+        ),
+        dtype="F32",
+        as_saved=True,
+    ),
+    "qwen3-moe": Family(
+        family_config(
+            "Qwen3MoeForCausalLM",
+            head_dim=16,
+            moe_intermediate_size=24,
+            num_experts=8,
+            num_experts_per_tok=3,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        )
+    ),
+    "qwen3-moe-steps": Family(
+        family_config(
+            "Qwen3MoeForCausalLM",
+            num_hidden_layers=6,
+            head_dim=8,
+            moe_intermediate_size=16,
+            num_experts=6,
+            num_experts_per_tok=4,
+            norm_topk_prob=False,
+            decoder_sparse_step=2,
+            mlp_only_layers=[3],
+            use_sliding_window=True,
+            sliding_window=8,
+            max_window_layers=2,
+            tie_word_embeddings=True,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
+    "olmoe": Family(
+        family_config("OlmoeForCausalLM", intermediate_size=16, num_experts=8, norm_topk_prob=False)
+    ),
+    "granite-moe": Family(
+        family_config(
+            "GraniteMoeForCausalLM",
+            intermediate_size=16,
+            embedding_multiplier=12.0,
+            attention_multiplier=0.25,
+            residual_multiplier=0.22,
+            logits_scaling=6.0,
+            tie_word_embeddings=True,
+        ),
+        shards=2,
     ),
 }
 

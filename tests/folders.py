@@ -29,7 +29,7 @@ def model_folder(folder: Path, shape: Shape = SHAPE, tokenizer: bool = True, eos
     folder.mkdir(exist_ok=True)
     build(shape, folder).path.rename(folder / "model.safetensors")
     config = family_config(
-        "LlamaForCausalLM",
+        "Qwen3MoeForCausalLM" if shape.n_experts else "LlamaForCausalLM",
         **shape.dimensions,
         max_position_embeddings=shape.context,
         tie_word_embeddings=shape.tied,

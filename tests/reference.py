@@ -128,7 +128,8 @@ class Reference:
     """One session: a context that grows with `forward`; K, V and Aux rows are stored by position.
 
     `margin` is the smallest relative gap, over all selections so far, between the scores of the last token
-    kept and the first token dropped (for mass: between the sum reached and the sum required). If it is within
+    kept and the first token dropped (for mass: between the sum reached and the sum required), and between the
+    logits of the last expert chosen and the first left out. If it is within
     rounding error, the engine may rightly select other tokens, and a test must not compare the results.
     """
 
@@ -332,8 +333,7 @@ class Reference:
             x = hidden[i] + attended
             before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
             y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
-            gate, up = self.linear(y, prefix + "mlp.gate_proj"), self.linear(y, prefix + "mlp.up_proj")
-            out = self.linear(self.activation(gate) * up, prefix + "mlp.down_proj")
+            out = self.mix(y, prefix) if c["expert_layers"][layer] else self.ffn(y, prefix + "mlp.")
             if c["post_norms"]:
                 out = self.norm(out, prefix + "post_feedforward_layernorm.weight")
             hidden[i] = x + out
@@ -350,6 +350,22 @@ class Reference:
             y = self.norm(y, prefix + "norm.weight")
         y = self.rope(y, position, layer)
         return self.norm(y, prefix + "norm.weight") if c["qk_norm"] and c["late_qk_norm"] else y
+
+    def mix(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        """The weighted sum of what the experts with the greatest logits make of x."""
+        logits = self.linear(x, prefix + "mlp.gate")
+        best = sorted(range(len(logits)), key=lambda e: (-logits[e], e))
+        chosen = sorted(best[: self.config["experts_per_token"]])
+        if len(chosen) < len(best):
+            gap = logits[best[len(chosen) - 1]] - logits[best[len(chosen)]]
+            self.margin = min(self.margin, gap / np.abs(logits).max())
+        weight = np.exp(logits - logits.max())
+        weight /= (weight[chosen] if self.config["normed_experts"] else weight).sum()
+        return np.asarray(sum(weight[e] * self.ffn(x, f"{prefix}mlp.experts.{e}.") for e in chosen))
+
+    def ffn(self, x: np.ndarray, prefix: str) -> np.ndarray:
+        gate, up = self.linear(x, prefix + "gate_proj"), self.linear(x, prefix + "up_proj")
+        return self.linear(self.activation(gate) * up, prefix + "down_proj")
 
     def activation(self, x: np.ndarray) -> np.ndarray:
         if self.config["gelu"]:

@@ -20,7 +20,7 @@ WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
-    gemma = draw(st.booleans())
+    gemma, experts = draw(st.booleans()), draw(st.booleans())
     qk_norms = draw(QK_NORMS)
     return Shape(
         seed=draw(st.integers(0, 3)),
@@ -31,6 +31,11 @@ def shapes(draw: st.DrawFn) -> Shape:
         norm_plus_one=gemma and draw(st.booleans()),
         **draw(NORMS if gemma else st.just({})),
         gelu=gemma and draw(st.booleans()),
+        expert_layers=draw(st.sampled_from([(1,), (0, 1), (1, 1, 0)])) if experts else (0,),
+        n_experts=7 if experts else 0,
+        experts_per_token=draw(st.sampled_from([1, 2, 5, 7])) if experts else 0,
+        expert_ffn=24 if experts else 0,
+        normed_experts=experts and draw(st.booleans()),
         n_layers=draw(st.integers(3, 6)),
         hidden=draw(st.sampled_from([24, 32, 48])),
         n_kv_heads=draw(st.sampled_from([1, 2, 4])),

@@ -34,7 +34,7 @@ from benchmarks.measuring.report import Report, Row, Section
 from benchmarks.measuring.rounds import Times
 from benchmarks.options import Options
 from benchmarks.peers import engines, gguf_file
-from benchmarks.suites import SUITES, Suite, decode, formats, ops, shapes
+from benchmarks.suites import SUITES, Suite, decode, experts, formats, ops, shapes
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf import hugging_face_values
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
@@ -198,6 +198,14 @@ def test_suites_of_a_model(folder: Path, tmp_path: Path, capsys: Captured, small
     assert rows["pruned", "one stage"]["counted"] == pytest.approx(
         lazyllm.Pruning({SHAPE.n_layers // 2: 0.5}).speedup(lazyllm.load(folder).config, 64)
     )
+
+
+def test_layers_with_experts(tmp_path: Path) -> None:
+    assert bench("experts", "--out", str(tmp_path)) == 0
+    (table,) = json.loads((tmp_path / "bench.json").read_text())["tables"]
+    assert "4 of 16 experts" in table["title"]
+    ratios = [row["figures"].get(experts.RATE) for row in table["rows"]]
+    assert [ratio is None for ratio in ratios] == [True, False, True, False]
 
 
 def test_goals_are_judged_at_full_lengths_and_rounds_only(

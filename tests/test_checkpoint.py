@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tiny import write_safetensors
 
 from lazyllm import CheckpointError
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, read_shard, resolve, text_model
+from lazyllm.checkpoints.checkpoint import Checkpoint, read_shard, resolve, text_model
+from lazyllm.checkpoints.tensors import Tensor
 
 
 @pytest.fixture

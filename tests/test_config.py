@@ -17,6 +17,7 @@ from lazyllm import CheckpointError
 from lazyllm.checkpoints.config import ModelConfig
 
 LLAMA, GEMMA = "LlamaForCausalLM", "Gemma3ForCausalLM"
+MIXTRAL, QWEN_MOE = "MixtralForCausalLM", "Qwen3MoeForCausalLM"
 
 
 def read(architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelConfig:
@@ -106,6 +107,14 @@ OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "h
         ("HunYuanDenseV1ForCausalLM", {}, {"qk_norm": True, "late_qk_norm": True, "wide_qk_norm": False}),
         ("GlmForCausalLM", {}, {"qkv_bias": True, "o_bias": False, "rotary_dim": 64, "post_norms": False}),
         ("Glm4ForCausalLM", {"head_dim": 8}, {"rotary_dim": 4, "paired_rope": True, "post_norms": True}),
+        (LLAMA, {}, {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "expert_layers": (0, 0, 0)}),
+        (MIXTRAL, {}, {"n_experts": 8, "experts_per_token": 2, "expert_ffn": 40, "normed_experts": True}),
+        (QWEN_MOE, {}, {"n_experts": 6, "experts_per_token": 3, "expert_ffn": 24, "normed_experts": False}),
+        (QWEN_MOE, {"norm_topk_prob": True}, {"normed_experts": True, "expert_layers": (1, 1, 1), "ffn": 40}),
+        ("OlmoeForCausalLM", {"norm_topk_prob": True}, {"wide_qk_norm": True, "normed_experts": True}),
+        ("GraniteMoeForCausalLM", {"logits_scaling": 2}, {"logit_scale": 0.5, "normed_experts": True}),
+        (QWEN_MOE, {"decoder_sparse_step": 2}, {"expert_layers": (0, 1, 0)}),
+        (QWEN_MOE, {"mlp_only_layers": [0, 7]}, {"expert_layers": (0, 1, 1)}),
     ],
 )
 def test_features_of_families(architecture: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -146,6 +155,10 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Qwen2ForCausalLM", QWEN | {"max_window_layers": 0}, (64, 64, 64)),
         ("Qwen3ForCausalLM", QWEN | {"layer_types": MIXED}, (0, 64, 0)),
         ("LlamaForCausalLM", {"sliding_window": 64}, (0, 0, 0)),
+        (MIXTRAL, {}, (0, 0, 0)),  # unlike Mistral, it has none unless it is named
+        (MIXTRAL, {"sliding_window": 64}, (64, 64, 64)),
+        (QWEN_MOE, QWEN | {"max_window_layers": 2}, (64, 64, 64)),
+        (QWEN_MOE, {"sliding_window": 64}, (0, 0, 0)),
         ("Gemma3ForCausalLM", {"sliding_window": 64, "layer_types": MIXED}, (0, 64, 0)),
         ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 2}, (64, 0, 64)),
         ("Gemma3ForCausalLM", {"sliding_window": 64}, (64, 64, 64)),
@@ -412,6 +425,17 @@ REFUSED = [
     (GEMMA, {"rope_parameters": {"full_attention": {"type": "linear"}}}, "full_attention: factor is missing"),
     (GEMMA, {"rope_local_base_freq": 0}, "rope_local_base_freq is 0"),
     ("Qwen2ForCausalLM", QWEN | {"layer_types": [*MIXED[:2], "other"]}, "'other'"),
+    (MIXTRAL, {"num_local_experts": None}, "num_experts is missing; expected a whole number from 1 to 1024"),
+    (MIXTRAL, {"num_local_experts": 1025}, "num_local_experts is 1025"),
+    (MIXTRAL, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9; expected a whole number from 1 to 8"),
+    (MIXTRAL, {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    (QWEN_MOE, {"num_experts": 0}, "num_experts is 0"),
+    ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv is 8.0; expected null: clipped queries"),
+    (QWEN_MOE, {"moe_intermediate_size": -4}, "moe_intermediate_size is -4"),
+    (QWEN_MOE, {"norm_topk_prob": 1}, "norm_topk_prob is 1; expected true or false"),
+    (QWEN_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    (QWEN_MOE, {"mlp_only_layers": [True]}, r"mlp_only_layers is \[True\]; expected a list of layers"),
+    (QWEN_MOE, {"mlp_only_layers": 3}, "mlp_only_layers is 3"),
 ]
 
 

@@ -67,6 +67,13 @@ def test_sessions_are_made_by_models_alone() -> None:
         ("embedding_scale", float("inf"), "embedding_scale is inf; it must be above 0"),
         ("windows", [0, 0, 0, -1], "windows[3] is -1; it must be at least 0"),
         ("windows", [0], "windows has 1 values"),
+        ("expert_layers", [0], "expert_layers has 1 values"),
+        ("expert_layers", [0, 0, 2, 0], "expert_layers[2] is 2; it must be 0 or 1"),
+        ("expert_layers", [0, 1, 0, 0], "n_experts is 0; it must be 1 to 1024"),
+        ("n_experts", 1025, "n_experts is 1025; it must be 0 to 1024"),
+        ("experts_per_token", 1, "experts_per_token is 1; it must be 0 to 0"),
+        ("expert_ffn", -1, "expert_ffn is -1; it must be 0 to 1048576"),
+        ("normed_experts", 0, "normed_experts is 0; it must be True or False"),
     ],
 )
 def test_a_config(made: tiny.Tiny, field: str, value: Any, told: str) -> None:

@@ -120,6 +120,8 @@ shim.live_bytes.restype = shim.peak_bytes.restype = ctypes.c_longlong
 shim.watch_python()
 local = tiny.Shape(n_layers=6, windows=(0, 9), local_theta=500.0)
 kinds = {"plain": tiny.Shape(n_layers=6), "windows": local}
+experts = dict(n_experts=3, experts_per_token=2, expert_ffn=24, expert_layers=(1, 0))
+kinds["experts"] = tiny.Shape(n_layers=6, **experts)
 biased = tiny.Shape(n_layers=2, hidden=64, ffn=64, qkv_bias=True, o_bias=True, qk_norm=True, post_norms=True)
 built = {name: tiny.build(shape, Path(sys.argv[1])) for name, shape in (kinds | {"biased": biased}).items()}
 made = built["plain"]

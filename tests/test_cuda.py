@@ -48,6 +48,18 @@ SHAPES = {
     "plain head": Shape(
         seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
     ),
+    "experts": Shape(
+        seed=58,
+        n_layers=5,
+        hidden=64,
+        head_dim=64,
+        n_experts=6,
+        experts_per_token=2,
+        expert_ffn=48,
+        expert_layers=(1, 0),
+        normed_experts=True,
+        dtype="BF16",
+    ),
     "Gemma": Shape(
         seed=50,
         n_layers=6,

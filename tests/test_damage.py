@@ -48,6 +48,35 @@ def test_each_damaged_tensor_of_a_layer_is_named_by_it(
         assert session.length == 0
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["gate", "experts.2.gate_proj", "experts.2.up_proj", "experts.2.down_proj"])
+def test_damaged_experts_are_noticed_in_their_layer(tmp_path: Path, name: str, value: float) -> None:
+    """A router by the first token, whatever experts it chooses; an expert by the tokens that it computes."""
+    shape = replace(SHAPE, n_experts=4, experts_per_token=2, expert_ffn=16, expert_layers=(1,))
+    name = f"model.layers.1.mlp.{name}.weight"
+    weight = tiny.random_weights(shape)[name].copy()
+    weight[2] = value
+    made = tiny.build(shape, tmp_path, {name: weight})
+    session = made.load().session(None)
+    with pytest.raises(CheckpointError, match="layer 1 gave a value that is no finite number"):
+        session.forward(made.ids(20))
+    assert session.length == 0
+
+
+def test_a_token_reads_the_experts_that_it_chose_and_no_others(tmp_path: Path) -> None:
+    shape = replace(SHAPE, n_experts=6, experts_per_token=2, expert_ffn=16, expert_layers=(1,))
+    noticed = 0
+    for expert in range(6):
+        name = f"model.layers.1.mlp.experts.{expert}.up_proj.weight"
+        made = tiny.build(shape, tmp_path, {name: np.full((16, shape.hidden), np.nan)})
+        session = made.load().session(None)
+        try:
+            session.forward([5])
+        except CheckpointError:
+            noticed += 1
+    assert noticed == 2
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_damaged_token_is_found_where_it_is_read(tmp_path: Path, value: float) -> None:
     """In a prompt, even outside the last token's window, and in a decode step. Passes without it run."""

@@ -270,12 +270,16 @@ def test_sessions_that_drop_for_good_alone_have_no_aux_cache(tiny_of: Build) -> 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="other devices divide work by the number of rows")
 @pytest.mark.parametrize("windows", [(0,), (0, 100), (300, 0, 37)], ids=str)
+@pytest.mark.parametrize("experts", [False, True])
 @pytest.mark.parametrize(("dtype", "compute", "kv"), ARITHMETICS)
 def test_parts_of_a_dense_prompt_give_the_bits_of_one_pass(
-    tiny_of: Build, dtype: str, compute: str, kv: str, windows: tuple[int, ...]
+    tiny_of: Build, dtype: str, compute: str, kv: str, experts: bool, windows: tuple[int, ...]
 ) -> None:
-    """1025 rows and a few more leave a remainder that must not be summed in the order of few rows."""
+    """1025 rows and a few more leave a remainder that must not be summed in the order of few rows. An expert
+    has fewer rows in a part than in the whole."""
     shape = Shape(seed=27, n_layers=3, hidden=64, head_dim=16, context=2100, dtype=dtype, windows=windows)
+    if experts:
+        shape = replace(shape, n_experts=6, experts_per_token=2, expert_ffn=32, expert_layers=(1, 0))
     tiny = tiny_of(replace(shape, post_norms=windows != (0,)))
     model = tiny.load(compute=compute, kv=kv)
     for parts in ([512, 513], [550, 550], [984, 200], [193, 700, 192, 1011]):

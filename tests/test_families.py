@@ -47,7 +47,11 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["mistral", "qwen2-window", "gemma3", "gemma3-layers", "phi3", "olmo3", "exaone4"]
+    "family",
+    [
+        *("mistral", "qwen2-window", "gemma3", "gemma3-layers", "phi3", "olmo3", "exaone4"),
+        *("mixtral-window", "qwen3-moe-steps"),
+    ],
 )
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
     """Without the window, the logits at the prompt's end are others."""

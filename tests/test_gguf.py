@@ -50,6 +50,8 @@ NOT_IN_GGUF = {
     "gemma3-layers",
     "smollm3-layers",
     "exaone4-global",
+    "mixtral-window",
+    "qwen3-moe-steps",
 }
 ROUND_TRIPS = sorted(
     name
@@ -318,7 +320,7 @@ def test_gemma3_as_transformers_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"llama.expert_count": 8}, r"llama\.expert_count is 8; .*experts"),
+        ({"llama.expert_count": 8}, r"llama\.expert_used_count is missing; expected a whole number"),
         ({"llama.final_logit_softcapping": 30.0}, r"llama\.final_logit_softcapping is 30\.0; expected 0"),
         ({"llama.rope.dimension_count": 4}, r"llama\.rope\.dimension_count is 4; .*partial"),
         ({"llama.rope.scaling.type": "dynamic"}, r"llama\.rope\.scaling\.type is 'dynamic'"),

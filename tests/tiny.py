@@ -61,12 +61,22 @@ class Shape:
     pre_norms: bool = True
     post_norms: bool = False
     gelu: bool = False
+    n_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    normed_experts: bool = False
+    expert_layers: tuple[int, ...] = (0,)  # in turn, as the windows; 1: the layer has experts
     dtype: str = "F32"
 
     @property
     def dimensions(self) -> dict[str, int]:
         """The dimensions by their names in config.json."""
-        return {
+        experts = {
+            "num_experts": self.n_experts,
+            "num_experts_per_tok": self.experts_per_token,
+            "moe_intermediate_size": self.expert_ffn,
+        }
+        return (experts if self.n_experts else {}) | {
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
             "num_hidden_layers": self.n_layers,
@@ -145,13 +155,14 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
+    names += ("n_experts", "experts_per_token", "expert_ffn")
     flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms")
+    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms", "normed_experts")
     scales = ("embedding_scale", "logit_scale", "query_growth", "query_step")
     rotary_dim = shape.rotary_dim or shape.head_dim
     pair = np.arange(0, rotary_dim, 2, dtype=np.float64)
     layers = range(shape.n_layers)
-    windows = [shape.windows[layer % len(shape.windows)] for layer in layers]
+    windows = in_turn(shape.windows, shape.n_layers)
 
     def inv_freq(theta: float) -> np.ndarray:
         frequencies = np.zeros(shape.head_dim // 2, np.float32)
@@ -174,8 +185,13 @@ def make_config(shape: Shape) -> dict[str, Any]:
         "short_context": shape.short_context or shape.context,
         "rotary_dim": rotary_dim,
         "windows": windows,
+        "expert_layers": in_turn(shape.expert_layers, shape.n_layers),
         "query_scalar": float(shape.query_scalar or shape.head_dim),
     }
+
+
+def in_turn(values: tuple[int, ...], n_layers: int) -> list[int]:
+    return [values[layer % len(values)] for layer in range(n_layers)]
 
 
 def random_weights(shape: Shape) -> dict[str, np.ndarray]:
@@ -204,9 +220,14 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         weights[attention + "k_proj.weight"] = matrix(kv_rows, shape.hidden, 1.4)
         weights[attention + "v_proj.weight"] = matrix(kv_rows, shape.hidden)
         weights[attention + "o_proj.weight"] = matrix(shape.hidden, q_rows)
-        weights[mlp + "gate_proj.weight"] = matrix(shape.ffn, shape.hidden)
-        weights[mlp + "up_proj.weight"] = matrix(shape.ffn, shape.hidden)
-        weights[mlp + "down_proj.weight"] = matrix(shape.hidden, shape.ffn)
+        ffns, width = [mlp], shape.ffn
+        if in_turn(shape.expert_layers, shape.n_layers)[layer]:
+            weights[mlp + "gate.weight"] = matrix(shape.n_experts, shape.hidden)
+            ffns, width = [f"{mlp}experts.{e}." for e in range(shape.n_experts)], shape.expert_ffn
+        for ffn in ffns:
+            weights[ffn + "gate_proj.weight"] = matrix(width, shape.hidden)
+            weights[ffn + "up_proj.weight"] = matrix(width, shape.hidden)
+            weights[ffn + "down_proj.weight"] = matrix(shape.hidden, width)
         if shape.qkv_bias:
             for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
                 weights[attention + f"{name}_proj.bias"] = rng.normal(0.0, 0.3, rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lazyllm.checkpoints import config as config_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf_checkpoint import (
     ARCHITECTURES,
+    EXPERT_FIELDS,
     FAMILY_FIELDS,
     FAMILY_TENSORS,
     FIELDS,
@@ -27,7 +29,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
 Files = tuple[dict[str, Any], dict[str, np.ndarray]]
 """The metadata and tensors of a GGUF file."""
-NAMED = [*ARCHITECTURES.items(), ("olmo2", "Olmo3ForCausalLM")]
+NAMED = [*ARCHITECTURES.items(), ("olmo2", "Olmo3ForCausalLM"), ("llama", "MixtralForCausalLM")]
 """Architectures by their names in GGUF files, of which one may hold several."""
 FUSED = {
     **{f"self_attn.{name}_proj": "self_attn.qkv_proj" for name in "qkv"},
@@ -115,6 +117,16 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
     return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
+def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights with those of all experts of a layer in one tensor."""
+    experts: dict[str, list[np.ndarray]] = {}
+    for name in sorted(weights, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()]):
+        if ".experts." in name:
+            experts.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(weights[name])
+    others = {name: values for name, values in weights.items() if ".experts." not in name}
+    return others | {name: np.stack(matrices) for name, matrices in experts.items()}
+
+
 def as_gguf(family: str) -> Files:
     """A GGUF file with a family's recorded checkpoint."""
     return gguf_files(FAMILIES[family].config, stored_values(RECORDED / "families" / family))
@@ -128,8 +140,10 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     kv_heads = config.get("num_key_value_heads", heads)
     head_dim = config.get("head_dim", config["hidden_size"] // heads)
     # the vocabulary is the tokenizer's, whose size may differ from the configuration's
-    known = FIELDS | FAMILY_FIELDS.get(arch, {})
+    known = FIELDS | FAMILY_FIELDS.get(arch, {}) | EXPERT_FIELDS
     fields = {key: config[name] for name, key in known.items() if name in config and name != "vocab_size"}
+    if "num_local_experts" in config:
+        fields["expert_count"] = config["num_local_experts"]
     fields["attention.head_count_kv"] = kv_heads
     if "head_dim" in config or "partial_rotary_factor" in config:
         fields["rope.dimension_count"] = int(head_dim * config.get("partial_rotary_factor", 1))
@@ -149,7 +163,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     short = {hf: name for name, hf in TOP_TENSORS.items()}
     kinds = {hf: name for name, hf in (LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})).items()}
     stored = {core: hf for hf, core in config_module.FAMILIES[architecture].renamed.items()}
-    for core, values in weights.items():
+    for core, values in stacked(weights).items():
         if arch == "gemma3" and core.endswith("norm.weight"):
             values = values + np.float32(1)
         if core in short:

@@ -127,7 +127,7 @@ static int random_weights(bench *b, int most_copies, lazy_error *err)
         if (i) memcpy(data, b->weights, b->weight_bytes);
         b->copy[i] =
             (lazy_matrix){ .part = { { data, s->rows, b->dtype } }, .n_parts = 1, .rows = s->rows, .cols = s->cols };
-        if ((code = b->backend->ops->bind(b->backend, &b->copy[i], err))) return code;
+        if ((code = b->backend->ops->bind(b->backend, &b->copy[i], 1, err))) return code;
         b->bound = i + 1;
     }
     return LAZY_OK;

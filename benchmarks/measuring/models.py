@@ -22,7 +22,9 @@ class ModelShape:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    ffn: int
+    ffn: int  # of each expert, if there are any
+    n_experts: int = 0
+    experts_per_token: int = 0
 
     @property
     def matrices(self) -> dict[str, tuple[str, int, int]]:
@@ -42,7 +44,7 @@ LARGE = ModelShape("7B", 32, 4096, 32, 32, 128, 11008)
 
 
 def write_model(folder: Path, shape: ModelShape, vocab: int, context: int, empty: bool = False) -> None:
-    """Writes a Llama of this shape in Hugging Face layout, without a tokenizer.
+    """Writes a Llama, or with experts a Qwen3 MoE, of this shape in Hugging Face layout, without a tokenizer.
 
     `empty`: its weights are zeros that take no room on the disk.
     """
@@ -64,6 +66,15 @@ def write_model(folder: Path, shape: ModelShape, vocab: int, context: int, empty
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
     }
+    if shape.n_experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": shape.n_experts,
+            "num_experts_per_tok": shape.experts_per_token,
+            "moe_intermediate_size": shape.ffn,
+            "norm_topk_prob": True,
+        }
     (folder / "config.json").write_text(json.dumps(config))
     write_weights(folder / "model.safetensors", tensor_shapes(shape, vocab), empty)
 
@@ -79,10 +90,13 @@ def tensor_shapes(shape: ModelShape, vocab: int) -> dict[str, tuple[int, ...]]:
             "self_attn.v_proj": (kv_width, shape.hidden),
             "self_attn.o_proj": (shape.hidden, width),
             "post_attention_layernorm": (shape.hidden,),
-            "mlp.gate_proj": (shape.ffn, shape.hidden),
-            "mlp.up_proj": (shape.ffn, shape.hidden),
-            "mlp.down_proj": (shape.hidden, shape.ffn),
         }
+        if shape.n_experts:
+            parts |= {"mlp.gate": (shape.n_experts, shape.hidden)}
+            parts |= dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (shape.head_dim,))
+        for ffn in [f"mlp.experts.{e}" for e in range(shape.n_experts)] or ["mlp"]:
+            parts |= dict.fromkeys((f"{ffn}.gate_proj", f"{ffn}.up_proj"), (shape.ffn, shape.hidden))
+            parts[f"{ffn}.down_proj"] = (shape.hidden, shape.ffn)
         made |= {f"model.layers.{layer}.{name}.weight": size for name, size in parts.items()}
     return made | {"model.norm.weight": (shape.hidden,)}
 

@@ -9,6 +9,7 @@ from benchmarks.measuring.report import Section
 from benchmarks.options import Options
 from benchmarks.suites import (
     decode,
+    experts,
     formats,
     generation,
     memory,
@@ -43,6 +44,7 @@ SUITES = {
     "shapes": Suite(shapes.shapes, by_default=False),
     "formats": Suite(formats.formats, cpu_only="it compares formats and arithmetics of the CPU"),
     "generation": Suite(generation.generation, by_default=False),
+    "experts": Suite(experts.experts, by_default=False),
 }
 ALL = "all"
 

@@ -31,9 +31,9 @@ static int cpu_admit(lazy_backend *backend, uint64_t bytes, const char *what, la
     return LAZY_OK;
 }
 
-static int cpu_bind(lazy_backend *backend, lazy_matrix *matrix, lazy_error *err)
+static int cpu_bind(lazy_backend *backend, lazy_matrix *matrices, int n, lazy_error *err)
 {
-    (void)backend, (void)matrix, (void)err; /* weights are read from the mapping */
+    (void)backend, (void)matrices, (void)n, (void)err; /* weights are read from the mapping */
     return LAZY_OK;
 }
 
@@ -112,6 +112,7 @@ int lazy_cpu_open(lazy_backend **out, int threads, lazy_compute compute, lazy_dt
         .row_chunk = ROW_CHUNK,
     };
     cpu->arithmetic = arithmetic;
+    cpu->in_f32 = in_f32->products;
     code = lazy_alloc((void **)&cpu->scratch, (size_t)threads - 1, WORKER_SCRATCH * sizeof(float),
                       "the workers' scratch", err);
     if (!code) code = lazy_pool_open(&cpu->pool, threads, err);

@@ -22,6 +22,7 @@ enum {
 typedef struct lazy_cpu {
     lazy_backend base;
     const lazy_arithmetic *arithmetic;
+    const lazy_products *in_f32;
     lazy_pool *pool;
     float *scratch; /* (threads - 1, WORKER_SCRATCH) of the pool's workers */
 } lazy_cpu;
@@ -46,6 +47,14 @@ typedef struct lazy_cpu_stream {
     bool has_products;  /* shares holds the last row's products with the keys that it sees, left there by attention */
     uint32_t *order;    /* (tokens,) scores as integers, for selection */
     double *block_sums; /* (tokens,) for smoothing */
+
+    /* of models with experts; chunk: min(rows, ROW_CHUNK), k: experts_per_token, F: expert_ffn */
+    float *router_logits; /* (chunk, n_experts) */
+    float *weights;       /* (chunk, k) of each row's experts */
+    int32_t *places;      /* (chunk, k) of each row's experts, then of their rows below */
+    int32_t *sorted_rows; /* (chunk k,) the row of each pair of a row and an expert, by expert */
+    float *expert_rows;   /* (chunk k, F) of these pairs */
+    float *outputs;       /* (chunk k, d) */
 } lazy_cpu_stream;
 
 /* The row of K or V, `k_or_v` of kv, of one key head and slot: (D,) of the backend's type kv. */
@@ -90,13 +99,22 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
+/* Rows sorted by expert. Expert e has those from begin[e] to begin[e + 1]. */
+typedef struct lazy_sorted_rows {
+    const int32_t *begin; /* (n_experts + 1,) */
+    const int32_t *rows;  /* (begin[n_experts],) the row of x that each is; NULL: x is sorted */
+    int n_experts;
+    int n; /* rows before they were sorted: the kernels are those for so many, so that a row's products depend on no
+              other row's experts */
+} lazy_sorted_rows;
+
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
     work(share_open) work(share_join) work(share_leave) work(share_close) work(stream_open) work(stream_close)         \
-        work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(logits)             \
-            work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) work(scores) \
-                work(share) work(largest) work(remember) work(average) work(smooth) work(mass) work(select) work(mark) \
-                    work(filter) work(regroup)
+        work(reserve) work(scratch_bytes) work(quantize) work(embed) work(matmul) work(gated) work(mix_experts)        \
+            work(logits) work(rmsnorm) work(checked_rmsnorm) work(rotate) work(surprisal) work(argmax) work(attention) \
+                work(scores) work(share) work(largest) work(remember) work(average) work(smooth) work(mass)            \
+                    work(select) work(mark) work(filter) work(regroup)
 #define DECLARE_OP(op) extern __typeof__(*((lazy_ops *)0)->op) lazy_cpu_##op;
 LAZY_CPU_OPS(DECLARE_OP)
 #undef DECLARE_OP
@@ -104,6 +122,14 @@ LAZY_CPU_OPS(DECLARE_OP)
 /* stream.c */
 /* Runs tasks 0 … n-1 on the backend's threads and polls the stream's watch. */
 int lazy_cpu_run(lazy_stream *, lazy_task, void *job, int n, lazy_error *);
+/* linear.c */
+/* y = x W^T in f32, whatever the stream's arithmetic, and each sum in one order for any number of rows: which experts a
+ * row has does not depend on others. */
+int lazy_cpu_multiply_router(lazy_stream *, float *y, const float *x, int n, const lazy_matrix *w, lazy_error *);
+/* y[i, :] = x[row i, :] W^T with the matrix of its expert; gate and up where w->n_parts is 2: then y = act(gate) * up.
+ * w: (n_experts,). */
+int lazy_cpu_multiply_experts(lazy_stream *, float *y, const float *x, const lazy_sorted_rows *, const lazy_matrix *w,
+                              lazy_error *);
 /* features.c */
 /* Cores that have at least one of the usable processors (n,), by the files cpuN/topology in the folder; the number of
  * usable processors if the files are not all there. */

@@ -21,6 +21,7 @@ typedef struct product {
     const float *operands; /* (n, stride) of x */
     int64_t stride;
     const lazy_matrix *w;
+    const int32_t *rows; /* (n,) of x that are multiplied; NULL: all in turn */
     int n;
     bool accumulate;
     bool gated;  /* y = act(first half of the columns) * second half */
@@ -74,15 +75,17 @@ static void convert_rows(void *job, int task, int worker)
     (void)worker;
     const product *p = job;
     float *to = ((lazy_cpu_stream *)p->stream)->operands;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++)
-        p->kernels->convert(to + r * p->stride, p->x + (int64_t)r * p->w->cols, p->w->cols);
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, p->n); r++) {
+        int64_t row = p->rows ? p->rows[r] : r;
+        p->kernels->convert(to + r * p->stride, p->x + row * p->w->cols, p->w->cols);
+    }
 }
 
 static int convert(product *p, bool unpacked, lazy_error *err)
 {
     p->operands = p->x;
     p->stride = p->w->cols;
-    if (p->kernels->group == 1 && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
+    if (p->kernels->group == 1 && !p->rows && (unpacked || !is_converted(p->stream, p->w->cols))) return LAZY_OK;
     p->operands = ((lazy_cpu_stream *)p->stream)->operands;
     p->stride = operand_stride(p->kernels, p->w->cols);
     return lazy_cpu_run(p->stream, convert_rows, p, ceil_div(p->n, ROWS_PER_TASK), err);
@@ -90,15 +93,15 @@ static int convert(product *p, bool unpacked, lazy_error *err)
 
 /* ---- unpacked --------------------------------------------------------------------------- */
 
-/* Columns begin … end-1 of the product, for all rows; y points to column 0. */
-static void multiply_columns(const product *p, float *y, int begin, int end, float *room)
+/* y[:, 0 … end-begin-1] = columns begin … end-1 of the product, for all rows. */
+static void multiply_columns(const product *p, float *y, int64_t y_stride, int begin, int end, float *room)
 {
     const lazy_matrix *w = p->w;
     for (int col = begin, first; col < end;) {
         const lazy_part *part = part_of(w, col, &first);
         int here = min_int(first + part->rows, end) - col;
-        p->kernels->dots(y + col, w->rows, p->operands, p->stride, p->n, weight_row(part, col - first, w->cols),
-                         part->dtype, here, w->cols, p->accumulate, room);
+        p->kernels->dots(y + (col - begin), y_stride, p->operands, p->stride, p->n,
+                         weight_row(part, col - first, w->cols), part->dtype, here, w->cols, p->accumulate, room);
         col += here;
     }
 }
@@ -110,13 +113,13 @@ static void multiply_unpacked(void *job, int task, int worker)
     int begin = block_start(task, p->col_blocks, p->columns, STREAMS),
         end = block_start(task + 1, p->col_blocks, p->columns, STREAMS);
     if (!p->gated) {
-        multiply_columns(p, p->y, begin, end, room);
+        multiply_columns(p, p->y + begin, p->columns, begin, end, room);
         add_bias(p, 0, p->n, begin, end - begin);
         return;
     }
     float *both = ((lazy_cpu_stream *)p->stream)->gate_up; /* (n, 2 columns) */
-    multiply_columns(p, both, begin, end, room);
-    multiply_columns(p, both, p->columns + begin, p->columns + end, room);
+    multiply_columns(p, both + begin, 2 * p->columns, begin, end, room);
+    multiply_columns(p, both + p->columns + begin, 2 * p->columns, p->columns + begin, p->columns + end, room);
     for (int r = 0; r < p->n; r++) {
         const float *gate = both + (int64_t)r * 2 * p->columns + begin;
         gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, gate + p->columns, end - begin);
@@ -301,6 +304,116 @@ static int multiply(product p, lazy_error *err)
         code = multiply_chunk(p, err);
     }
     return code;
+}
+
+/* ---- rows sorted by expert --------------------------------------------------------------- */
+
+enum { HALF_SCRATCH = WORKER_SCRATCH / 2 }; /* for dots, and for gate and up */
+
+/* The products of all experts as one job. */
+typedef struct by_expert {
+    product all; /* of the rows of all experts; its w is the first expert's */
+    const lazy_sorted_rows *sorted;
+    bool unpacked;
+    int wanted;                           /* tasks of an unpacked product */
+    int first_task[LAZY_MAX_EXPERTS + 1]; /* of each expert */
+} by_expert;
+
+/* The product of one expert, divided into tasks. */
+static product product_of(const by_expert *b, int expert)
+{
+    enum { MIN_COLS = 64, UNEVEN = 8 };
+    product p = b->all;
+    int first = b->sorted->begin[expert];
+    p.n = b->sorted->begin[expert + 1] - first;
+    p.w += expert;
+    p.y += (int64_t)first * p.columns;
+    p.operands += first * p.stride;
+    p.row_blocks = 1;
+    if (!b->unpacked) {
+        divide_packed(&p);
+        return p;
+    }
+    p.col_blocks = min_int(b->wanted, ceil_div(p.columns, MIN_COLS));
+    int most_cols = HALF_SCRATCH / (2 * p.n) - UNEVEN;
+    if (p.gated) p.col_blocks = max_int(p.col_blocks, ceil_div(p.columns, most_cols));
+    return p;
+}
+
+static void multiply_gated_columns(const product *p, int task, float *room)
+{
+    int begin = block_start(task, p->col_blocks, p->columns, STREAMS),
+        end = block_start(task + 1, p->col_blocks, p->columns, STREAMS), width = end - begin;
+    float *gate = room + HALF_SCRATCH, *up = gate + width;
+    multiply_columns(p, gate, 2 * width, begin, end, room);
+    multiply_columns(p, up, 2 * width, p->columns + begin, p->columns + end, room);
+    for (int r = 0; r < p->n; r++, gate += 2 * width, up += 2 * width)
+        gate_row(p, p->y + (int64_t)r * p->columns + begin, gate, up, width);
+}
+
+static void multiply_for_expert(void *job, int task, int worker)
+{
+    const by_expert *b = job;
+    int low = 0, high = b->sorted->n_experts; /* the expert is in low … high-1 */
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (b->first_task[middle] <= task) low = middle;
+        else high = middle;
+    }
+    product p = product_of(b, low);
+    task -= b->first_task[low];
+    if (!b->unpacked) multiply_packed(&p, task, worker);
+    else if (p.gated) multiply_gated_columns(&p, task, scratch_of(p.stream, worker));
+    else multiply_unpacked(&p, task, worker);
+}
+
+/* Unpacked for any number of rows, where there are such kernels: most experts have few. */
+int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, const lazy_sorted_rows *sorted,
+                              const lazy_matrix *w, lazy_error *err)
+{
+    enum { BOUND_BY_READING = 4 };
+    by_expert b = {
+        .all = { .stream = stream,
+                 .y = y,
+                 .x = x,
+                 .rows = sorted->rows,
+                 .w = w,
+                 .n = sorted->n,
+                 .gated = w->n_parts == 2,
+                 .columns = w->rows / w->n_parts },
+        .sorted = sorted,
+    };
+    b.all.kernels = best_products(&b.all);
+    b.unpacked = b.all.kernels->dots && 4 * w->cols <= HALF_SCRATCH;
+    b.all.n = sorted->begin[sorted->n_experts];
+    int code = convert(&b.all, b.unpacked, err), n_active = 0, n_tasks = 0;
+    if (code) return code;
+    for (int e = 0; e < sorted->n_experts; e++) n_active += sorted->begin[e] < sorted->begin[e + 1];
+    b.wanted = ceil_div(stream->backend->threads * (sorted->n <= BOUND_BY_READING ? 2 : 8), n_active);
+    for (int e = 0; e < sorted->n_experts; e++) {
+        b.first_task[e] = n_tasks;
+        if (sorted->begin[e] == sorted->begin[e + 1]) continue;
+        product p = product_of(&b, e);
+        n_tasks += p.col_blocks * p.row_blocks;
+    }
+    b.first_task[sorted->n_experts] = n_tasks;
+    return lazy_cpu_run(stream, multiply_for_expert, &b, n_tasks, err);
+}
+
+int lazy_cpu_multiply_router(lazy_stream *stream, float *y, const float *x, int n, const lazy_matrix *w,
+                             lazy_error *err)
+{
+    product p = { .stream = stream,
+                  .kernels = cpu_of(stream)->in_f32,
+                  .y = y,
+                  .operands = x,
+                  .stride = w->cols,
+                  .w = w,
+                  .n = n,
+                  .columns = w->rows };
+    if (4 * w->cols > WORKER_SCRATCH) return lazy_cpu_logits(stream, y, x, n, w, err);
+    divide_unpacked(&p);
+    return lazy_cpu_run(stream, multiply_unpacked, &p, p.col_blocks, err);
 }
 
 /* ---- the ops ---------------------------------------------------------------------------- */

@@ -5,7 +5,9 @@
 
 static void free_buffers(lazy_cpu_stream *s)
 {
-    void *owned[] = { s->seen, s->partial, s->gate_up, s->operands, s->shares, s->order, s->block_sums };
+    void *owned[] = { s->seen,        s->partial,     s->gate_up,       s->operands, s->shares,
+                      s->order,       s->block_sums,  s->router_logits, s->weights,  s->places,
+                      s->sorted_rows, s->expert_rows, s->outputs };
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) lazy_free(owned[i]);
 }
 
@@ -32,7 +34,7 @@ int lazy_cpu_stream_open(lazy_backend *backend, const lazy_config *config, lazy_
     return code;
 }
 
-enum { N_BUFFERS = 7 };
+enum { N_BUFFERS = 13 };
 
 static size_t larger(size_t a, size_t b) { return a > b ? a : b; }
 static size_t operands_of(const lazy_products *p, int k, int rows)
@@ -40,19 +42,25 @@ static size_t operands_of(const lazy_products *p, int k, int rows)
     return (size_t)rows * (size_t)operand_stride(p, k);
 }
 
-/* Bytes of seen, partial, gate_up, operands, shares, order and block_sums. */
+/* Operands of the largest product of n_rows rows, k values each; none where they are not converted. */
+static size_t operands_for(const lazy_stream *stream, int k, int n_rows, int copies, bool converted)
+{
+    const lazy_products *products = products_of(stream), *fixed = cpu_of(stream)->arithmetic->fixed;
+    size_t many = converted ? operands_of(products, k, copies * min_int(n_rows, ROW_CHUNK)) : 0,
+           few = fixed ? operands_of(fixed, k, copies * min_int(n_rows, fixed->max_unpacked_others)) : 0;
+    return larger(many, few);
+}
+
+/* Bytes of seen, partial, gate_up, operands, shares, order, block_sums, and of the six of models with experts. */
 static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, size_t bytes[N_BUFFERS])
 {
     const lazy_config *c = stream->config;
-    const lazy_products *products = products_of(stream), *fixed = cpu_of(stream)->arithmetic->fixed;
-    const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn };
+    const int inputs[] = { c->hidden, c->n_heads * c->head_dim, c->ffn }, k = c->experts_per_token;
     size_t operands = 0;
-    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-        if (is_converted(stream, inputs[i]))
-            operands = larger(operands, operands_of(products, inputs[i], min_int(n_rows, ROW_CHUNK)));
-        if (fixed)
-            operands = larger(operands, operands_of(fixed, inputs[i], min_int(n_rows, fixed->max_unpacked_others)));
-    }
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        operands = larger(operands, operands_for(stream, inputs[i], n_rows, 1, is_converted(stream, inputs[i])));
+    operands = larger(operands, operands_for(stream, c->hidden, n_rows, k, true));
+    operands = larger(operands, operands_for(stream, c->expert_ffn, n_rows, k, is_converted(stream, c->expert_ffn)));
     size_t rows = (size_t)n_rows, tokens = (size_t)n_tokens, heads = (size_t)c->n_heads, d = (size_t)c->head_dim;
     size_t split_rows = (size_t)min_int(n_rows, SPLIT_KEYS_ROWS),
            unpacked_rows = (size_t)min_int(n_rows, UNPACKED_ROWS_LIMIT);
@@ -63,6 +71,12 @@ static void buffer_bytes(const lazy_stream *stream, int n_rows, int n_tokens, si
     bytes[4] = heads * tokens * sizeof(float);
     bytes[5] = tokens * sizeof(uint32_t);
     bytes[6] = tokens * sizeof(double);
+    size_t chunk = (size_t)min_int(n_rows, ROW_CHUNK), pairs = chunk * (size_t)k;
+    bytes[7] = chunk * (size_t)c->n_experts * sizeof(float);
+    bytes[8] = pairs * sizeof(float);
+    bytes[9] = bytes[10] = pairs * sizeof(int32_t);
+    bytes[11] = pairs * (size_t)c->expert_ffn * sizeof(float);
+    bytes[12] = pairs * (size_t)c->hidden * sizeof(float);
 }
 
 uint64_t lazy_cpu_scratch_bytes(const lazy_stream *stream, int n_rows, int n_tokens)
@@ -81,9 +95,12 @@ int lazy_cpu_reserve(lazy_stream *stream, int n_rows, int n_tokens, lazy_error *
     lazy_cpu_stream fresh = {
         .base = s->base, .client = s->client, .scratch = s->scratch, .rows = n_rows, .tokens = n_tokens
     };
-    void **buffers[N_BUFFERS] = { (void **)&fresh.seen,      (void **)&fresh.partial, (void **)&fresh.gate_up,
-                                  (void **)&fresh.operands,  (void **)&fresh.shares,  (void **)&fresh.order,
-                                  (void **)&fresh.block_sums };
+    void **buffers[N_BUFFERS] = {
+        (void **)&fresh.seen,    (void **)&fresh.partial, (void **)&fresh.gate_up,     (void **)&fresh.operands,
+        (void **)&fresh.shares,  (void **)&fresh.order,   (void **)&fresh.block_sums,  (void **)&fresh.router_logits,
+        (void **)&fresh.weights, (void **)&fresh.places,  (void **)&fresh.sorted_rows, (void **)&fresh.expert_rows,
+        (void **)&fresh.outputs
+    };
     size_t bytes[N_BUFFERS];
     buffer_bytes(stream, n_rows, n_tokens, bytes);
     int code = LAZY_OK;

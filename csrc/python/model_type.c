@@ -9,7 +9,7 @@ static const char *const WHAT = "config";
 
 /* Copies of the config's arrays; NULL where not read. */
 typedef struct config_arrays {
-    PyObject *inv_freq, *rope_scale, *layer_rope, *windows;
+    PyObject *inv_freq, *rope_scale, *layer_rope, *windows, *expert_layers;
 } config_arrays;
 
 static int check_length(const char *name, Py_ssize_t n, Py_ssize_t wanted, const char *why, int value)
@@ -23,21 +23,21 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
     config_arrays objects; /* borrowed */
     const core_field fields[] = {
-        FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
-        FIELD(INT, c, n_kv_heads),     FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
-        FIELD(INT, c, vocab),          FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
-        FIELD(INT, c, rotary_dim),     FIELD(INT, c, short_context),  FIELD(INT, c, query_step),
-        FIELD(FLOAT, c, query_growth), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
-        FIELD(FLOAT, c, logit_scale),  FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),
-        FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),       FIELD(BOOL, c, wide_qk_norm),
-        FIELD(BOOL, c, late_qk_norm),  FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, pre_norms),
-        FIELD(BOOL, c, post_norms),    FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
+        FIELD(INT, c, n_layers),        FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
+        FIELD(INT, c, n_kv_heads),      FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
+        FIELD(INT, c, vocab),           FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
+        FIELD(INT, c, rotary_dim),      FIELD(INT, c, short_context),  FIELD(INT, c, query_step),
+        FIELD(FLOAT, c, query_growth),  FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
+        FIELD(FLOAT, c, logit_scale),   FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),
+        FIELD(BOOL, c, o_bias),         FIELD(BOOL, c, qk_norm),       FIELD(BOOL, c, wide_qk_norm),
+        FIELD(BOOL, c, late_qk_norm),   FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, pre_norms),
+        FIELD(BOOL, c, post_norms),     FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
+        FIELD(INT, c, n_experts),       FIELD(INT, c, expert_ffn),     FIELD(INT, c, experts_per_token),
+        FIELD(BOOL, c, normed_experts),
     };
     const core_field vectors[] = {
-        FIELD(OBJECT, &objects, inv_freq),
-        FIELD(OBJECT, &objects, rope_scale),
-        FIELD(OBJECT, &objects, layer_rope),
-        FIELD(OBJECT, &objects, windows),
+        FIELD(OBJECT, &objects, inv_freq), FIELD(OBJECT, &objects, rope_scale),    FIELD(OBJECT, &objects, layer_rope),
+        FIELD(OBJECT, &objects, windows),  FIELD(OBJECT, &objects, expert_layers),
     };
     Py_ssize_t n;
     if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields)) return -1;
@@ -50,7 +50,10 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
     if (array_parse_ints(objects.layer_rope, "config: layer_rope", &arrays->layer_rope, &c->layer_rope, &n)) return -1;
     if (check_length("layer_rope", n, c->n_layers, "n_layers", c->n_layers)) return -1;
     if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
-    return check_length("windows", n, c->n_layers, "n_layers", c->n_layers);
+    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (array_parse_ints(objects.expert_layers, "config: expert_layers", &arrays->expert_layers, &c->expert_layers, &n))
+        return -1;
+    return check_length("expert_layers", n, c->n_layers, "n_layers", c->n_layers);
 }
 
 enum { MAX_RANK = 8 };
@@ -161,6 +164,7 @@ done:
     Py_XDECREF(arrays.rope_scale);
     Py_XDECREF(arrays.layer_rope);
     Py_XDECREF(arrays.windows);
+    Py_XDECREF(arrays.expert_layers);
     Py_XDECREF(path_owner);
     Py_XDECREF(place_owner);
     Py_XDECREF(tensors);

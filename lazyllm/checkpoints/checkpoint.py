@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
+from lazyllm.checkpoints.tensors import Tensor, experts_apart
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support import hub
@@ -49,17 +50,6 @@ TEXT_MODEL = {
 """Prefixes of the text model's tensors in multimodal checkpoints, old and new, and in text checkpoints."""
 
 CHUNK_VALUES = 1 << 22
-
-
-class Tensor(NamedTuple):
-    """A tensor of a checkpoint: its `n_bytes` bytes begin at byte `offset` of the file `shard`, an index."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    shard: int
-    offset: int
-    n_bytes: int
 
 
 def resolve(path_or_id: str | Path, revision: str | None = None, file: str | None = None) -> Path:
@@ -271,7 +261,7 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
         "mlp.gate_up_proj": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
     }
     renamed = FAMILIES[config.architecture].renamed
-    for tensor in tensors:
+    for tensor in experts_apart(tensors):
         *place, suffix = tensor.name.split(".")
         layer, kind = place[:3], ".".join(place[3:])
         kind = renamed.get(kind, kind)

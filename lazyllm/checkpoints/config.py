@@ -27,8 +27,22 @@ MAX_WIDTH = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = 1e6
+MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
+
+
+@dataclass(frozen=True)
+class Experts:
+    """How a family's files describe its experts.
+
+    `ffn` is the field of the size of each. `normed`: their weights are normalised; None: if the field
+    norm_topk_prob says so. With `some_layers`, two fields say which layers have experts.
+    """
+
+    ffn: str = "intermediate_size"
+    normed: bool | None = None
+    some_layers: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,14 +54,14 @@ class Family:
     field that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field
     of this name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads
     together; of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows`
-    are in all layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if
-    `use_sliding_window` is set, in those that `layer_types` or else `max_window_layers` says. `no_rope`: in
-    layers without RoPE, those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model
-    with windows, those without one. `query_scalar` names the field whose root divides scores in place of
-    the head dimension's. `ffn` names the FFN's width. `only`: more of UNSUPPORTED. `paired_rope`: RoPE
-    turns neighbours of a head, not its halves. `multipliers`: Granite's. `query_growth`: q grows with the
-    position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in files that differ
-    from those that the core takes.
+    are in all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
+    `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
+    `max_window_layers` says. `no_rope`: in layers without RoPE, those that `no_rope_layers` or else
+    `no_rope_layer_interval` says; or, in a model with windows, those without one. `query_scalar` names the
+    field whose root divides scores in place of the head dimension's. `ffn` names the FFN's width. `only`:
+    more of UNSUPPORTED. `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`:
+    Granite's. `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the
+    parts of tensors' names in files that differ from those that the core takes. `experts`: see `Experts`.
     """
 
     model_type: str
@@ -61,7 +75,7 @@ class Family:
     norm_plus_one: bool = False
     scaled_embedding: bool = False
     query_scalar: str | None = None
-    windows: Literal["none", "all", "pattern", "optional"] = "none"
+    windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
     no_rope: Literal["none", "listed", "full"] = "none"
@@ -70,6 +84,7 @@ class Family:
     multipliers: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
+    experts: Experts | None = None
 
 
 def based_on(theta: float) -> RopeRules:
@@ -231,6 +246,27 @@ FAMILIES = {
             "post_mlp_layernorm": "post_feedforward_layernorm",
         },
     ),
+    "MixtralForCausalLM": Family(
+        "mixtral",
+        {"sliding_window": None},
+        windows="all",
+        experts=Experts(normed=True),
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "qwen3_moe",
+        **ALL_BIASES,
+        qk_norm="heads",
+        windows="all_if_used",
+        experts=Experts("moe_intermediate_size", some_layers=True),
+    ),
+    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", experts=Experts()),
+    "GraniteMoeForCausalLM": Family(
+        "granitemoe",
+        {"max_position_embeddings": 2048},
+        **ALL_BIASES,
+        multipliers=True,
+        experts=Experts(normed=True),
+    ),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
@@ -250,6 +286,7 @@ UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
+    "clip_qkv": (None, "clipped queries, keys and values"),
     "attn_logit_softcapping": (None, "soft caps"),
     "final_logit_softcapping": (None, "soft caps"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
@@ -266,7 +303,8 @@ class ModelConfig:
     row of `inv_freq` and `rope_scale` by which it turns, or in contexts longer than `short_context` the row
     after it. RoPE turns the first `rotary_dim` values of a head, with `paired_rope` the neighbours 2i and
     2i + 1, else i and i + rotary_dim / 2. q at position p is multiplied by
-    1 + query_growth ln(1 + floor(p / query_step)).
+    1 + query_growth ln(1 + floor(p / query_step)). `expert_layers` has 1 for each layer with experts, 0 for
+    others; only the others are of the size `ffn`.
     """
 
     name: str
@@ -302,6 +340,11 @@ class ModelConfig:
     pre_norms: bool
     post_norms: bool
     gelu: bool
+    n_experts: int
+    experts_per_token: int
+    expert_ffn: int
+    normed_experts: bool
+    expert_layers: tuple[int, ...]
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
 
@@ -388,6 +431,7 @@ class ModelConfig:
             pre_norms=family.norms != "post",
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
+            **read_experts(fields, family.experts, len(windows)),
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
             eos_token_ids=read_ids(generation, "eos_token_id", vocab),
         )
@@ -396,7 +440,11 @@ class ModelConfig:
         """The fields that the C core takes."""
         fields = {name: value for name, value in asdict(self).items() if name not in DESCRIPTION}
         arrays = {name: np.array(fields[name], np.float32).ravel() for name in ("inv_freq", "rope_scale")}
-        return fields | arrays | {name: list(fields[name]) for name in ("layer_rope", "windows")}
+        return (
+            fields
+            | arrays
+            | {name: list(fields[name]) for name in ("layer_rope", "windows", "expert_layers")}
+        )
 
 
 def model_name(path: Path) -> str:
@@ -489,9 +537,10 @@ def read_turns(fields: Fields, n_layers: int) -> list[bool]:
 def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int, ...]:
     """The sliding window of each layer; 0 where the layer sees the whole context."""
     optional, layer_types, n_layers = family.windows == "optional", fields.get("layer_types"), len(turns)
-    if family.windows == "none" or (optional and not fields.flag("use_sliding_window", False)):
+    if_used = optional or family.windows == "all_if_used"
+    if family.windows == "none" or (if_used and not fields.flag("use_sliding_window", False)):
         sliding = [False] * n_layers
-    elif family.windows == "all":
+    elif family.windows in ("all", "all_if_used"):
         sliding = [True] * n_layers
     elif layer_types is not None:
         if not isinstance(layer_types, list) or len(layer_types) != n_layers:
@@ -511,6 +560,33 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
     return tuple(window if slides else 0 for slides in sliding)
+
+
+def read_experts(fields: Fields, experts: Experts | None, n_layers: int) -> dict[str, Any]:
+    """The fields of ModelConfig about experts."""
+    if experts is None:
+        none = {"n_experts": 0, "experts_per_token": 0, "expert_ffn": 0, "normed_experts": False}
+        return {**none, "expert_layers": (0,) * n_layers}
+    named = (
+        fields.get("num_local_experts") is not None
+    )  # by transformers in most families; not by their files
+    count = fields.whole("num_local_experts" if named else "num_experts", MAX_EXPERTS)
+    layers = [1] * n_layers
+    if experts.some_layers:
+        step, plain = (
+            fields.whole("decoder_sparse_step", MAX_LAYERS, default=1),
+            fields.get("mlp_only_layers", []),
+        )
+        if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
+            fields.refuse("mlp_only_layers", "a list of layers")
+        layers = [int((layer + 1) % step == 0 and layer not in plain) for layer in range(n_layers)]
+    return {
+        "n_experts": count,
+        "experts_per_token": fields.whole("num_experts_per_tok", count),
+        "expert_ffn": fields.whole(experts.ffn, MAX_WIDTH),
+        "normed_experts": fields.flag("norm_topk_prob", False) if experts.normed is None else experts.normed,
+        "expert_layers": tuple(layers),
+    }
 
 
 def read_ids(fields: Fields, name: str, vocab: int) -> tuple[int, ...]:

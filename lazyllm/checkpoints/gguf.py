@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lazyllm.checkpoints.checkpoint import Tensor, header_bytes
+from lazyllm.checkpoints.checkpoint import header_bytes
 from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
+from lazyllm.checkpoints.tensors import Tensor
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.progress import bar

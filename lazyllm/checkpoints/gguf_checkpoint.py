@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, core_tensors
+from lazyllm.checkpoints.checkpoint import Checkpoint, core_tensors
 from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
 from lazyllm.checkpoints.rope import FULL, MAX_THETA, SLIDING, frequency_divisors, llama3
+from lazyllm.checkpoints.tensors import Tensor, experts_apart, hub_name
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
@@ -25,6 +26,8 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
@@ -65,13 +68,17 @@ FAMILY_FIELDS = {
     "olmo2": WINDOW,
     "exaone4": WINDOW,
 }
+EXPERT_FIELDS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+}
 ROPE_FIELDS = {
     "rope_type": "rope.scaling.type",
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
 UNSUPPORTED = {
-    "expert_count": (0, "mixtures of experts"),
     "attn_logit_softcapping": (0, "soft caps"),
     "final_logit_softcapping": (0, "soft caps"),
 }
@@ -93,6 +100,10 @@ LAYER_TENSORS = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
 BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
@@ -140,14 +151,22 @@ class GgufCheckpoint(Checkpoint):
                 f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
             )
         self.stored = {tensor.name: tensor for tensor in tensors}
+        self.architecture = ARCHITECTURES[self.arch]
+        if self.arch == "llama" and self.field("expert_count"):
+            self.architecture = "MixtralForCausalLM"
+        if self.arch == "olmo2" and self.field(WINDOW["sliding_window"]):
+            self.architecture = "Olmo3ForCausalLM"
         self.layer_tensors = LAYER_TENSORS | FAMILY_TENSORS.get(self.arch, {})
         self.is_paired = self.arch in PAIRED
-        self.named_tensors = [
+        named = [
             tensor._replace(name=self.hugging_face_name(tensor.name))
             for tensor in tensors
             if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
         ]
-        fields = FIELDS | FAMILY_FIELDS.get(self.arch, {}) | ROPE_FIELDS
+        self.named_tensors = [
+            tensor._replace(name=hub_name(tensor.name, self.architecture)) for tensor in experts_apart(named)
+        ]
+        fields = FIELDS | FAMILY_FIELDS.get(self.arch, {}) | ROPE_FIELDS | EXPERT_FIELDS
         self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
         self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
         config = ModelConfig.read(
@@ -187,7 +206,7 @@ class GgufCheckpoint(Checkpoint):
             return TOP_TENSORS[name]
         if part and part["kind"] in self.layer_tensors:
             return f"model.layers.{int(part['layer'])}.{self.layer_tensors[part['kind']]}.{part['suffix']}"
-        self.refuse_tensor(name, f"has no place in a {ARCHITECTURES[self.arch]} model")
+        self.refuse_tensor(name, f"has no place in a {self.architecture} model")
 
     def refuse_tensor(self, name: str, problem: str) -> NoReturn:
         raise CheckpointError(f"{self.path}: tensor {name!r} {problem}")
@@ -210,10 +229,7 @@ class GgufCheckpoint(Checkpoint):
         values["rope_theta"] = fields.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
         for name in [name for name, value in values.items() if value is None]:
             fields.refuse(name, "a value: every GGUF file has it")
-        architecture = ARCHITECTURES[self.arch]
-        if self.arch == "olmo2" and self.field(WINDOW["sliding_window"]):
-            architecture = "Olmo3ForCausalLM"
-        family, partial = FAMILIES[architecture], {}
+        family, partial = FAMILIES[self.architecture], {}
         if family.rope.partial:
             turned = Fields(self.path, self.metadata).whole(
                 f"{self.arch}.rope.dimension_count", values["head_dim"], default=values["head_dim"]
@@ -221,10 +237,15 @@ class GgufCheckpoint(Checkpoint):
             values["partial_rotary_factor"] = turned / values["head_dim"]
         else:
             partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
-        for key, (value, meaning) in (UNSUPPORTED | partial).items():
+        others = {} if family.experts else {"expert_count": (0, "mixtures of experts")}
+        for key, (value, meaning) in (UNSUPPORTED | partial | others).items():
             Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
+        if family.experts:
+            experts = {name: self.field(key) for name, key in EXPERT_FIELDS.items()}
+            values |= {name: value for name, value in experts.items() if value is not None}
+            values["norm_topk_prob"] = self.arch == "qwen3moe"
         config = {
-            "architectures": [architecture],
+            "architectures": [self.architecture],
             "model_type": family.model_type,
             **values,
             "tie_word_embeddings": "output.weight" not in self.stored,

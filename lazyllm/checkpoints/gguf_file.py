@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from lazyllm.checkpoints.checkpoint import Tensor
+from lazyllm.checkpoints.tensors import Tensor
 from lazyllm.errors import CheckpointError
 from lazyllm.support.optional import package
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, header_bytes, read_shard
+from lazyllm.checkpoints.checkpoint import Checkpoint, header_bytes, read_shard
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.pypi_models import default_cache
+from lazyllm.checkpoints.tensors import Tensor
 from lazyllm.support.files import locked, whole_file
 from lazyllm.support.json_text import json_digest
 from lazyllm.support.progress import bar
@@ -21,6 +22,7 @@ FLOATS = ("F32", "F16", "BF16")
 BLOCK = 32  # values
 BLOCK_BYTES = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+ROUTER = ".mlp.gate.weight"  # the end of its name; it is never rounded
 
 Stored = tuple[list[str], list[Tensor]]
 """Shards and tensors, as in a checkpoint."""
@@ -32,7 +34,9 @@ def can_be_rounded(checkpoint: Checkpoint) -> bool:
 
 
 def matrices(checkpoint: Checkpoint) -> list[Tensor]:
-    return [tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1]
+    return [
+        tensor for tensor in checkpoint.tensors if len(tensor.shape) > 1 and not tensor.name.endswith(ROUTER)
+    ]
 
 
 def as_rounded(tensor: Tensor, weights: str) -> Tensor:

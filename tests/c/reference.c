@@ -2,6 +2,7 @@
 #include "reference.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../../csrc/cpu/cpu.h"
@@ -210,6 +211,45 @@ static int reference_gated(lazy_stream *stream, void *y, const void *x, int n, c
     return LAZY_OK;
 }
 
+/* True if expert e is one of the k with the greatest logits. */
+static bool is_chosen(const float *logits, int n, int k, int e)
+{
+    int before = 0;
+    for (int i = 0; i < n; i++) before += logits[i] > logits[e] || (logits[i] == logits[e] && i < e);
+    return before < k;
+}
+
+static int reference_mix_experts(lazy_stream *stream, void *y, const void *x, int n, const lazy_experts *experts,
+                                 bool accumulate, lazy_error *err)
+{
+    const lazy_config *c = stream->config;
+    int n_experts = experts->router.rows, d = experts->router.cols, k = c->experts_per_token;
+    float *logits = malloc((size_t)n_experts * sizeof *logits),
+          *hidden = malloc((size_t)c->expert_ffn * sizeof *hidden), *output = malloc((size_t)d * sizeof *output);
+    double *sums = malloc((size_t)d * sizeof *sums);
+    for (int r = 0; r < n; r++) {
+        const float *from = (const float *)x + (int64_t)r * d;
+        float *to = (float *)y + (int64_t)r * d;
+        double total = 0;
+        reference_logits(stream, logits, from, 1, &experts->router, err);
+        for (int e = 0; e < n_experts; e++)
+            if (!c->normed_experts || is_chosen(logits, n_experts, k, e)) total += exp(logits[e]);
+        for (int i = 0; i < d; i++) sums[i] = accumulate ? to[i] : 0;
+        for (int e = 0; e < n_experts; e++) {
+            if (!is_chosen(logits, n_experts, k, e)) continue;
+            reference_gated(stream, hidden, from, 1, &experts->gate_up[e], err);
+            reference_matmul(stream, output, hidden, 1, &experts->down[e], false, err);
+            for (int i = 0; i < d; i++) sums[i] += exp(logits[e]) / total * output[i];
+        }
+        for (int i = 0; i < d; i++) to[i] = (float)sums[i];
+    }
+    free(logits);
+    free(hidden);
+    free(output);
+    free(sums);
+    return LAZY_OK;
+}
+
 /* False if a value of x is NaN or Inf. */
 static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate)
 {
@@ -369,6 +409,7 @@ int reference_open(lazy_backend **out, lazy_dtype kv, lazy_error *err)
     ops.checked_rmsnorm = reference_checked_rmsnorm;
     ops.matmul = reference_matmul;
     ops.gated = reference_gated;
+    ops.mix_experts = reference_mix_experts;
     ops.rotate = reference_rotate;
     ops.attention = reference_attention;
     ops.logits = reference_logits;

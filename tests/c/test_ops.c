@@ -104,7 +104,8 @@ static double error_of(const float *got, const float *want, size_t n)
 static const double TOLERANCE = 3e-6; /* of f32 sums against sums in double */
 static const double FIXED =
     1e-3; /* where x is rounded to 16 bits of fixed point; test_fixed_products has the bound of each sum */
-static const double ROUNDED = 1e-2; /* where powers in attention are rounded to bf16 */
+static const double ROUNDED = 1e-2;  /* where powers in attention, or rows between two products, are rounded to bf16 */
+static const double INTEGERS = 3e-2; /* where rows are rounded to integers of 8 bits before each of two products */
 
 /* ---- the two sides ---------------------------------------------------------------------- */
 
@@ -436,6 +437,95 @@ static void test_gated(side fast, side plain, int n, int cols)
     double error = error_of(got, want, size);
     check(error < TOLERANCE, "%s gated n %d, cols %d: error %.2g", fast.backend->variant, n, cols, error);
     check(all_freed(), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
+}
+
+enum { EXPERTS = 6, EXPERT_FFN = 44 };
+
+typedef struct expert_weights {
+    lazy_experts experts;
+    lazy_matrix gate_up[EXPERTS], down[EXPERTS];
+} expert_weights;
+
+/* Random weights of experts; the router has the same weights for two of them. */
+static void random_experts(expert_weights *w, int d, lazy_dtype dtype)
+{
+    w->experts = (lazy_experts){ random_matrix(1, EXPERTS, d, LAZY_F32, false, false), w->gate_up, w->down };
+    float *router = (float *)w->experts.router.part[0].data;
+    memcpy(router + 4 * d, router + d, (size_t)d * sizeof *router);
+    for (int e = 0; e < EXPERTS; e++) {
+        w->gate_up[e] = random_matrix(1, EXPERT_FFN, d, dtype, false, false);
+        w->gate_up[e].part[1] = random_matrix(1, EXPERT_FFN, d, dtype, false, false).part[0];
+        w->gate_up[e].n_parts = 2;
+        w->gate_up[e].rows = 2 * EXPERT_FFN;
+        w->down[e] = random_matrix(1, d, EXPERT_FFN, dtype, false, false);
+    }
+}
+
+static void test_mix_experts(side fast, side plain, int n, int d, lazy_dtype dtype, bool accumulate)
+{
+    expert_weights w, taken;
+    random_experts(&w, d, dtype);
+    taken.experts = (lazy_experts){ w.experts.router, taken.gate_up, taken.down };
+    for (int e = 0; e < EXPERTS; e++) {
+        taken.gate_up[e] = weights_as_operands(&w.gate_up[e], in_fixed_point(fast, &w.gate_up[e], n));
+        taken.down[e] = weights_as_operands(&w.down[e], in_fixed_point(fast, &w.down[e], n));
+    }
+    size_t size = (size_t)n * (size_t)d;
+    float *x = random_floats(size), *got = guarded(size), *want = guarded(size), *others = random_floats(size),
+          *again = guarded(size);
+    for (size_t i = 0; i < size && accumulate; i++) got[i] = want[i] = again[i] = random_float();
+    fast.backend->ops->mix_experts(fast.stream, got, x, n, &w.experts, accumulate, NULL);
+    plain.backend->ops->mix_experts(plain.stream, want, x, n, &taken.experts, accumulate, NULL);
+    double error = error_of(got, want, size);
+    check(error < (computing == LAZY_COMPUTE_F32    ? TOLERANCE
+                   : computing == LAZY_COMPUTE_BF16 ? ROUNDED
+                                                    : INTEGERS),
+          "%s mix_experts n %d, d %d, dtype %d: error %.2g", fast.backend->variant, n, d, dtype, error);
+    memcpy(others, x, (size_t)(n / 2) * (size_t)d * sizeof *x); /* the rows behind choose other experts */
+    fast.backend->ops->mix_experts(fast.stream, again, others, n, &w.experts, accumulate, NULL);
+    check(memcmp(got, again, (size_t)(n / 2) * (size_t)d * sizeof *got) == 0,
+          "%s mix_experts n %d, d %d, dtype %d: rows depend on those beside them", fast.backend->variant, n, d, dtype);
+    check(all_freed(), "%s mix_experts n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
+}
+
+static void test_spoilt_router(side fast, float bad)
+{
+    expert_weights w;
+    float x[16], y[16];
+    random_experts(&w, 16, LAZY_F32);
+    ((float *)w.experts.router.part[0].data)[16 * random_int(0, EXPERTS - 1) + 3] = bad;
+    for (int i = 0; i < 16; i++) x[i] = -1;
+    fast.backend->ops->mix_experts(fast.stream, y, x, 1, &w.experts, false, NULL);
+    for (int i = 0; i < 16; i++)
+        check(isnan(y[i]), "%s mix_experts: a router's %g is not noticed", fast.backend->variant, bad);
+    all_freed();
+}
+
+static void test_experts(const char *variant)
+{
+    for (int k = 1; k <= EXPERTS; k += 2) {
+        lazy_config config = { .n_layers = 1,
+                               .n_heads = 1,
+                               .n_kv_heads = 1,
+                               .head_dim = 2,
+                               .ffn = 1,
+                               .n_experts = EXPERTS,
+                               .expert_ffn = EXPERT_FFN,
+                               .experts_per_token = k,
+                               .normed_experts = k > 1,
+                               .gelu = k == 3 };
+        side fast = open_side(variant, &config, 3), plain = open_side("reference", &config, 1);
+        for (int i = 0; i < 24; i++) {
+            int n = i % 4 == 0 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, i % 4 == 1 ? 4 : 60);
+            test_mix_experts(fast, plain, n, random_int(1, 100), (lazy_dtype)(i % 3), i % 2);
+        }
+        test_mix_experts(fast, plain, 12, 1024, LAZY_BF16, true);
+        test_spoilt_router(fast, NAN);
+        test_spoilt_router(fast, INFINITY);
+        test_spoilt_router(fast, -INFINITY);
+        close_side(plain);
+        close_side(fast);
+    }
 }
 
 static void test_rmsnorm(side fast, side plain, int n, int d)
@@ -1214,6 +1304,7 @@ static void test_all_products(const char *variant, const lazy_config *shapes, si
     for (size_t i = 0; i < n_shapes; i++) test_gated_products(variant, &shapes[i]);
     test_any_threads(variant);
     test_short_gates(variant);
+    test_experts(variant);
 }
 
 static void test_other_ops(const char *variant, const lazy_config *shapes, size_t n_shapes)

@@ -20,9 +20,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "../../cuda/cuda.h"
@@ -215,6 +217,9 @@ static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
     config.head_dim = head_dim;
     config.hidden = 24;
     config.ffn = 45;
+    config.n_experts = 70;
+    config.experts_per_token = 5;
+    config.expert_ffn = 19;
     config.query_scalar = random_int(0, 1) ? 0 : 1.7f * (float)head_dim;
     config.embedding_scale = 1;
     return config;
@@ -396,7 +401,7 @@ static void test_refusals(const rig &r)
     w.n_parts = 1;
     w.rows = 1 << 30;
     w.cols = 1 << 20;
-    refused("bind", gpu.ops->bind(gpu.backend, &w, &gpu.err), LAZY_MEMORY, "weights");
+    refused("bind", gpu.ops->bind(gpu.backend, &w, 1, &gpu.err), LAZY_MEMORY, "weights");
     check(w.part[0].data == &weight && w.part[0].rows == 1 << 30, "a refused matrix was changed");
 
     lazy_config many_heads = config_of(512, 1, 16);
@@ -475,7 +480,7 @@ class weights
             gpu.bias = on_gpu->as<float>();
             plain.bias = bias.data();
         }
-        did(s, "bind", s.ops->bind(s.backend, &gpu, &s.err));
+        did(s, "bind", s.ops->bind(s.backend, &gpu, 1, &s.err));
     }
     ~weights() { s.ops->unbind(s.backend, &gpu); }
     weights(const weights &) = delete;
@@ -542,6 +547,90 @@ static void test_gated(rig &r, int n, int ffn, int cols, bool mixed, bool gelu)
     did(r.gpu, "gated", r.gpu.ops->gated(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, &r.gpu.err));
     r.plain.ops->gated(r.plain.stream, want.data(), x.data(), n, &w.plain, nullptr);
     compare(widened(r.type, y.read()), want, precisions[r.type].of_activations, TERM);
+}
+
+/* Weights of one layer's experts, as `weights` has those of one matrix. */
+class expert_weights
+{
+  public:
+    lazy_experts gpu = {}, plain = {};
+
+    expert_weights(const rig &r, int n, int d, int ffn) : s(r.gpu), router(r, 1, n, d, false, false)
+    {
+        for (int e = 0; e < n; e++) {
+            for (auto [parts, rows, cols] : { std::tuple(&gate_up, 2 * ffn, d), std::tuple(&down, d, ffn) }) {
+                kept.push_back(random_values(r.type, (size_t)rows * (size_t)cols));
+                stored.push_back(narrowed(r.type, kept.back()));
+                lazy_matrix matrix = {};
+                matrix.n_parts = 1;
+                matrix.rows = rows;
+                matrix.cols = cols;
+                matrix.part[0] = { stored.back().data(), rows, r.type };
+                parts->gpu.push_back(matrix);
+                matrix.part[0] = { kept.back().data(), rows, LAZY_F32 };
+                parts->plain.push_back(matrix);
+            }
+        }
+        for (both *parts : { &gate_up, &down }) did(s, "bind", s.ops->bind(s.backend, parts->gpu.data(), n, &s.err));
+        gpu = { router.gpu, gate_up.gpu.data(), down.gpu.data() };
+        plain = { router.plain, gate_up.plain.data(), down.plain.data() };
+    }
+    ~expert_weights()
+    {
+        for (both *parts : { &gate_up, &down }) s.ops->unbind(s.backend, parts->gpu.data());
+    }
+    expert_weights(const expert_weights &) = delete;
+
+  private:
+    struct both {
+        std::vector<lazy_matrix> gpu, plain;
+    };
+    side s;
+    weights router;
+    both gate_up, down;
+    std::deque<floats> kept;
+    std::deque<bytes> stored;
+};
+
+static void test_mix_experts(rig &r, int n, int n_experts, int k, int d, bool accumulate)
+{
+    now("%s mix_experts n %d, %d of %d, d %d%s", r.name(), n, k, n_experts, d, accumulate ? ", accumulated" : "");
+    r.config.experts_per_token = k;
+    r.config.normed_experts = k % 2;
+    expert_weights w(r, n_experts, d, r.config.expert_ffn);
+    floats x = random_values(r.type, (size_t)(n * d)), want = random_values(r.type, x.size());
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output y(r.gpu, accumulate ? narrowed(r.type, want) : bytes(x.size() * r.width(), 0xff));
+    did(r.gpu, "mix_experts",
+        r.gpu.ops->mix_experts(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, accumulate, &r.gpu.err));
+    r.plain.ops->mix_experts(r.plain.stream, want.data(), x.data(), n, &w.plain, accumulate, nullptr);
+    compare(widened(r.type, y.read()), want, precisions[r.type].of_activations, TERM);
+}
+
+/* A router's NaN or Inf makes the row NaN, and the experts chosen are some all the same. */
+static void test_spoilt_router(rig &r, int n, float value)
+{
+    now("%s mix_experts n %d, %g in a row", r.name(), n, value);
+    r.config.experts_per_token = 2;
+    expert_weights w(r, 3, 8, r.config.expert_ffn);
+    floats x = random_values(r.type, (size_t)(n * 8));
+    x[3] = value;
+    input on_gpu(r.gpu, narrowed(r.type, x));
+    output y(r.gpu, bytes(x.size() * r.width(), 0));
+    did(r.gpu, "mix_experts", r.gpu.ops->mix_experts(r.gpu.stream, y.at(), on_gpu.at(), n, &w.gpu, false, &r.gpu.err));
+    floats got = widened(r.type, y.read());
+    for (size_t i = 0; i < got.size(); i++) check(std::isnan(got[i]) == (i < 8), "%g at %zu", got[i], i);
+}
+
+static void test_experts(rig &r)
+{
+    const int n_experts = r.config.n_experts, k = r.config.experts_per_token;
+    for (int n : quick ? ints{ 1, 6 } : ints{ 1, 2, 4, 5, 17, 70 }) {
+        test_mix_experts(r, n, random_int(3, 9), random_int(1, 3), random_int(1, r.config.hidden), n % 2);
+        test_mix_experts(r, n, n_experts, k, 8, !(n % 2));
+    }
+    for (int n : { 2, 6 })
+        for (float value : { NAN, INFINITY }) test_spoilt_router(r, n, value);
 }
 
 /* Alternately a multiple of 8, which allows 16-byte loads, and an odd number, which does not. */
@@ -1445,6 +1534,7 @@ static void test_portable(lazy_dtype type)
         test_refusals(r);
         test_streams(r);
         test_products(r);
+        test_experts(r);
         test_rows(r);
         test_selection(r);
         test_sets(r);

@@ -69,6 +69,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     c->pre_norms = !(c->post_norms && more & 64);
     if (more & 128) c->rotary_dim /= 2;
     ((int32_t *)c->windows)[0] = more & 2 ? 3 : 0;
+    if (more & 8) {
+        ((int32_t *)c->expert_layers)[0] = 1;
+        c->n_experts = 2;
+        c->experts_per_token = more & 16 ? 1 : 2;
+        c->expert_ffn = ffn;
+        c->normed_experts = more & 16;
+    }
     lazy_error err = { 0 };
     table t = { 0 };
     fill_table(&t, &in, c);

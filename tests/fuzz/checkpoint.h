@@ -88,10 +88,20 @@ static void fill_table(table *t, input *in, const lazy_config *c)
         { "mlp.gate_proj.weight", f, d, false },
         { "mlp.up_proj.weight", f, d, false },
         { "mlp.down_proj.weight", d, f, false },
+        { "mlp.gate.weight", c->n_experts, d, false },
+        { "mlp.experts.0.gate_proj.weight", f, d, false },
+        { "mlp.experts.0.up_proj.weight", f, d, false },
+        { "mlp.experts.0.down_proj.weight", d, f, false },
+        { "mlp.experts.1.gate_proj.weight", f, d, false },
+        { "mlp.experts.1.up_proj.weight", f, d, false },
+        { "mlp.experts.1.down_proj.weight", d, f, false },
     };
     for (int layer = 0; layer < c->n_layers; layer++)
-        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-            if (!parts[i].absent) add_to_layer(t, in, layer, parts[i].suffix, parts[i].rows, parts[i].cols);
+        for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+            bool of_experts = strstr(parts[i].suffix, ".experts.") || strstr(parts[i].suffix, "mlp.gate.");
+            if (!parts[i].absent && (!of_experts || c->expert_layers[layer]))
+                add_to_layer(t, in, layer, parts[i].suffix, parts[i].rows, parts[i].cols);
+        }
 }
 
 static void require(bool holds, const char *what)
@@ -137,6 +147,7 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
     if (!code) code = lazy_alloc_copy((void **)&c->rope_scale, &c->logit_scale, 1, sizeof(float), "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&c->layer_rope, n, sizeof *c->layer_rope, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&c->expert_layers, n, sizeof *c->expert_layers, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
     require(!code, err.message);

@@ -1,0 +1,181 @@
+/* experts.cu — FFNs of which each row uses some: which ones, the rows of each, and the sum of what they make of them.
+ *
+ * Up to LAZY_GEMV_ROWS rows, each pair of a row and one of its experts is computed where it stands. More rows are
+ * sorted by expert on the device; the host waits once for the number that each expert has. */
+#include "scan.h"
+
+namespace
+{
+enum { THREADS = 256 };
+
+/* The experts of each row with the greatest logits, ascending, and their weights. One warp for a row.
+ * logits: (n, n_experts); weights, chosen: (n, k). */
+__global__ void __launch_bounds__(32)
+    route_rows(float *weights, int32_t *chosen, const float *logits, int n_experts, int k, bool normed)
+{
+    __shared__ float row[LAZY_MAX_EXPERTS];
+    __shared__ bool taken[LAZY_MAX_EXPERTS];
+    int lane = threadIdx.x; /* reads and writes only every 32nd expert's part of these */
+    const float *from = logits + (int64_t)blockIdx.x * n_experts;
+    float zero = 0.0f, top = -INFINITY, total = 0.0f, of_chosen = 0.0f;
+    for (int e = lane; e < n_experts; e += 32) {
+        zero += from[e] * 0.0f; /* NaN beside a NaN or an Inf */
+        row[e] = from[e] == from[e] ? from[e] : -INFINITY;
+        taken[e] = false;
+        top = fmaxf(top, row[e]);
+    }
+    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    for (int i = 0; i < k; i++) {
+        int best = INT32_MAX;
+        float greatest = -INFINITY;
+        for (int e = lane; e < n_experts; e += 32) {
+            if (taken[e] || (best < INT32_MAX && !(row[e] > greatest))) continue;
+            best = e;
+            greatest = row[e];
+        }
+        for (int step = 16; step; step /= 2) {
+            int other = __shfl_xor_sync(~0u, best, step);
+            float value = __shfl_xor_sync(~0u, greatest, step);
+            if (value < greatest || (value == greatest && other > best)) continue;
+            best = other;
+            greatest = value;
+        }
+        if (best % 32 == lane) taken[best] = true;
+    }
+    for (int e = lane; e < n_experts; e += 32) {
+        total += expf(row[e] - top);
+        if (taken[e]) of_chosen += expf(row[e] - top);
+    }
+    zero = lazy_warp_sum(zero);
+    total = lazy_warp_sum(normed ? of_chosen : total);
+    int at = blockIdx.x * k;
+    for (int first = 0; first < n_experts; first += 32) {
+        int e = first + lane;
+        bool yes = e < n_experts && taken[e];
+        unsigned votes = __ballot_sync(~0u, yes);
+        if (yes) {
+            int mine = at + __popc(votes & ((1u << lane) - 1));
+            chosen[mine] = e;
+            weights[mine] = expf(row[e] - top) / total + zero;
+        }
+        at += __popc(votes);
+    }
+}
+
+/* counts[e] = how many of the pairs chose expert e. One block for an expert. chosen: (n_pairs,). */
+__global__ void __launch_bounds__(THREADS) count_pairs(int32_t *counts, const int32_t *chosen, int n_pairs)
+{
+    __shared__ int scratch[32];
+    int own = 0;
+    for (int i = threadIdx.x; i < n_pairs; i += THREADS) own += chosen[i] == (int)blockIdx.x;
+    int all = lazy_block_sum(own, scratch);
+    if (threadIdx.x == 0) counts[blockIdx.x] = all;
+}
+
+/* Sorts the pairs by expert: the row of each, and the place of each pair. One block for an expert. */
+__global__ void __launch_bounds__(SCAN_THREADS)
+    sort_pairs(int32_t *sorted_rows, int32_t *places, const int32_t *counts, const int32_t *chosen, int n_pairs, int k)
+{
+    __shared__ int scratch[32];
+    __shared__ scan_scratch ranks;
+    int before = 0, expert = blockIdx.x;
+    for (int e = threadIdx.x; e < expert; e += SCAN_THREADS) before += counts[e];
+    int at = lazy_block_sum(before, scratch);
+    for (int first = 0; first < n_pairs; first += SCAN_THREADS) {
+        int i = first + threadIdx.x, here;
+        bool yes = i < n_pairs && chosen[i] == expert;
+        int place = at + rank_in_block(yes, &here, &ranks);
+        if (yes) {
+            sorted_rows[place] = i / k;
+            places[i] = place;
+        }
+        at += here;
+    }
+}
+
+/* to[i, :] = x[rows[i], :]. Grid: (n, blocks of d). */
+template <class T> __global__ void __launch_bounds__(THREADS) gather(T *to, const T *x, const int32_t *rows, int d)
+{
+    int i = blockIdx.y * THREADS + threadIdx.x;
+    if (i < d) to[(int64_t)blockIdx.x * d + i] = x[(int64_t)rows[blockIdx.x] * d + i];
+}
+
+/* y[r, :] (+)= sum over j of weights[r, j] * outputs[place of (r, j), :]. places: (n, k), or NULL: pair by pair.
+ * Grid: (n, blocks of d). */
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    add_outputs(T *y, const T *outputs, const float *weights, const int32_t *places, int k, int d, bool accumulate)
+{
+    int i = blockIdx.y * THREADS + threadIdx.x, first = blockIdx.x * k;
+    if (i >= d) return;
+    T *to = y + (int64_t)blockIdx.x * d + i;
+    float sum = accumulate ? lazy_wide(*to) : 0.0f;
+    for (int pair = first; pair < first + k; pair++)
+        sum += weights[pair] * lazy_wide(outputs[(int64_t)(places ? places[pair] : pair) * d + i]);
+    lazy_narrow(to, sum);
+}
+
+dim3 blocks_of(int n, int d) { return dim3(n, (d + THREADS - 1) / THREADS); }
+
+char *at(const lazy_stream *stream, void *rows, int64_t values)
+{
+    return (char *)rows + values * (int64_t)lazy_dtype_width(lazy_cuda_of(stream)->type);
+}
+
+/* What the experts make of x, sorted by expert; places are set. */
+int multiply_sorted(lazy_stream *stream, const void *x, int n, const lazy_experts *experts, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    int n_experts = experts->router.rows, d = experts->router.cols, k = stream->config->experts_per_token,
+        n_pairs = n * k;
+    int32_t counts[LAZY_MAX_EXPERTS];
+    int code = lazy_cuda_typed_op(stream, "sorting rows by expert", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        cudaError_t failed =
+            lazy_launch(count_pairs, dim3(n_experts), dim3(THREADS), 0, queue, s->counts, s->chosen, n_pairs);
+        if (!failed)
+            failed = lazy_launch(sort_pairs, dim3(n_experts), dim3(SCAN_THREADS), 0, queue, s->sorted_rows, s->places,
+                                 s->counts, s->chosen, n_pairs, k);
+        return failed ? failed
+                      : lazy_launch(gather<T>, blocks_of(n_pairs, d), dim3(THREADS), 0, queue, (T *)s->expert_states,
+                                    (const T *)x, s->sorted_rows, d);
+    });
+    if (!code)
+        code = stream->backend->ops->download(stream, counts, s->counts, (size_t)n_experts * sizeof *counts, err);
+    for (int e = 0, first = 0; e < n_experts && !code; first += counts[e++]) {
+        if (!counts[e]) continue;
+        void *states = at(stream, s->expert_states, (int64_t)first * d); /* of this expert's rows, then its outputs */
+        code = lazy_cuda_gated(stream, s->expert_rows, states, counts[e], &experts->gate_up[e], err);
+        if (!code) code = lazy_cuda_matmul(stream, states, s->expert_rows, counts[e], &experts->down[e], false, err);
+    }
+    return code;
+}
+} // namespace
+
+int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, const lazy_experts *experts,
+                          bool accumulate, lazy_error *err)
+{
+    lazy_cuda_stream *s = lazy_cuda_scratch(stream);
+    const lazy_config *c = stream->config;
+    bool sorted = n > LAZY_GEMV_ROWS;
+    int d = experts->router.cols, k = c->experts_per_token;
+    int code = lazy_cuda_logits(stream, s->router_logits, x, n, &experts->router, err);
+    if (!code)
+        code = lazy_cuda_op(stream, "routing", err, [&](cudaStream_t queue) {
+            return lazy_launch(route_rows, dim3(n), dim3(32), 0, queue, s->weights, s->chosen, s->router_logits,
+                               experts->router.rows, k, c->normed_experts);
+        });
+    if (!code && sorted) code = multiply_sorted(stream, x, n, experts, err);
+    else if (!code) {
+        code = lazy_cuda_multiply_pairs(stream, s->expert_rows, x, n * k, k, s->chosen, experts->gate_up, true, err);
+        if (!code)
+            code = lazy_cuda_multiply_pairs(stream, s->expert_states, s->expert_rows, n * k, 1, s->chosen,
+                                            experts->down, false, err);
+    }
+    if (code) return code;
+    return lazy_cuda_typed_op(stream, "adding the experts' outputs", err, [&](auto type, cudaStream_t queue) {
+        using T = decltype(type);
+        return lazy_launch(add_outputs<T>, blocks_of(n, d), dim3(THREADS), 0, queue, (T *)y,
+                           (const T *)s->expert_states, s->weights, sorted ? s->places : nullptr, k, d, accumulate);
+    });
+}
