@@ -127,10 +127,10 @@ typedef struct lazy_ops {
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *rope, const float *q_norm,
                   const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
-     * sqrt(query_scalar), times v_j. window: at least 1; INT32_MAX: none. */
+     * sqrt(query_scalar), capped by config->attention_cap, times v_j. window: at least 1; INT32_MAX: none. */
     int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
                      const int32_t *in_play, int m, int window, lazy_error *);
-    /* y[r, :rows] f32 = x W^T: the LM head */
+    /* y[r, :rows] f32 = x W^T, capped by config->logit_cap: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,

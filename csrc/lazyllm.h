@@ -67,6 +67,8 @@ typedef struct lazy_config {
     const float *local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as
                                     elsewhere */
     float query_scalar;          /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float attention_cap;         /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
+    float logit_cap;             /* the same for logits */
     float embedding_scale;       /* factor on the embeddings: 1 unless Gemma */
     bool tied;                   /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;

@@ -48,6 +48,10 @@ static int check_config(const lazy_config *c, lazy_error *err)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
     if (!isfinite(c->query_scalar) || c->query_scalar < 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
+    if (!isfinite(c->attention_cap) || c->attention_cap < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: attention_cap is %g; it must be at least 0", c->attention_cap);
+    if (!isfinite(c->logit_cap) || c->logit_cap < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_cap is %g; it must be at least 0", c->logit_cap);
     if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
     for (int i = 0; i < c->head_dim / 2; i++) {

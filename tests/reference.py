@@ -22,6 +22,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
+def capped(values: np.ndarray, cap: float) -> np.ndarray:
+    return np.asarray(cap * np.tanh(values / cap)) if cap else values
+
+
 def rounded(values: np.ndarray, kv: str) -> np.ndarray:
     """The nearest numbers of that type, ties to even; f32 stands for exact."""
     if kv == "f32":
@@ -328,6 +332,7 @@ class Reference:
         for i in computed:
             seen = np.array([0 <= i - j < window for j in in_play])
             logits = np.einsum("hd,hjd->hj", self.queries[i], keys) / math.sqrt(c["query_scalar"])
+            logits = capped(logits, c["attention_cap"])
             logits = np.where(seen, logits, -np.inf)
             weight = np.exp(logits - logits.max(axis=1, keepdims=True))
             rows[i] = weight / weight.sum(axis=1, keepdims=True)
@@ -371,7 +376,7 @@ class Reference:
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         head = "model.embed_tokens.weight" if self.config["tied"] else "lm_head.weight"
-        return self.weights[head] @ self.norm(x, "model.norm.weight")
+        return capped(self.weights[head] @ self.norm(x, "model.norm.weight"), self.config["logit_cap"])
 
     # ---- scores and selection ------------------------------------------------------------------------------
 

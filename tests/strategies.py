@@ -19,6 +19,8 @@ def shapes(draw: st.DrawFn) -> Shape:
         windows=windows,
         local_theta=draw(st.sampled_from([None, 100.0])) if any(windows) else None,
         query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
+        attention_cap=draw(st.sampled_from([0.0, 2.5])) if gemma else 0.0,
+        logit_cap=draw(st.sampled_from([0.0, 1.5])) if gemma else 0.0,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
         post_norms=gemma and draw(st.booleans()),

@@ -47,6 +47,8 @@ class Shape:
     )  # of the layers in turn, from the first again after the last; 0: no window
     local_theta: float | None = None  # base of the RoPE of layers with a window
     query_scalar: float | None = None  # None: head_dim
+    attention_cap: float = 0.0  # 0: none
+    logit_cap: float = 0.0
     embedding_scale: float = 1.0
     norm_plus_one: bool = False
     post_norms: bool = False
@@ -136,7 +138,7 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
     flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    scales = ("rope_scale", "embedding_scale")
+    scales = ("rope_scale", "embedding_scale", "attention_cap", "logit_cap")
     pair = np.arange(0, shape.head_dim, 2, dtype=np.float64)
 
     def inv_freq(theta: float) -> np.ndarray:

@@ -90,6 +90,9 @@ static inline float scale_of(const lazy_config *c)
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
 
+/* The cap on those products; 0: none. */
+static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
+
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \
     work(share_open) work(share_join) work(share_leave) work(share_close) work(stream_open) work(stream_close)         \

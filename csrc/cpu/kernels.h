@@ -45,6 +45,8 @@ typedef struct lazy_products {
 typedef struct lazy_row_kernels {
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
     void (*scale_row)(float *y, int n, float factor); /* y *= factor */
+    /* y = cap tanh(y / cap), or NaN where y is infinite */
+    void (*cap_row)(float *y, int n, float cap);
     /* y = silu(gate) * up, or gelu(gate) * up with GELU in its tanh form */
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n);
     void (*geglu_row)(float *y, const float *gate, const float *up, int n);

@@ -311,9 +311,25 @@ int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const la
     return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate }, err);
 }
 
+typedef struct capping {
+    lazy_stream *stream;
+    float *logits; /* (n, vocab) */
+    int vocab;
+} capping;
+
+static void cap_logits(void *job, int row, int worker)
+{
+    (void)worker;
+    const capping *t = job;
+    kernels_of(t->stream)->rows->cap_row(t->logits + (int64_t)row * t->vocab, t->vocab, t->stream->config->logit_cap);
+}
+
 int lazy_cpu_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
+    int code = multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
+    if (code || !stream->config->logit_cap) return code;
+    capping t = { stream, y, w->rows };
+    return lazy_cpu_run(stream, cap_logits, &t, n, err);
 }
 
 int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)

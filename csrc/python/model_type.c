@@ -23,13 +23,14 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
     config_arrays objects; /* borrowed */
     const core_field fields[] = {
-        FIELD(INT, c, n_layers),     FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
-        FIELD(INT, c, n_kv_heads),   FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
-        FIELD(INT, c, vocab),        FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
-        FIELD(FLOAT, c, rope_scale), FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
-        FIELD(BOOL, c, tied),        FIELD(BOOL, c, qkv_bias),      FIELD(BOOL, c, o_bias),
-        FIELD(BOOL, c, qk_norm),     FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, post_norms),
-        FIELD(BOOL, c, gelu),        FIELD(BOOL, c, paired_rope),
+        FIELD(INT, c, n_layers),        FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
+        FIELD(INT, c, n_kv_heads),      FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
+        FIELD(INT, c, vocab),           FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
+        FIELD(FLOAT, c, rope_scale),    FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
+        FIELD(FLOAT, c, attention_cap), FIELD(FLOAT, c, logit_cap),    FIELD(BOOL, c, tied),
+        FIELD(BOOL, c, qkv_bias),       FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
+        FIELD(BOOL, c, norm_plus_one),  FIELD(BOOL, c, post_norms),    FIELD(BOOL, c, gelu),
+        FIELD(BOOL, c, paired_rope),
     };
     const core_field vectors[] = {
         FIELD(OBJECT, &objects, inv_freq),

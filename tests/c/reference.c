@@ -168,9 +168,13 @@ static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, 
     return LAZY_OK;
 }
 
+static double capped(double x, double cap) { return cap > 0 ? cap * tanh(x / cap) : x; }
+
 static int reference_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return reference_matmul(stream, y, x, n, w, false, err);
+    int code = reference_matmul(stream, y, x, n, w, false, err);
+    for (int64_t i = 0; i < (int64_t)n * w->rows; i++) y[i] = (float)capped(y[i], stream->config->logit_cap);
+    return code;
 }
 
 static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab,
@@ -280,7 +284,7 @@ static void attend_row(lazy_stream *stream, float *p, const float *q, int head, 
         double dot = 0;
         reference_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
-        p[j] = (float)(dot / sqrt(c->query_scalar ? c->query_scalar : d));
+        p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
         max = fmax(max, p[j]);
     }
     for (int j = seen.begin; j < seen.end; j++) sum += p[j] = (float)exp(p[j] - max);
