@@ -49,7 +49,7 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if architecture == "Gemma3ForCausalLM":
+    if architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
     return {name: value for name, value in (shape | fields).items() if value is not None}
 
@@ -130,6 +130,32 @@ FAMILIES = {
             sliding_window=10,
             layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
             rope_local_base_freq=500.0,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
+    "gemma2": Family(
+        family_config(
+            "Gemma2ForCausalLM",
+            num_hidden_layers=4,
+            head_dim=12,
+            query_pre_attn_scalar=12,
+            sliding_window=9,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+            tie_word_embeddings=True,
+        )
+    ),
+    "gemma2-caps": Family(
+        family_config(
+            "Gemma2ForCausalLM",
+            head_dim=20,
+            num_key_value_heads=1,
+            attention_bias=True,
+            query_pre_attn_scalar=24,
+            sliding_window=5,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            attn_logit_softcapping=2.0,
         ),
         dtype="F16",
         as_saved=True,

@@ -32,13 +32,14 @@ def test_what_the_core_gets(family: str) -> None:
     config = ModelConfig.from_dict(FAMILIES[family].config)
     core = config.core()
     assert core["inv_freq"].shape == (config.head_dim // 2,)
-    gemma = config.architecture.startswith("Gemma3")
+    gemma = config.architecture.startswith("Gemma")
     assert (core["norm_plus_one"], core["post_norms"], core["gelu"]) == (gemma, gemma, gemma)
     assert not core["paired_rope"]  # that is GGUF's
-    if gemma:
+    if config.architecture.startswith("Gemma3"):
         assert core["local_inv_freq"].shape == (config.head_dim // 2,)
     else:
         assert core["local_inv_freq"] is None
+    if not gemma:
         assert (core["query_scalar"], core["embedding_scale"]) == (config.head_dim, 1.0)
     assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
 
@@ -118,7 +119,7 @@ def test_a_window_of_null_is_none(architecture: str) -> None:
     assert ModelConfig.from_dict(fields | {"sliding_window": None}).windows == (0, 0, 0)
 
 
-# ---- Gemma 3 ---------------------------------------------------------------------------------------
+# ---- Gemma 2 and 3 ---------------------------------------------------------------------------------------
 
 
 def nested(**text: Any) -> dict[str, Any]:
@@ -152,6 +153,16 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
     np.testing.assert_allclose(config.inv_freq, angles(256, 1e6) / 8, rtol=2e-7)
     np.testing.assert_allclose(config.local_inv_freq, angles(256), rtol=2e-7)
+
+
+def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
+    """The fields of a 27B checkpoint on the hub; null is no cap, though the default is one."""
+    fields = {"model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "head_dim": 128}
+    config = ModelConfig.from_dict(fields)
+    assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
+    assert config.windows == (4096, 0) * 23
+    off = ModelConfig.from_dict(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5})
+    assert (off.attention_cap, off.logit_cap) == (0.0, 7.5)
 
 
 def test_a_field_of_the_text_config_beats_a_default() -> None:
@@ -256,8 +267,8 @@ REFUSED = [
     (LLAMA, {"hidden_size": 36}, "hidden_size is 36; expected an even multiple"),
     (LLAMA, {"num_attention_heads": 4096, "head_dim": 512}, "is 4096; expected at most 1048576 values"),
     (LLAMA, {"bos_token_id": -1}, "bos_token_id is -1"),
-    (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; expected null: soft caps"),
-    (GEMMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; expected null: soft caps"),
+    ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; .*above 0"),
+    ("Gemma2ForCausalLM", {"final_logit_softcapping": "30"}, "final_logit_softcapping is 30; .*a number"),
     (GEMMA, {"use_bidirectional_attention": True}, "attention is True; expected false: .* not causal"),
     (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; expected 'gelu_pytorch_tanh'"),
     (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),

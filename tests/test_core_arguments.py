@@ -55,6 +55,8 @@ def test_sessions_are_made_by_models_alone() -> None:
         ("norm_eps", 1.0, "norm_eps is 1; it must be at least 0 and below 1"),
         ("rope_scale", 0.0, "rope_scale is 0; it must be above 0"),
         ("query_scalar", -1.0, "query_scalar is -1; it must be at least 0"),
+        ("attention_cap", -1.0, "attention_cap is -1; it must be at least 0"),
+        ("logit_cap", float("nan"), "logit_cap is nan; it must be at least 0"),
         ("embedding_scale", float("inf"), "embedding_scale is inf; it must be above 0"),
         ("windows", [0, 0, 0, -1], "windows[3] is -1; it must be at least 0"),
         ("windows", [0], "windows has 1 values"),

@@ -44,7 +44,9 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
     assert checkpoint.config.hidden == family.config["hidden_size"]
 
 
-@pytest.mark.parametrize("family", ["mistral", "qwen2-window", "gemma3", "gemma3-layers"])
+@pytest.mark.parametrize(
+    "family", ["mistral", "qwen2-window", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"]
+)
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
     """Without the window, the logits at the prompt's end are others."""
     folder = RECORDED / "families" / family

@@ -10,7 +10,7 @@ from families import FAMILIES, RECORDED
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.gguf_checkpoint import FIELDS, GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import FIELDS, GEMMA_TENSORS, LAYER_TENSORS, SOFT_CAPS, TOP_TENSORS
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
@@ -105,8 +105,8 @@ def as_gguf(family: str) -> Files:
 
 def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     """A GGUF file of the model that a folder in Hugging Face layout would have with this config.json."""
-    gemma = config["model_type"] == "gemma3_text"
-    arch = "gemma3" if gemma else config["model_type"]
+    arch = config["model_type"].removesuffix("_text")
+    gemma = arch in ("gemma2", "gemma3")
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
     # the vocabulary is the tokenizer's, whose size may differ from the configuration's
@@ -120,10 +120,12 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
         fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
     if gemma:
         for name in ("sliding_window", "sliding_window_pattern"):
-            fields[f"attention.{name}"] = config[name]
+            if name in config:
+                fields[f"attention.{name}"] = config[name]
+    fields |= {name: config[name] for name in SOFT_CAPS if name in config}
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     short = {hf: name for name, hf in TOP_TENSORS.items()}
-    kinds = {hf: name for name, hf in (GEMMA3_TENSORS if gemma else LAYER_TENSORS).items()}
+    kinds = {hf: name for name, hf in (GEMMA_TENSORS if gemma else LAYER_TENSORS).items()}
     tensors = {}
     for hf, values in weights.items():
         if gemma and hf.endswith("norm.weight"):

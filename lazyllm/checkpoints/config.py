@@ -16,7 +16,7 @@ MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
-MAX_QUERY_SCALAR = 1e6
+MAX_QUERY_SCALAR = MAX_CAP = 1e6
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
@@ -29,7 +29,8 @@ class Family:
     and o have them if the field attention_bias says so; or only q, k and v have them, always. `windows` are
     in all layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if
     `use_sliding_window` is set, in those that `layer_types` or else `max_window_layers` says. `query_scalar`
-    names the field whose root divides scores in place of the head dimension's. `ropes`: see `read_ropes`.
+    names the field whose root divides scores in place of the head dimension's. `soft_caps`: of attention and
+    logits, in files that leave them out. `ropes`: see `read_ropes`.
     """
 
     model_type: str
@@ -42,6 +43,7 @@ class Family:
     norm_plus_one: bool = False
     scaled_embedding: bool = False
     query_scalar: str | None = None
+    soft_caps: tuple[float, float] = (0.0, 0.0)
     windows: Literal["none", "all", "pattern", "optional"] = "none"
     ropes: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
 
@@ -73,6 +75,19 @@ GEMMA3 = Family(
     windows="pattern",
     ropes={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
 )
+GEMMA2 = replace(
+    GEMMA3,
+    model_type="gemma2",
+    defaults={  # of transformers' Gemma2Config
+        **GEMMA3.defaults,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "sliding_window_pattern": 2,
+    },
+    qk_norm=False,
+    soft_caps=(50.0, 30.0),
+    ropes={FULL: ("rope_theta", 10000.0)},
+)
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, biases="attention_bias"),
     "MistralForCausalLM": Family("mistral", windows="all"),
@@ -80,6 +95,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family(
         "qwen3", {"head_dim": 128}, biases="attention_bias", qk_norm=True, windows="optional"
     ),
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
@@ -87,8 +103,6 @@ DEFAULT_WINDOW = 4096
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
-    "attn_logit_softcapping": (None, "soft caps"),
-    "final_logit_softcapping": (None, "soft caps"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
     "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
 }
@@ -125,6 +139,8 @@ class ModelConfig:
     windows: tuple[int, ...]
     local_inv_freq: tuple[float, ...] | None = field(repr=False)
     query_scalar: float
+    attention_cap: float
+    logit_cap: float
     embedding_scale: float
     norm_plus_one: bool
     post_norms: bool
@@ -194,6 +210,8 @@ class ModelConfig:
             query_scalar=(
                 fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR) if family.query_scalar else head_dim
             ),
+            attention_cap=read_cap(fields, "attn_logit_softcapping", family.soft_caps[0]),
+            logit_cap=read_cap(fields, "final_logit_softcapping", family.soft_caps[1]),
             embedding_scale=float(np.float32(hidden**0.5)) if family.scaled_embedding else 1.0,
             norm_plus_one=family.norm_plus_one,
             post_norms=family.post_norms,
@@ -263,6 +281,13 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
             "num_attention_heads", f"at most {MAX_WIDTH} values in all heads of dimension {head_dim}"
         )
     return head_dim
+
+
+def read_cap(fields: Fields, name: str, default: float) -> float:
+    """A soft cap; 0 where there is none, which a file may say by null."""
+    if fields.get(name) is None:
+        return 0.0 if name in fields.values else default
+    return fields.number(name, 0.0, MAX_CAP)
 
 
 def read_windows(fields: Fields, family: Family, n_layers: int) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
 }
 FIELDS = {
@@ -50,11 +51,8 @@ ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-UNSUPPORTED = {
-    "expert_count": (0, "mixtures of experts"),
-    "attn_logit_softcapping": (0, "soft caps"),
-    "final_logit_softcapping": (0, "soft caps"),
-}
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+UNSUPPORTED = {"expert_count": (0, "mixtures of experts")}
 """Fields with the only value that runs, and what others mean."""
 TOP_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -74,14 +72,14 @@ LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GEMMA3_TENSORS = LAYER_TENSORS | {
+GEMMA_TENSORS = LAYER_TENSORS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
-GEMMA3_27B_LAYERS = 62
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -89,7 +87,7 @@ class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names.
 
     `config_json` and `generation_config` are the contents of the files that a folder would have. Unlike what
-    these say, Gemma 3's norms have 1 added, and the rows of q and k of a Llama lie by RoPE's pairs.
+    these say, Gemma's norms have 1 added, and the rows of q and k of a Llama lie by RoPE's pairs.
     """
 
     def __init__(self, path: str | Path):
@@ -103,13 +101,14 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
             )
+        self.gemma = self.arch in LAYERS_OF_27B
         self.stored = {tensor.name: tensor for tensor in tensors}
         self.tensors = [
             tensor._replace(name=self.hugging_face_name(tensor.name))
             for tensor in tensors
             if tensor.name != ROPE_DIVISORS
         ]
-        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS
+        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS | dict(zip(SOFT_CAPS, SOFT_CAPS, strict=True))
         self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
         self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
         config = ModelConfig.read(
@@ -141,7 +140,7 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} has weights in {dtype}, which gguf cannot read") from None
 
     def hugging_face_name(self, name: str) -> str:
-        layer_tensors = GEMMA3_TENSORS if self.arch == "gemma3" else LAYER_TENSORS
+        layer_tensors = GEMMA_TENSORS if self.gemma else LAYER_TENSORS
         part = LAYER_TENSOR.fullmatch(name)
         if name in TOP_TENSORS:
             return TOP_TENSORS[name]
@@ -180,7 +179,8 @@ class GgufCheckpoint(Checkpoint):
             "tie_word_embeddings": "output.weight" not in self.stored,
             "torch_dtype": "float32",
             **self.special_ids(),
-            **(self.gemma3_config(values) if self.arch == "gemma3" else {"hidden_act": "silu"}),
+            **self.soft_caps(),
+            **(self.gemma_config(values) if self.gemma else {"hidden_act": "silu"}),
         }
         if scaling := self.rope_scaling(values):
             config["rope_scaling"] = scaling
@@ -188,17 +188,24 @@ class GgufCheckpoint(Checkpoint):
             config["attention_bias"] = True
         return config
 
-    def gemma3_config(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields that only Gemma 3 has."""
-        is_27b = values["num_hidden_layers"] == GEMMA3_27B_LAYERS
-        sliding = {"sliding_window": self.field("attention.sliding_window")}
-        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", 6)
+    def soft_caps(self) -> dict[str, Any]:
+        defaults = FAMILIES[ARCHITECTURES[self.arch]].soft_caps
+        caps = {name: self.field(name, cap) for name, cap in zip(SOFT_CAPS, defaults, strict=True)}
+        return {name: cap for name, cap in caps.items() if cap}
+
+    def gemma_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that only Gemma 2 and 3 have."""
+        is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
+        local_rope = {"rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0)}
+        window, pattern, local_rope = (4096, 2, {}) if self.arch == "gemma2" else (None, 6, local_rope)
+        sliding = {"sliding_window": self.field("attention.sliding_window", window)}
+        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", pattern)
         return {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": (
                 values["hidden_size"] // values["num_attention_heads"] if is_27b else values["head_dim"]
             ),
-            "rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0),
+            **local_rope,
             **(sliding if sliding["sliding_window"] else {"sliding_window_pattern": 1}),
         }
 
