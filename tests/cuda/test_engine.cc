@@ -100,6 +100,7 @@ class checkpoint
         config.inv_freq = inv_freq.data();
         config.rope_scale = 1;
         config.windows = WINDOWS;
+        config.attention_cap = config.logit_cap = bf16 ? 3 : 0;
         config.embedding_scale = bf16 ? 5.66f : 1;
         config.norm_plus_one = config.post_norms = config.gelu = bf16;
         std::vector<lazy_tensor> tensors;

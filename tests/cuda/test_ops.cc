@@ -216,6 +216,8 @@ static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
     config.hidden = 24;
     config.ffn = 45;
     config.query_scalar = random_int(0, 1) ? 0 : 1.7f * (float)head_dim;
+    config.attention_cap = random_int(0, 1) ? 0 : 1.5f;
+    config.logit_cap = random_int(0, 1) ? 0 : 2.5f;
     config.embedding_scale = 1;
     return config;
 }
@@ -521,7 +523,8 @@ static void test_matmul(const rig &r, const product &p)
 
 static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
 {
-    now("%s logits n %d, rows %d, cols %d%s", r.name(), n, rows, cols, mixed ? ", mixed" : "");
+    now("%s logits n %d, rows %d, cols %d, cap %g%s", r.name(), n, rows, cols, r.config.logit_cap,
+        mixed ? ", mixed" : "");
     weights w(r, 1, rows, cols, mixed, false);
     floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * rows));
     input on_gpu(r.gpu, narrowed(r.type, x));
@@ -815,9 +818,10 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
 {
     int first_asking = pick(t.rows);
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, pooling %d, new from %d",
-        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries,
-        pooling, first_asking);
+    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, queries %d, pooling %d, "
+        "new from %d",
+        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window,
+        r.config.attention_cap, queries, pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
     did(r.gpu, "scores",
@@ -841,8 +845,9 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
     floats want = plain_attention_of(r, t, window);
     ints devices = n <= 128 && m > 128 ? ints{ 1, 132 } : ints{ 132 };
     for (int processors : devices) {
-        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n, m,
-            length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, processors);
+        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, on %d processors", r.name(),
+            n, m, length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, r.config.attention_cap,
+            processors);
         compare(attention_of(r, t, staged, window, processors), want, precisions[r.type].of_activations);
     }
     test_scores(r, t, staged, window, random_int(1, 5));
@@ -999,7 +1004,9 @@ static void test_wgmma(lazy_dtype type)
     const ints dims = quick ? ints{ 64 } : ints{ 64, 128 };
     for (int head_dim : dims) {
         int group = pick({ 1, 2, 3 }), n_kv_heads = quick || group == 3 ? 1 : 2;
-        rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), 300, 500);
+        lazy_config config = config_of(n_kv_heads * group, n_kv_heads, head_dim);
+        config.attention_cap = 0;
+        rig r(type, config, 300, 500);
         bool used = reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma;
         printf("%s\n", r.gpu.backend->variant);
 #ifdef LAZY_CUDA_ON_CPU
@@ -1013,6 +1020,9 @@ static void test_wgmma(lazy_dtype type)
         if (!used) break;
         test_attention(r, 129, 300, 400, 90);
         test_bad_key(r, 130, 280);
+        r.config.attention_cap = 1.5f; /* not by wgmma, which has no cap */
+        test_attention(r, 129, 300, 400, 90);
+        r.config.attention_cap = 0;
         if (quick) continue;
         test_attention(r, 129, 129, 140);
         test_attention(r, 150, 257, 300);
