@@ -105,12 +105,20 @@ static int own(binder *b, void ***slot, size_t bytes, lazy_error *err)
     return code;
 }
 
-/* Puts rows that lie by RoPE's pairs into the model's order, in which the first halves of all pairs of a head precede
- * the second ones. */
-static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, int head_dim)
+/* The row of a stored head that is row i of the model's, in which RoPE turns i and i + head_dim / 2 together. Values
+ * that are not turned come last in the file, and here behind the turned ones of each half. */
+static int stored_row(const lazy_config *c, int i)
+{
+    int half = c->head_dim / 2, turned = c->rotary_dim / 2, pair = i % half, second = i / half;
+    if (pair >= turned) return c->rotary_dim + second * (half - turned) + pair - turned;
+    return c->paired_rope ? 2 * pair + second : second * turned + pair;
+}
+
+/* Puts the rows of each head into the model's order. */
+static void sort_rows(char *to, const char *from, size_t row_bytes, int rows, const lazy_config *c)
 {
     for (int i = 0; i < rows; i++) {
-        int within = i % head_dim, half = head_dim / 2, row = i - within + within % half * 2 + within / half;
+        int within = i % c->head_dim, row = i - within + stored_row(c, within);
         memcpy(to + (size_t)i * row_bytes, from + (size_t)row * row_bytes, row_bytes);
     }
 }
@@ -120,17 +128,19 @@ typedef enum use {
     USE_TABLE,
     USE_LAYER,
     USE_QKV
-} use; /* embedding or LM head; of a layer; q, k and v, one part each */
+} use; /* embedding or LM head; of a layer; q, k and v, one part each, or the norm of q or k */
 
 /* True if the rows of this part are to be sorted. */
-static bool is_paired(const binder *b, use use, int part)
+static bool is_sorted(const binder *b, use use, int part)
 {
-    return b->model->config.paired_rope && use == USE_QKV && part < 2;
+    const lazy_config *c = &b->model->config;
+    return (c->paired_rope || c->rotary_dim < c->head_dim) && use == USE_QKV && part < 2;
 }
 
-/* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus` and uploads them. */
+/* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus`, multiplies by `factor` and
+ * uploads them. */
 static int bind_vector(binder *b, float **out, const char *const *names, const int *lengths, int n_names, use use,
-                       float plus, lazy_error *err)
+                       float plus, float factor, lazy_error *err)
 {
     lazy_backend *backend = b->model->backend;
     const void *data[LAZY_MAX_PARTS];
@@ -152,11 +162,11 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     if (!code) {
         for (int i = 0, at = 0; i < n_names; at += lengths[i++]) {
             float *unsorted = host + total;
-            lazy_widen(is_paired(b, use, i) ? unsorted : host + at, data[i], dtype[i], lengths[i]);
-            if (is_paired(b, use, i))
-                sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, lengths[i], b->model->config.head_dim);
+            lazy_widen(is_sorted(b, use, i) ? unsorted : host + at, data[i], dtype[i], lengths[i]);
+            if (is_sorted(b, use, i))
+                sort_rows((char *)(host + at), (char *)unsorted, sizeof *host, lengths[i], &b->model->config);
         }
-        for (int i = 0; plus && i < total; i++) host[i] += plus;
+        for (int i = 0; (plus != 0 || factor != 1) && i < total; i++) host[i] = (host[i] + plus) * factor;
         code = backend->ops->upload(b->stream, memory, host, (size_t)total * sizeof *host, err);
     }
     lazy_free(host);
@@ -164,9 +174,15 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     return code;
 }
 
-static int bind_norm(binder *b, float **out, const char *const *name, int length, lazy_error *err)
+static int bind_norm(binder *b, float **out, const char *const *name, int length, use use, float factor,
+                     lazy_error *err)
 {
-    return bind_vector(b, out, name, &length, 1, USE_LAYER, b->model->config.norm_plus_one ? 1.0f : 0.0f, err);
+    return bind_vector(b, out, name, &length, 1, use, b->model->config.norm_plus_one ? 1.0f : 0.0f, factor, err);
+}
+
+static int bind_layer_norm(binder *b, float **out, const char *const *name, lazy_error *err)
+{
+    return bind_norm(b, out, name, b->model->config.hidden, USE_LAYER, 1, err);
 }
 
 /* The format that a matrix is to have, if that is possible. */
@@ -197,14 +213,14 @@ static int choose_format(const binder *b, const char *name, use use, int cols, l
 }
 
 /* Makes the part what the ops expect, in memory of the model where it is not so in the shard. */
-static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool paired, lazy_error *err)
+static int prepare_part(binder *b, lazy_part *part, int cols, lazy_dtype format, bool unsorted, lazy_error *err)
 {
     void **sorted = NULL, **rounded;
     int code = LAZY_OK;
-    if (paired) {
+    if (unsorted) {
         size_t row_bytes = lazy_row_bytes(part->dtype, cols);
         if ((code = own(b, &sorted, (size_t)part->rows * row_bytes, err))) return code;
-        sort_rows(*sorted, part->data, row_bytes, part->rows, b->model->config.head_dim);
+        sort_rows(*sorted, part->data, row_bytes, part->rows, &b->model->config);
         part->data = *sorted;
     }
     if (format == part->dtype) return LAZY_OK;
@@ -232,7 +248,7 @@ static int bind_matrix(binder *b, lazy_matrix *matrix, const char *const *names,
         if (!code) code = choose_format(b, names[i], use, cols, part->dtype, &format, err);
         if (code) return code;
         if (b->dry) b->model->bytes += (size_t)rows[i] * lazy_row_bytes(format, cols);
-        else if ((code = prepare_part(b, part, cols, format, is_paired(b, use, i), err))) return code;
+        else if ((code = prepare_part(b, part, cols, format, is_sorted(b, use, i), err))) return code;
     }
     if (b->dry) return LAZY_OK;
     int code = b->model->backend->ops->bind(b->model->backend, &bound, err);
@@ -271,24 +287,26 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     float *bias = NULL;
 
     layer->window = c->windows[l] ? c->windows[l] : INT32_MAX;
-    layer->local_rope = c->windows[l] && c->local_inv_freq;
-    if ((code = bind_norm(b, &layer->attention_norm, LAYER("input_layernorm.weight"), d, err))) return code;
+    if (c->pre_norms && (code = bind_layer_norm(b, &layer->attention_norm, LAYER("input_layernorm.weight"), err)))
+        return code;
     /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
      * places */
     float **after_attention = c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm;
-    if ((code = bind_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), d, err))) return code;
-    if (c->post_norms) {
-        if ((code = bind_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), d, err))) return code;
-        if ((code = bind_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), d, err)))
-            return code;
-    }
+    if ((code = bind_layer_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), err))) return code;
+    if (c->post_norms && c->pre_norms &&
+        (code = bind_layer_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), err)))
+        return code;
+    if (c->post_norms &&
+        (code = bind_layer_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), err)))
+        return code;
     if (c->qk_norm) {
-        if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), c->head_dim, err))) return code;
-        if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), c->head_dim, err))) return code;
+        int of_q = c->wide_qk_norm ? q : c->head_dim, of_k = c->wide_qk_norm ? kv : c->head_dim;
+        if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), of_q, USE_QKV, 1, err))) return code;
+        if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), of_k, USE_QKV, 1, err))) return code;
     }
     if (c->qkv_bias) {
         code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
-                           qkv_rows, 3, USE_QKV, 0, err);
+                           qkv_rows, 3, USE_QKV, 0, 1, err);
         layer->qkv.bias = bias;
         if (code) return code;
     }
@@ -297,7 +315,7 @@ static int bind_layer(binder *b, int l, lazy_error *err)
                             qkv_rows, 3, d, USE_QKV, err)))
         return code;
     if (c->o_bias) {
-        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, USE_LAYER, 0, err);
+        code = bind_vector(b, &bias, LAYER("self_attn.o_proj.bias"), &d, 1, USE_LAYER, 0, 1, err);
         layer->o.bias = bias;
         if (code) return code;
     }
@@ -322,7 +340,9 @@ static int bind_all(binder *b, const lazy_watch *watch, lazy_error *err)
         if (watch && watch->poll(watch->context, l + 1, c->n_layers))
             return lazy_fail(err, LAZY_CANCELLED, "stopped after layer %d", l);
     }
-    if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, err)))
+    /* logits are linear in what the final norm multiplies by */
+    if ((code = bind_norm(b, &model->final_norm, (const char *const[]){ "model.norm.weight" }, c->hidden, USE_LAYER,
+                          c->logit_scale, err)))
         return code;
     if (c->tied) {
         model->head = model->embedding;

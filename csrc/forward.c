@@ -159,8 +159,8 @@ static int add_product(pass *p, void *x, const void *y, int n, const lazy_matrix
                                   err);
 }
 
-/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))). x: (n, d), qkv: (n, (H+2G)
- * D). */
+/* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
+ * x += norm(down(gated(x))). x: (n, d), qkv: (n, (H+2G) D). */
 static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
                                  const int32_t *rows, int n, bool scored, lazy_error *err)
 {
@@ -177,10 +177,10 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
-        if ((code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm, c->norm_eps, false,
-                                    err)))
+        if (w->ffn_norm && (code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm,
+                                                   c->norm_eps, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
-        if ((code = p->ops->gated(p->stream, cache->ffn, cache->normed, here, &w->gate_up, err)))
+        if ((code = p->ops->gated(p->stream, cache->ffn, w->ffn_norm ? cache->normed : part, here, &w->gate_up, err)))
             return lazy_fail_in(err, code, "gate and up projection");
         if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err)))
             return lazy_fail_in(err, code, "down projection");
@@ -201,14 +201,18 @@ static int run_layer(pass *p, int l, lazy_error *err)
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, p->x, (size_t)first * d), *qkv = offset(p, cache->qkv, (size_t)first * width);
-        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->attention_norm,
-                                            c->norm_eps, source, cache->notes, err)))
+        /* without a norm here, another one checks the values; what it computes is not used */
+        const float *norm = w->attention_norm ? w->attention_norm : w->attention_post_norm;
+        if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
+                                            cache->notes, err)))
             return lazy_fail_in(err, code, "attention norm");
-        if ((code = p->ops->matmul(p->stream, qkv, cache->normed, here, &w->qkv, false, err)))
+        if ((code =
+                 p->ops->matmul(p->stream, qkv, w->attention_norm ? cache->normed : part, here, &w->qkv, false, err)))
             return lazy_fail_in(err, code, "q, k and v projection");
     }
-    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->angles[w->local_rope],
-                               w->q_norm, w->k_norm, c->norm_eps, err)))
+    int rope = c->layer_rope[l] + (p->length > c->short_context);
+    if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->of_q[rope],
+                               cache->rope->of_k[rope], w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");
 
     /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */

@@ -56,26 +56,37 @@ typedef enum lazy_dtype {
  * where there are instructions for it, else in f32. */
 typedef enum lazy_compute { LAZY_COMPUTE_F32, LAZY_COMPUTE_BF16, LAZY_COMPUTE_INT8 } lazy_compute;
 
+enum { LAZY_MAX_ROPES = 4 };
+
 typedef struct lazy_config {
     int n_layers, hidden, n_heads, n_kv_heads, head_dim, ffn, vocab;
     int context; /* maximum number of tokens of a session */
     float norm_eps;
-    const float *inv_freq; /* (head_dim / 2,) radians per position, RoPE scaling included; copied */
-    float rope_scale;      /* factor on cosine and sine: 1 unless YaRN */
+    int n_ropes;             /* at most LAZY_MAX_ROPES */
+    const float *inv_freq;   /* (n_ropes, head_dim / 2) radians per position, scaling included; copied. A pair with 0 is
+                                neither turned nor scaled */
+    const float *rope_scale; /* (n_ropes,) factors on cosine and sine: 1 unless YaRN or longrope; copied */
+    const int32_t *layer_rope; /* (n_layers,) the rope of each layer; copied */
+    int short_context; /* in passes over longer contexts each layer turns by the rope after its own; `context`: never */
+    int rotary_dim;    /* RoPE turns the first rotary_dim values of a head */
+    bool paired_rope;  /* the values that it turns together are 2i and 2i + 1, not i and i + rotary_dim / 2 */
+    float query_growth; /* q at position p is multiplied by 1 + query_growth ln(1 + floor(p / query_step)); not with
+                           late_qk_norm */
+    int query_step;
     const int32_t
-        *windows; /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
-    const float *local_inv_freq; /* (head_dim / 2,) of layers with a window, copied; NULL: inv_freq and rope_scale, as
-                                    elsewhere */
-    float query_scalar;          /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
-    float attention_cap;         /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
-    float logit_cap;             /* the same for logits */
-    float embedding_scale;       /* factor on the embeddings: 1 unless Gemma */
-    bool tied;                   /* the LM head uses the embedding's weights */
+        *windows;       /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
+    float query_scalar; /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float attention_cap;   /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
+    float logit_cap;       /* the same for logits, behind their factor */
+    float embedding_scale; /* factor on the embeddings: 1 unless Gemma or Granite */
+    float logit_scale;     /* factor on the logits: 1 unless Granite */
+    bool tied;             /* the LM head uses the embedding's weights */
     bool qkv_bias, o_bias;
     bool qk_norm;       /* RMS norm over each head of q and k, before RoPE */
-    bool paired_rope;   /* the checkpoint has the rows of q and k by RoPE's pairs: i and i + head_dim / 2 of a head side
-                           by side */
+    bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
+    bool late_qk_norm;  /* behind RoPE; with qk_norm, not with wide_qk_norm */
     bool norm_plus_one; /* norms multiply by 1 + weight */
+    bool pre_norms;     /* RMS norm of the inputs of attention and FFN */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
 } lazy_config;

@@ -24,10 +24,18 @@ static int check_config(const lazy_config *c, lazy_error *err)
         const char *name;
         int value, most;
     } fields[] = {
-        { "n_layers", c->n_layers, MAX_LAYERS },   { "hidden", c->hidden, MAX_WIDTH },
-        { "n_heads", c->n_heads, MAX_WIDTH },      { "n_kv_heads", c->n_kv_heads, MAX_WIDTH },
-        { "head_dim", c->head_dim, MAX_HEAD_DIM }, { "ffn", c->ffn, MAX_WIDTH },
-        { "vocab", c->vocab, MAX_VOCAB },          { "context", c->context, MAX_CONTEXT },
+        { "n_layers", c->n_layers, MAX_LAYERS },
+        { "hidden", c->hidden, MAX_WIDTH },
+        { "n_heads", c->n_heads, MAX_WIDTH },
+        { "n_kv_heads", c->n_kv_heads, MAX_WIDTH },
+        { "head_dim", c->head_dim, MAX_HEAD_DIM },
+        { "ffn", c->ffn, MAX_WIDTH },
+        { "vocab", c->vocab, MAX_VOCAB },
+        { "context", c->context, MAX_CONTEXT },
+        { "n_ropes", c->n_ropes, LAZY_MAX_ROPES },
+        { "rotary_dim", c->rotary_dim, c->head_dim },
+        { "query_step", c->query_step, MAX_CONTEXT },
+        { "short_context", c->short_context, MAX_CONTEXT },
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (fields[i].value < 1 || fields[i].value > fields[i].most)
@@ -44,8 +52,6 @@ static int check_config(const lazy_config *c, lazy_error *err)
     if (!(c->norm_eps >= 0 && c->norm_eps < 1))
         return lazy_fail(err, LAZY_CHECKPOINT, "config: norm_eps is %g; it must be at least 0 and below 1",
                          c->norm_eps);
-    if (!isfinite(c->rope_scale) || c->rope_scale <= 0)
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale is %g; it must be above 0", c->rope_scale);
     if (!isfinite(c->query_scalar) || c->query_scalar < 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
     if (!isfinite(c->attention_cap) || c->attention_cap < 0)
@@ -54,12 +60,26 @@ static int check_config(const lazy_config *c, lazy_error *err)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_cap is %g; it must be at least 0", c->logit_cap);
     if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
-    for (int i = 0; i < c->head_dim / 2; i++) {
+    if (!isfinite(c->logit_scale) || c->logit_scale <= 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_scale is %g; it must be above 0", c->logit_scale);
+    if (!isfinite(c->query_growth) || c->query_growth < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth is %g; it must be at least 0", c->query_growth);
+    if (c->query_growth > 0 && c->late_qk_norm)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth and late_qk_norm, which would norm it away");
+    if (c->rotary_dim % 2)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: rotary_dim %d is odd; RoPE turns pairs", c->rotary_dim);
+    for (int r = 0; r < c->n_ropes; r++)
+        if (!isfinite(c->rope_scale[r]) || c->rope_scale[r] <= 0)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: rope_scale[%d] is %g; it must be above 0", r,
+                             c->rope_scale[r]);
+    for (int i = 0; i < c->n_ropes * c->head_dim / 2; i++)
         if (!isfinite(c->inv_freq[i]))
             return lazy_fail(err, LAZY_CHECKPOINT, "config: inv_freq[%d] is %g", i, c->inv_freq[i]);
-        if (c->local_inv_freq && !isfinite(c->local_inv_freq[i]))
-            return lazy_fail(err, LAZY_CHECKPOINT, "config: local_inv_freq[%d] is %g", i, c->local_inv_freq[i]);
-    }
+    int last_rope = c->n_ropes - 1 - (c->short_context < c->context);
+    for (int l = 0; l < c->n_layers; l++)
+        if (c->layer_rope[l] < 0 || c->layer_rope[l] > last_rope)
+            return lazy_fail(err, LAZY_CHECKPOINT, "config: layer_rope[%d] is %d; it must be 0 to %d", l,
+                             c->layer_rope[l], last_rope);
     for (int l = 0; l < c->n_layers; l++)
         if (c->windows[l] < 0)
             return lazy_fail(err, LAZY_CHECKPOINT, "config: windows[%d] is %d; it must be at least 0", l,
@@ -79,18 +99,19 @@ int lazy_model_open(lazy_model **out, const lazy_config *config, const char *con
     code = lazy_alloc_zeroed((void **)&model, 1, sizeof *model, "the model", err);
     if (code) return code;
     model->config = *config;
-    model->config.inv_freq = model->config.local_inv_freq = NULL;
-    model->config.windows = NULL;
-    size_t half = (size_t)config->head_dim / 2;
     lazy_config *own = &model->config;
-    if ((code = lazy_alloc_copy((void **)&own->inv_freq, config->inv_freq, half, sizeof(float), "the config", err)))
-        goto done;
-    code = lazy_alloc_copy((void **)&own->windows, config->windows, (size_t)config->n_layers, sizeof(int32_t),
-                           "the config", err);
-    if (!code && config->local_inv_freq)
-        code = lazy_alloc_copy((void **)&own->local_inv_freq, config->local_inv_freq, half, sizeof(float), "the config",
-                               err);
-    if (code) goto done;
+    size_t n_layers = (size_t)config->n_layers, n_ropes = (size_t)config->n_ropes;
+    const struct {
+        void **copy;
+        const void *array;
+        size_t n;
+    } arrays[] = { { (void **)&own->inv_freq, config->inv_freq, n_ropes * (size_t)config->head_dim / 2 },
+                   { (void **)&own->rope_scale, config->rope_scale, n_ropes },
+                   { (void **)&own->layer_rope, config->layer_rope, n_layers },
+                   { (void **)&own->windows, config->windows, n_layers } }; /* of 4 bytes each */
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i].copy = NULL;
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        if ((code = lazy_alloc_copy(arrays[i].copy, arrays[i].array, arrays[i].n, 4, "the config", err))) goto done;
 
     if ((code = lazy_alloc_zeroed((void **)&model->shards, (size_t)n_shards, sizeof *model->shards, "the shard table",
                                   err)))
@@ -150,7 +171,8 @@ void lazy_model_close(lazy_model *model)
     lazy_free(model->shards);
     lazy_free(model->layers);
     lazy_free((void *)model->config.inv_freq);
-    lazy_free((void *)model->config.local_inv_freq);
+    lazy_free((void *)model->config.rope_scale);
+    lazy_free((void *)model->config.layer_rope);
     lazy_free((void *)model->config.windows);
     lazy_free(model);
 }

@@ -9,17 +9,16 @@
 #include "rope.h"
 
 typedef struct lazy_layer {
-    float *attention_norm;      /* (d,) */
+    float *attention_norm;      /* (d,) or NULL */
     lazy_matrix qkv;            /* ((H + 2G) D, d) */
-    float *q_norm, *k_norm;     /* (D,) or NULL */
+    float *q_norm, *k_norm;     /* (D,), or (H D,) and (G D,), or NULL */
     lazy_matrix o;              /* (d, H D) */
     float *attention_post_norm; /* (d,) or NULL */
-    float *ffn_norm;            /* (d,) */
+    float *ffn_norm;            /* (d,) or NULL */
     lazy_matrix gate_up;        /* (2 F, d) */
     lazy_matrix down;           /* (d, F) */
     float *ffn_post_norm;       /* (d,) or NULL */
     int window;                 /* INT32_MAX: none */
-    bool local_rope;            /* rotates by local_inv_freq */
 } lazy_layer;
 
 struct lazy_model {

@@ -25,29 +25,37 @@ static size_t table_bytes(const lazy_config *c, int length)
     return (size_t)length * (size_t)c->head_dim * sizeof(float);
 }
 
-/* row: (D,) */
-static void fill_row(float *row, int position, const float *inv_freq, float scale, int half)
+static int n_tables(const lazy_config *c) { return (c->query_growth != 0 ? 2 : 1) * c->n_ropes; }
+
+/* row: (D,), times `scale` in all pairs */
+static void fill_row(float *row, int position, const float *inv_freq, float rope_scale, float scale, int half)
 {
     for (int j = 0; j < half; j++) {
         float angle = (float)position * inv_freq[j]; /* in f32, as in training */
-        row[j] = (float)cos((double)angle) * scale;
-        row[half + j] = (float)sin((double)angle) * scale;
+        float factor = inv_freq[j] != 0 ? rope_scale * scale : scale;
+        row[j] = (float)cos((double)angle) * factor;
+        row[half + j] = (float)sin((double)angle) * factor;
     }
 }
 
-/* Allocates and fills one table: (length, D). */
-static int make_table(float **out, lazy_stream *stream, const float *inv_freq, float scale, int length, lazy_error *err)
+/* Allocates and fills the table of one rope: (length, D). growth: of q, 0 for k. */
+static int make_table(float **out, lazy_stream *stream, int rope, float growth, int length, lazy_error *err)
 {
     enum { AT_ONCE = 1024 }; /* rows that are uploaded together */
+    const lazy_config *c = stream->config;
     const lazy_ops *ops = stream->backend->ops;
-    size_t d = (size_t)stream->config->head_dim;
+    size_t d = (size_t)c->head_dim;
+    const float *inv_freq = c->inv_freq + (size_t)rope * d / 2;
     float *rows;
     int code = lazy_alloc((void **)&rows, AT_ONCE * d, sizeof *rows, "the RoPE table", err);
     if (code) return code;
-    code = ops->alloc(stream->backend, (void **)out, table_bytes(stream->config, length), "the RoPE table", err);
+    code = ops->alloc(stream->backend, (void **)out, table_bytes(c, length), "the RoPE table", err);
     for (int first = 0, n; first < length && !code; first += n) {
         n = min_int(AT_ONCE, length - first);
-        for (int i = 0; i < n; i++) fill_row(rows + (size_t)i * d, first + i, inv_freq, scale, (int)d / 2);
+        for (int i = 0; i < n; i++) {
+            float scale = growth != 0 ? 1 + growth * logf(1 + (float)((first + i) / c->query_step)) : 1;
+            fill_row(rows + (size_t)i * d, first + i, inv_freq, c->rope_scale[rope], scale, (int)d / 2);
+        }
         code = ops->upload(stream, *out + (size_t)first * d, rows, (size_t)n * d * sizeof *rows, err);
     }
     if (!code) code = ops->download(stream, rows, *out, sizeof *rows, err); /* waits: other streams will read it */
@@ -57,7 +65,10 @@ static int make_table(float **out, lazy_stream *stream, const float *inv_freq, f
 
 static void close_rope(lazy_rope *rope, lazy_backend *backend)
 {
-    for (int i = 0; i < 2; i++) backend->ops->free(backend, rope->angles[i]);
+    for (int i = 0; i < LAZY_MAX_ROPES; i++) {
+        if (rope->of_q[i] != rope->of_k[i]) backend->ops->free(backend, rope->of_q[i]);
+        backend->ops->free(backend, rope->of_k[i]);
+    }
     lazy_free(rope);
 }
 
@@ -70,9 +81,12 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
     int code = lazy_alloc_zeroed((void **)&rope, 1, sizeof *rope, "the RoPE table", err);
     if (code) return code;
     rope->length = next_length(model, length);
-    code = make_table(&rope->angles[0], stream, c->inv_freq, c->rope_scale, rope->length, err);
-    if (!code && c->local_inv_freq)
-        code = make_table(&rope->angles[1], stream, c->local_inv_freq, 1.0f, rope->length, err);
+    for (int i = 0; i < c->n_ropes && !code; i++) {
+        code = make_table(&rope->of_k[i], stream, i, 0, rope->length, err);
+        rope->of_q[i] = rope->of_k[i];
+        if (!code && c->query_growth != 0)
+            code = make_table(&rope->of_q[i], stream, i, c->query_growth, rope->length, err);
+    }
     if (code) {
         close_rope(rope, model->backend);
         return code;
@@ -86,7 +100,7 @@ int lazy_rope_find(const lazy_rope **out, lazy_model *model, lazy_stream *stream
 uint64_t lazy_rope_bytes(const lazy_model *model, int length)
 {
     const lazy_config *c = &model->config;
-    return find(model, length) ? 0 : (c->local_inv_freq ? 2 : 1) * (uint64_t)table_bytes(c, next_length(model, length));
+    return find(model, length) ? 0 : (uint64_t)n_tables(c) * table_bytes(c, next_length(model, length));
 }
 
 void lazy_rope_close(lazy_model *model)

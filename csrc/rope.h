@@ -6,10 +6,10 @@
 
 /* Tables are made as contexts get longer, and live as long as the model: whoever reads one need not know of others. */
 typedef struct lazy_rope {
-    float *angles[2]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles; [1] by local_inv_freq, NULL
-                         without */
-    int length;       /* positions */
-    struct lazy_rope *next; /* made before */
+    float *of_k[LAZY_MAX_ROPES]; /* (length, D) D/2 cosines, then D/2 sines, of each position's angles */
+    float *of_q[LAZY_MAX_ROPES]; /* the same times the scale of q at the position; of_k's own where q has none */
+    int length;                  /* positions */
+    struct lazy_rope *next;      /* made before */
 } lazy_rope;
 
 /* A table of `length` positions or more. stream: to upload by. */

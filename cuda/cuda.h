@@ -101,7 +101,7 @@ int lazy_cuda_rmsnorm(lazy_stream *, void *, const void *, int, int, const float
 int lazy_cuda_checked_rmsnorm(lazy_stream *, void *, const void *, int, int, const float *, float, int, int32_t *,
                               lazy_error *);
 int lazy_cuda_rotate(lazy_stream *, void *, const int32_t *, int, lazy_kv, const float *, const float *, const float *,
-                     float, lazy_error *);
+                     const float *, float, lazy_error *);
 int lazy_cuda_surprisal(lazy_stream *, float *, float *, int, int, const int32_t *, lazy_error *);
 int lazy_cuda_argmax(lazy_stream *, int32_t *, const float *, int, lazy_error *);
 /* attention.cu */

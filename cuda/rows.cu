@@ -47,13 +47,13 @@ __device__ __forceinline__ void note(layer_check check, float factor)
     if (check.first_bad && threadIdx.x == 0 && !(factor > 0.0f)) atomicMin(check.first_bad, check.layer);
 }
 
-/* y (+)= norm(x); y, x: (n, d); one block per row; sums in f32 */
+/* y (+)= norm(x); y, x: (n, d), of rows `stride` apart; one block per row; sums in f32 */
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    norm_rows(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
+    norm_rows(T *y, const T *x, int d, int stride, const float *weight, float eps, bool accumulate, layer_check check)
 {
-    const T *from = x + (int64_t)blockIdx.x * d;
-    T *to = y + (int64_t)blockIdx.x * d;
+    const T *from = x + (int64_t)blockIdx.x * stride;
+    T *to = y + (int64_t)blockIdx.x * stride;
     float squares = 0.0f;
     for (int i = threadIdx.x; i < d; i += THREADS) squares += lazy_wide(from[i]) * lazy_wide(from[i]);
     float factor = norm_factor(squares, d, eps, [&] {
@@ -71,15 +71,15 @@ __global__ void __launch_bounds__(THREADS)
 /* The same for rows of whole packs, up to PACKS for each thread. All of a row is loaded into registers before the
  * reduction: in a decode step there is one row, whose time is that of its loads one after the other. */
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    norm_in_registers(T *y, const T *x, int d, const float *weight, float eps, bool accumulate, layer_check check)
+__global__ void __launch_bounds__(THREADS) norm_in_registers(T *y, const T *x, int d, int stride, const float *weight,
+                                                             float eps, bool accumulate, layer_check check)
 {
     constexpr int WIDE = 16 / sizeof(T);
     struct alignas(16) factors {
         float value[WIDE];
     };
-    auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)blockIdx.x * d);
-    auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)blockIdx.x * d);
+    auto *from = reinterpret_cast<const lazy_pack<T> *>(x + (int64_t)blockIdx.x * stride);
+    auto *to = reinterpret_cast<lazy_pack<T> *>(y + (int64_t)blockIdx.x * stride);
     lazy_pack<T> values[PACKS] = {}, sums[PACKS] = {};
     factors weights[PACKS] = {};
 #pragma unroll
@@ -115,43 +115,51 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2). One warp per head; `to` may be
- * `from`. rope: (D,) cosines, then sines, of the row's position. */
+/* The factor of a head's norm, of the values value(0) … value(d-1), in all lanes of a warp. */
+template <class F> __device__ __forceinline__ float head_factor(F value, int d, float eps)
+{
+    float sum = 0.0f;
+    for (int i = threadIdx.x % 32; i < d; i += 32) sum += value(i) * value(i);
+    float factor = 1.0f / sqrtf(lazy_warp_sum(sum) / (float)d + eps);
+    if (factor != 0.0f) return factor;
+    double wide = 0.0; /* the squares overflowed */
+    for (int i = threadIdx.x % 32; i < d; i += 32) wide += (double)value(i) * value(i);
+    return (float)(1.0 / sqrt(lazy_warp_sum(wide) / d + eps));
+}
+
+/* RMSNorm of one head (unless weight is NULL), then RoPE on its pairs (i, i + D/2); `late`: RoPE first. One warp per
+ * head; `to` may be `from`. rope: (D,) cosines, then sines, of the row's position. */
 template <class T>
 __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d,
-                                            float eps)
+                                            float eps, bool late)
 {
-    int lane = threadIdx.x % 32, half = d / 2;
-    float factor = 1.0f;
-    if (weight) {
-        float sum = 0.0f;
-        for (int i = lane; i < d; i += 32) sum += lazy_wide(from[i]) * lazy_wide(from[i]);
-        sum = lazy_warp_sum(sum);
-        factor = 1.0f / sqrtf(sum / (float)d + eps);
-        if (factor == 0.0f) { /* the squares overflowed */
-            double wide = 0.0;
-            for (int i = lane; i < d; i += 32) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
-            wide = lazy_warp_sum(wide);
-            factor = (float)(1.0 / sqrt(wide / d + eps));
+    int half = d / 2;
+    auto at = [&](int i) { return lazy_wide(from[i]); };
+    auto turned = [&](int i) {
+        return i < half ? at(i) * rope[i] - at(half + i) * rope[half + i]
+                        : at(i) * rope[i - half] + at(i - half) * rope[i];
+    };
+    float factor = !weight ? 1.0f : late ? head_factor(turned, d, eps) : head_factor(at, d, eps);
+    if (weight) __syncwarp(); /* every lane has read the head; the loop below may overwrite it */
+    for (int i = threadIdx.x % 32; i < half; i += 32) {
+        float a = at(i) * factor, b = at(half + i) * factor, c = rope[i], s = rope[half + i];
+        float u = weight ? weight[i] : 1.0f, v = weight ? weight[half + i] : 1.0f;
+        if (!late) {
+            a *= u;
+            b *= v;
         }
-        __syncwarp(); /* every lane has read the head; the loop below may overwrite it */
-    }
-    for (int i = lane; i < half; i += 32) {
-        float a = lazy_wide(from[i]) * factor, b = lazy_wide(from[half + i]) * factor, c = rope[i], s = rope[half + i];
-        if (weight) {
-            a *= weight[i];
-            b *= weight[half + i];
-        }
-        lazy_narrow(&to[i], a * c - b * s);
-        lazy_narrow(&to[half + i], b * c + a * s);
+        float first = a * c - b * s, second = b * c + a * s;
+        lazy_narrow(&to[i], late ? first * u : first);
+        lazy_narrow(&to[half + i], late ? second * v : second);
     }
 }
 
 struct rotation {
     const int32_t *rows; /* (n,) positions */
     int n_heads, n_kv_heads, d, capacity;
-    const float *rope, *q_norm, *k_norm;
+    const float *q_rope, *k_rope, *q_norm, *k_norm;
     float eps;
+    bool late; /* the norms follow RoPE */
 };
 
 /* qkv: (n, (H + 2G) D); k, v: (G, capacity, D); one warp per head of a row. Grid: (n, blocks of heads). */
@@ -161,10 +169,9 @@ template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_row
         g = (h - t.n_heads) % t.n_kv_heads;
     if (h >= t.n_heads + 2 * t.n_kv_heads) return;
     T *from = qkv + ((int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) + h) * d;
-    const float *rope = t.rope + (int64_t)position * d;
-    int64_t slot = ((int64_t)g * t.capacity + position) * d;
-    if (h < t.n_heads) rotate_head(from, from, rope, t.q_norm, d, t.eps);
-    else if (h < t.n_heads + t.n_kv_heads) rotate_head(k + slot, from, rope, t.k_norm, d, t.eps);
+    int64_t slot = ((int64_t)g * t.capacity + position) * d, at = (int64_t)position * d;
+    if (h < t.n_heads) rotate_head(from, from, t.q_rope + at, t.q_norm, d, t.eps, t.late);
+    else if (h < t.n_heads + t.n_kv_heads) rotate_head(k + slot, from, t.k_rope + at, t.k_norm, d, t.eps, t.late);
     else
         for (int i = threadIdx.x % 32; i < d; i += 32) v[slot + i] = from[i];
 }
@@ -208,17 +215,24 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
     if (threadIdx.x == 0) *id = min_key >> 32 ? (int)(unsigned)min_key : -1 - (int)(unsigned)min_key;
 }
 
+template <class T>
+cudaError_t launch_norm(cudaStream_t queue, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
+                        bool accumulate, layer_check check)
+{
+    constexpr int WIDE = 16 / sizeof(T);
+    bool fits = d % WIDE == 0 && stride % WIDE == 0 && d / WIDE <= PACKS * THREADS;
+    int threads =
+        fits ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
+    return lazy_launch(fits ? norm_in_registers<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, y, x, d, stride,
+                       weight, eps, accumulate, check);
+}
+
 int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
          layer_check check, lazy_error *err)
 {
     return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        constexpr int WIDE = 16 / sizeof(T);
-        bool fits = d % WIDE == 0 && d / WIDE <= PACKS * THREADS;
-        int threads =
-            fits ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
-        return lazy_launch(fits ? norm_in_registers<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, (T *)y,
-                           (const T *)x, d, weight, eps, accumulate, check);
+        return launch_norm(queue, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, check);
     });
 }
 } // namespace
@@ -244,13 +258,22 @@ int lazy_cuda_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n
     return norm(stream, y, x, n, d, weight, eps, false, { layer, first_bad }, err);
 }
 
-int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope,
-                     const float *q_norm, const float *k_norm, float eps, lazy_error *err)
+int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
+                     const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
-    rotation t = { rows, c->n_heads, c->n_kv_heads, c->head_dim, kv.capacity, rope, q_norm, k_norm, eps };
+    bool wide = q_norm && c->wide_qk_norm;
+    rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,    q_rope,
+                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm };
     return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
+        int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);
+        T *q = (T *)qkv, *k = q + of_q;
+        if (wide) {
+            auto error = launch_norm(queue, q, q, n, of_q, stride, q_norm, eps, false, {});
+            if (!error) error = launch_norm(queue, k, k, n, of_k, stride, k_norm, eps, false, {});
+            if (error) return error;
+        }
         dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads + HEAD_WARPS - 1) / HEAD_WARPS);
         return lazy_launch(rotate_rows<T>, grid, dim3(32 * HEAD_WARPS), 0, queue, (T *)qkv, (T *)kv.k, (T *)kv.v, t);
     });

@@ -1,4 +1,4 @@
-"""LazyLLM: dynamic token pruning for Llama-family models and Gemma 3, on a C core.
+"""LazyLLM: dynamic token pruning for language models of some twenty families, on a C core.
 
 The public names are those of __init__.pyi; each is imported when it is first used.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,12 @@ class Family:
     dtype: str = "BF16"
     shards: int = 1
     as_saved: bool = False
+    oracle: str | None = None  # the model type by which transformers runs it, where it lacks the family's own
+
+    @property
+    def oracle_config(self) -> dict[str, Any]:
+        fields = {"pad_token_id": 0} | copy.deepcopy(self.config)  # defaults lie beyond tiny vocabularies
+        return fields | {"model_type": self.oracle} if self.oracle else fields
 
 
 def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
@@ -60,6 +67,11 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.5],
+    "long_factor": [1.2, 2.5, 5.0],
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -132,6 +144,93 @@ FAMILIES = {
             rope_local_base_freq=500.0,
         ),
         dtype="F16",
+        as_saved=True,
+    ),
+    "phi3": Family(family_config("Phi3ForCausalLM", sliding_window=9)),
+    "phi4-mini": Family(
+        family_config(
+            "Phi3ForCausalLM",
+            partial_rotary_factor=0.75,
+            original_max_position_embeddings=24,
+            rope_scaling=LONGROPE,
+            tie_word_embeddings=True,
+        ),
+        dtype="F16",
+        shards=2,
+    ),
+    "smollm3": Family(
+        family_config(
+            "SmolLM3ForCausalLM",
+            num_hidden_layers=4,
+            no_rope_layers=[1, 0, 1, 0],
+            use_sliding_window=False,
+            rope_theta=5e6,
+            tie_word_embeddings=True,
+        )
+    ),
+    "ministral3": Family(
+        family_config(
+            "Ministral3ForCausalLM",
+            head_dim=12,
+            rope_theta=None,
+            rope_parameters=YARN
+            | {"rope_theta": 1e6, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.5},
+        )
+    ),
+    "granite": Family(
+        family_config(
+            "GraniteForCausalLM",
+            embedding_multiplier=12.0,
+            attention_multiplier=0.25,
+            residual_multiplier=0.22,
+            logits_scaling=8.0,
+            attention_bias=True,
+            tie_word_embeddings=True,
+        )
+    ),
+    "olmo2": Family(family_config("Olmo2ForCausalLM", rope_theta=5e5), dtype="F32"),
+    "olmo3": Family(
+        family_config(
+            "Olmo3ForCausalLM",
+            num_hidden_layers=4,
+            sliding_window=7,
+            rope_theta=5e5,
+            rope_scaling=YARN,
+        )
+    ),
+    "exaone4": Family(
+        family_config(
+            "Exaone4ForCausalLM",
+            num_hidden_layers=4,
+            head_dim=12,
+            sliding_window=7,
+            sliding_window_pattern=3,
+            rope_scaling=LLAMA3,
+            rope_theta=1e6,
+        )
+    ),
+    "exaone4-global": Family(
+        family_config("Exaone4ForCausalLM", layer_types=3 * ["full_attention"]) | {"sliding_window": None}
+    ),
+    "seed-oss": Family(
+        family_config("SeedOssForCausalLM", head_dim=12, attention_bias=True, attention_out_bias=False)
+    ),
+    "mimo": Family(family_config("MiMoForCausalLM", head_dim=12, rope_theta=640000.0), oracle="qwen2"),
+    "ernie4.5": Family(
+        family_config("Ernie4_5ForCausalLM", head_dim=12, use_bias=False, rope_theta=5e5), as_saved=True
+    ),
+    "helium": Family(family_config("HeliumForCausalLM", head_dim=8, rope_theta=1e5, rms_norm_eps=1e-8)),
+    "hunyuan": Family(
+        family_config(
+            "HunYuanDenseV1ForCausalLM",
+            head_dim=12,
+            rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
+            tie_word_embeddings=True,
+        )
+    ),
+    "glm": Family(family_config("GlmForCausalLM", head_dim=12, partial_rotary_factor=0.5)),
+    "glm4": Family(
+        family_config("Glm4ForCausalLM", head_dim=8, partial_rotary_factor=0.5, attention_bias=True),
         as_saved=True,
     ),
     "gemma2": Family(

@@ -7,7 +7,6 @@ Needs torch and transformers. The tests that read the files need neither.
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import tempfile
@@ -58,7 +57,7 @@ MIN_MARGIN = 1e-3  # between the best and the second logit of every greedy choic
 
 def random_model(family: Family, seed: int) -> Any:
     """A model whose random weights give uneven attention, rounded to the family's stored type."""
-    config = transformers.AutoConfig.for_model(**copy.deepcopy(family.config))
+    config = transformers.AutoConfig.for_model(**family.oracle_config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     centre = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's norms multiply by 1 + weight
@@ -83,13 +82,13 @@ def answers(
     """The results of transformers, and the smallest margin of its greedy choices."""
     ids, margin = list(prompt), float("inf")
     with torch.no_grad():
-        logits = model(torch.tensor([prompt])).logits[0].float().numpy()
+        # one pass for each prefix: with longrope, angles depend on the context's length
+        rows = [model(torch.tensor([prompt[:count]])).logits[0, -1].float().numpy() for count in prefixes]
         for _ in range(new_tokens):
             best = model(torch.tensor([ids])).logits[0, -1].topk(2)
             margin = min(margin, float(best.values[0] - best.values[1]))
             ids.append(int(best.indices[0]))
-    rows = logits[[count - 1 for count in prefixes]]
-    return Expected(prompt, list(prefixes), rows, ids[len(prompt) :]), margin
+    return Expected(prompt, list(prefixes), np.stack(rows), ids[len(prompt) :]), margin
 
 
 def save_family(family: Family, folder: Path, seed: int = 0) -> Expected:

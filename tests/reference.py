@@ -308,22 +308,16 @@ class Reference:
         self.queries: dict[int, np.ndarray] = {}  # of this layer
         prefix = f"model.layers.{layer}."
         for i in computed:
-            x = self.norm(hidden[i], prefix + "input_layernorm.weight")
-            q = self.linear(x, prefix + "self_attn.q_proj", c["qkv_bias"]).reshape(
-                c["n_heads"], c["head_dim"]
-            )
-            k = self.linear(x, prefix + "self_attn.k_proj", c["qkv_bias"]).reshape(
-                c["n_kv_heads"], c["head_dim"]
-            )
+            x = hidden[i]
+            if c["pre_norms"]:
+                x = self.norm(x, prefix + "input_layernorm.weight")
             v = self.linear(x, prefix + "self_attn.v_proj", c["qkv_bias"]).reshape(
                 c["n_kv_heads"], c["head_dim"]
             )
-            if c["qk_norm"]:
-                q = self.norm(q, prefix + "self_attn.q_norm.weight")
-                k = self.norm(k, prefix + "self_attn.k_norm.weight")
             assert i not in self.K[layer], "computed twice"
-            self.queries[i] = self.rope(q, i, layer)
-            self.K[layer][i] = rounded(self.rope(k, i, layer), self.kv)
+            growth = 1 + c["query_growth"] * math.log(1 + i // c["query_step"])
+            self.queries[i] = self.turned(x, "q", i, layer) * growth
+            self.K[layer][i] = rounded(self.turned(x, "k", i, layer), self.kv)
             self.V[layer][i] = rounded(v, self.kv)
         keys = np.stack([np.repeat(self.K[layer][j], group, axis=0) for j in in_play], axis=1)
         values = np.stack([np.repeat(self.V[layer][j], group, axis=0) for j in in_play], axis=1)
@@ -342,13 +336,25 @@ class Reference:
                 attended = self.norm(attended, prefix + "post_attention_layernorm.weight")
             x = hidden[i] + attended
             before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
-            y = self.norm(x, f"{prefix}{before_ffn}.weight")
+            y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
             gate, up = self.linear(y, prefix + "mlp.gate_proj"), self.linear(y, prefix + "mlp.up_proj")
             out = self.linear(self.activation(gate) * up, prefix + "mlp.down_proj")
             if c["post_norms"]:
                 out = self.norm(out, prefix + "post_feedforward_layernorm.weight")
             hidden[i] = x + out
         return rows
+
+    def turned(self, x: np.ndarray, name: str, position: int, layer: int) -> np.ndarray:
+        """q or k of a token: (heads, head_dim), normed and rotated."""
+        c, prefix = self.config, f"model.layers.{layer}.self_attn.{name}_"
+        y = self.linear(x, prefix + "proj", c["qkv_bias"])
+        if c["qk_norm"] and c["wide_qk_norm"]:
+            y = self.norm(y, prefix + "norm.weight")
+        y = y.reshape(-1, c["head_dim"])
+        if c["qk_norm"] and not c["wide_qk_norm"] and not c["late_qk_norm"]:
+            y = self.norm(y, prefix + "norm.weight")
+        y = self.rope(y, position, layer)
+        return self.norm(y, prefix + "norm.weight") if c["qk_norm"] and c["late_qk_norm"] else y
 
     def activation(self, x: np.ndarray) -> np.ndarray:
         if self.config["gelu"]:
@@ -365,18 +371,27 @@ class Reference:
         return np.asarray(normed * weight)
 
     def rope(self, x: np.ndarray, position: int, layer: int) -> np.ndarray:
-        """Rotates every head's pairs (x[i], x[i + half]) by the angles of the token's position."""
-        inv_freq, scale = self.config["inv_freq"], self.config["rope_scale"]
-        if self.config["windows"][layer] and self.config["local_inv_freq"] is not None:
-            inv_freq, scale = self.config["local_inv_freq"], 1.0
-        angle = (np.float32(position) * inv_freq.astype(np.float32)).astype(np.float64)
+        """Rotates pairs of the first values of every head by the angles of the token's position: neighbours,
+        or value i of the first half with value i of the second."""
+        c = self.config
+        row = c["layer_rope"][layer] + (len(self.depths) > c["short_context"])
+        inv_freq, scale = np.reshape(c["inv_freq"], (len(c["rope_scale"]), -1))[row], c["rope_scale"][row]
+        if not inv_freq.any():
+            return x
+        pairs = c["rotary_dim"] // 2
+        angle = (np.float32(position) * inv_freq[:pairs].astype(np.float32)).astype(np.float64)
         cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        first = slice(0, 2 * pairs, 2) if c["paired_rope"] else slice(0, pairs)
+        second = slice(1, 2 * pairs, 2) if c["paired_rope"] else slice(pairs, 2 * pairs)
+        turned = x.copy()
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., second] * cos + x[..., first] * sin
+        return turned
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         head = "model.embed_tokens.weight" if self.config["tied"] else "lm_head.weight"
-        return capped(self.weights[head] @ self.norm(x, "model.norm.weight"), self.config["logit_cap"])
+        logits = self.weights[head] @ self.norm(x, "model.norm.weight") * self.config["logit_scale"]
+        return capped(logits, self.config["logit_cap"])
 
     # ---- scores and selection ------------------------------------------------------------------------------
 

@@ -7,6 +7,13 @@ from typing import Any
 from hypothesis import strategies as st
 from tiny import DTYPES, Shape, pruning
 
+NORMS = st.sampled_from([{}, {"post_norms": True}, {"post_norms": True, "pre_norms": False}])
+QK_NORMS = st.sampled_from(
+    [{}, {"qk_norm": True}, {"qk_norm": True, "wide_qk_norm": True}, {"qk_norm": True, "late_qk_norm": True}]
+)
+ROPES = st.sampled_from(
+    [{}, {"no_rope": (False, True)}, {"short_context": 30}, {"query_growth": 0.7, "query_step": 9}]
+)
 WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 
@@ -14,6 +21,7 @@ WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma = draw(st.booleans())
+    qk_norms = draw(QK_NORMS)
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
@@ -23,7 +31,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         logit_cap=draw(st.sampled_from([0.0, 1.5])) if gemma else 0.0,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
-        post_norms=gemma and draw(st.booleans()),
+        **draw(NORMS if gemma else st.just({})),
         gelu=gemma and draw(st.booleans()),
         n_layers=draw(st.integers(3, 6)),
         hidden=draw(st.sampled_from([24, 32, 48])),
@@ -32,8 +40,12 @@ def shapes(draw: st.DrawFn) -> Shape:
         tied=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),
         o_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
+        **qk_norms,
         rope_scale=draw(st.sampled_from([1.0, 1.2])),
+        rotary_dim=draw(st.sampled_from([None, None, 6])),
+        paired_rope=draw(st.booleans()),
+        **draw(ROPES if "late_qk_norm" not in qk_norms else st.just({})),
+        logit_scale=draw(st.sampled_from([1.0, 0.3])),
         dtype=draw(st.sampled_from(DTYPES)),
     )
 

@@ -451,13 +451,14 @@ def test_rotary_frequencies_become_a_base_and_divisors(folder: Path) -> None:
     config = Checkpoint(folder).config
     assert gguf_file.rotary(config)[0] == pytest.approx(10000.0, rel=1e-4)
     assert gguf_file.rotary(config)[1] is None
-    scaled = replace(config, inv_freq=(*config.inv_freq[:2], *(f / 4 for f in config.inv_freq[2:])))
+    (plain,) = config.inv_freq
+    scaled = replace(config, inv_freq=((*plain[:2], *(f / 4 for f in plain[2:])),))
     theta, divisors = gguf_file.rotary(scaled)
     assert theta == pytest.approx(10000.0, rel=1e-4)
     assert divisors is not None
     assert divisors.tolist() == pytest.approx([1, 1, 4, 4], rel=1e-4)
     with pytest.raises(ValueError, match="yarn"):
-        gguf_file.rotary(replace(config, rope_scale=1.2))
+        gguf_file.rotary(replace(config, rope_scale=(1.2,)))
 
 
 @pytest.mark.oracle

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FAMILIES, LLAMA3, YARN, family_config
+from families import FAMILIES, LLAMA3, LONGROPE, YARN, family_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,19 +31,16 @@ def test_what_the_core_gets(family: str) -> None:
     """test_families.py shows that these are the fields that the core asks for."""
     config = ModelConfig.from_dict(FAMILIES[family].config)
     core = config.core()
-    assert core["inv_freq"].shape == (config.head_dim // 2,)
+    assert core["inv_freq"].shape == (len(core["rope_scale"]) * config.head_dim // 2,)
     gemma = config.architecture.startswith("Gemma")
-    assert (core["norm_plus_one"], core["post_norms"], core["gelu"]) == (gemma, gemma, gemma)
-    assert not core["paired_rope"]  # that is GGUF's
-    if config.architecture.startswith("Gemma3"):
-        assert core["local_inv_freq"].shape == (config.head_dim // 2,)
-    else:
-        assert core["local_inv_freq"] is None
-    if not gemma:
-        assert (core["query_scalar"], core["embedding_scale"]) == (config.head_dim, 1.0)
+    assert (core["norm_plus_one"], core["gelu"]) == (gemma, gemma)
+    assert len(core["layer_rope"]) == len(core["windows"]) == config.n_layers
     assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
 
 
+PHI, SMOL, MINISTRAL = "Phi3ForCausalLM", "SmolLM3ForCausalLM", "Ministral3ForCausalLM"
+GRANITE, OLMO, EXAONE = "GraniteForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"
+WINDOWED = {"use_sliding_window": True, "sliding_window": 9}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
 
@@ -59,6 +56,54 @@ OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "h
         ("Qwen3ForCausalLM", {}, PLAIN | {"qk_norm": True, "head_dim": 128}),
         ("Qwen3ForCausalLM", {"head_dim": 16}, {"head_dim": 16}),
         ("MistralForCausalLM", {"sliding_window": 128}, PLAIN),
+        (PHI, {}, PLAIN | {"windows": (0, 0, 0), "rotary_dim": 8, "short_context": 128, "norm_eps": 1e-5}),
+        (PHI, {"partial_rotary_factor": 0.5}, {"rotary_dim": 4, "paired_rope": False}),
+        (SMOL, {"num_hidden_layers": 5}, {"layer_rope": (0, 0, 0, 1, 0), "tied": False}),
+        (
+            SMOL,
+            {"no_rope_layer_interval": 2, "tie_word_embeddings": None},
+            {"layer_rope": (0, 1, 0), "tied": True},
+        ),
+        (SMOL, {"no_rope_layers": [0, 0, 0]}, {"layer_rope": (0, 0, 0), "inv_freq": ((0.0,) * 4,)}),
+        (SMOL, WINDOWED | {"no_rope_layers": [0, 1, 0]}, {"windows": (9, 0, 9), "layer_rope": (1, 0, 1)}),
+        (MINISTRAL, {}, {"query_growth": 0.1, "query_step": 16384, "head_dim": 128, "context": 262144}),
+        (MINISTRAL, {"rope_parameters": {"rope_theta": 1e6}}, {"query_growth": 0.0, "windows": (0, 0, 0)}),
+        (GRANITE, {}, {"embedding_scale": 1.0, "logit_scale": 1.0, "query_scalar": 1.0, "norm_eps": 1e-5}),
+        (
+            GRANITE,
+            dict.fromkeys(("attention_multiplier", "residual_multiplier", "embedding_multiplier"), 0.5)
+            | {"logits_scaling": 4},
+            {"embedding_scale": 1.0, "logit_scale": 0.25, "query_scalar": 4.0, "norm_eps": 4e-5},
+        ),
+        ("Olmo2ForCausalLM", {}, {"wide_qk_norm": True, "pre_norms": False, "post_norms": True}),
+        (
+            OLMO,
+            {"num_hidden_layers": 5, "sliding_window": 9},
+            {"windows": (9, 9, 9, 0, 9), "layer_rope": (1, 1, 1, 0, 1)},
+        ),
+        (
+            EXAONE,
+            {"sliding_window": 9, "sliding_window_pattern": 3},
+            {"windows": (9, 9, 0), "layer_rope": (0, 0, 1)},
+        ),
+        (EXAONE, {"sliding_window": 9, "sliding_window_pattern": 2}, {"layer_rope": (0, 1, 0)}),
+        (
+            EXAONE,
+            {"sliding_window": 300, "sliding_window_pattern": 3},
+            {"windows": (0, 0, 0), "layer_rope": (0, 0, 1)},
+        ),
+        ("SeedOssForCausalLM", {}, {"qkv_bias": True, "o_bias": False, "head_dim": 128}),
+        ("SeedOssForCausalLM", {"attention_out_bias": True}, {"qkv_bias": True, "o_bias": True}),
+        ("MiMoForCausalLM", {"head_dim": 12}, PLAIN | {"qkv_bias": True}),
+        ("Ernie4_5ForCausalLM", {"use_bias": False}, PLAIN | {"paired_rope": True, "rotary_dim": 128}),
+        (
+            "HeliumForCausalLM",
+            {"attention_bias": True},
+            {"qkv_bias": True, "o_bias": False, "paired_rope": True},
+        ),
+        ("HunYuanDenseV1ForCausalLM", {}, {"qk_norm": True, "late_qk_norm": True, "wide_qk_norm": False}),
+        ("GlmForCausalLM", {}, {"qkv_bias": True, "o_bias": False, "rotary_dim": 64, "post_norms": False}),
+        ("Glm4ForCausalLM", {"head_dim": 8}, {"rotary_dim": 4, "paired_rope": True, "post_norms": True}),
     ],
 )
 def test_features_of_families(architecture: str, fields: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -103,8 +148,7 @@ QWEN = {"sliding_window": 64, "use_sliding_window": True}
         ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 2}, (64, 0, 64)),
         ("Gemma3ForCausalLM", {"sliding_window": 64}, (64, 64, 64)),
         ("Gemma3ForCausalLM", {"sliding_window": 64, "sliding_window_pattern": 1}, (0, 0, 0)),
-        # the layers keep it: a window also says which rope they have
-        ("Gemma3ForCausalLM", {"sliding_window_pattern": 2}, (4096, 0, 4096)),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 2}, (0, 0, 0)),
     ],
 )
 def test_windows(architecture: str, fields: dict[str, Any], windows: tuple[int, ...]) -> None:
@@ -151,8 +195,8 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     assert config.windows == tuple(0 if (layer + 1) % 6 == 0 else 1024 for layer in range(34))
     assert config.embedding_scale == np.float32(math.sqrt(2560))
     assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
-    np.testing.assert_allclose(config.inv_freq, angles(256, 1e6) / 8, rtol=2e-7)
-    np.testing.assert_allclose(config.local_inv_freq, angles(256), rtol=2e-7)
+    np.testing.assert_allclose(config.inv_freq[0], angles(256, 1e6) / 8, rtol=2e-7)
+    np.testing.assert_allclose(config.inv_freq[1], angles(256), rtol=2e-7)
 
 
 def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
@@ -184,12 +228,12 @@ def test_gemma3_ropes_of_transformers_5() -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
     }
     assert read("Gemma3ForCausalLM", **layers, rope_parameters=ropes) == old
-    np.testing.assert_allclose(old.inv_freq, angles(theta=5e5) / 4, rtol=2e-7)
-    np.testing.assert_allclose(old.local_inv_freq, angles(theta=2e4), rtol=2e-7)
+    np.testing.assert_allclose(old.inv_freq[0], angles(theta=5e5) / 4, rtol=2e-7)
+    np.testing.assert_allclose(old.inv_freq[1], angles(theta=2e4), rtol=2e-7)
     defaults = read("Gemma3ForCausalLM", **layers)
-    np.testing.assert_allclose(defaults.inv_freq, angles(theta=1e6), rtol=2e-7)
-    np.testing.assert_allclose(defaults.local_inv_freq, angles(theta=1e4), rtol=2e-7)
-    assert read("Gemma3ForCausalLM", sliding_window_pattern=1).local_inv_freq is None
+    np.testing.assert_allclose(defaults.inv_freq[0], angles(theta=1e6), rtol=2e-7)
+    np.testing.assert_allclose(defaults.inv_freq[1], angles(theta=1e4), rtol=2e-7)
+    assert len(read("Gemma3ForCausalLM", sliding_window_pattern=1).inv_freq) == 1
 
 
 def test_refused_for_multimodal_gemma3() -> None:
@@ -211,15 +255,15 @@ def angles(head_dim: int = 8, theta: float = 10000.0) -> np.ndarray:
 
 
 def test_rope_default_and_linear() -> None:
-    np.testing.assert_allclose(read().inv_freq, angles(), rtol=1e-7)
+    np.testing.assert_allclose(read().inv_freq[0], angles(), rtol=1e-7)
     for key in ("type", "rope_type"):
         scaled = read(rope_scaling={key: "linear", "factor": 4.0})
-        np.testing.assert_allclose(scaled.inv_freq, angles() / 4, rtol=1e-7)
-        assert scaled.rope_scale == 1.0
+        np.testing.assert_allclose(scaled.inv_freq[0], angles() / 4, rtol=1e-7)
+        assert scaled.rope_scale == (1.0,)
 
 
 def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
-    plain, scaled = np.array(read().inv_freq), np.array(read(rope_scaling=LLAMA3).inv_freq)
+    plain, scaled = np.array(read().inv_freq[0]), np.array(read(rope_scaling=LLAMA3).inv_freq[0])
     ratio = plain / scaled
     assert ratio[0] == 1.0
     assert 1.0 < ratio[1] < 8.0
@@ -228,14 +272,14 @@ def test_rope_llama3_keeps_fast_turns_and_divides_slow_ones() -> None:
 
 def test_rope_yarn_and_its_attention_factor() -> None:
     config = read(rope_scaling=YARN)
-    np.testing.assert_allclose(config.inv_freq[0], 1.0, rtol=1e-7)
-    np.testing.assert_allclose(config.inv_freq[-1], angles()[-1] / 4, rtol=1e-6)
-    assert math.isclose(config.rope_scale, 0.1 * math.log(4) + 1)
-    assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == 1.25
+    np.testing.assert_allclose(config.inv_freq[0][0], 1.0, rtol=1e-7)
+    np.testing.assert_allclose(config.inv_freq[0][-1], angles()[-1] / 4, rtol=1e-6)
+    assert math.isclose(config.rope_scale[0], 0.1 * math.log(4) + 1)
+    assert read(rope_scaling=YARN | {"attention_factor": 1.25}).rope_scale == (1.25,)
     equal = read(rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7})
-    assert equal.rope_scale == 1.0
+    assert equal.rope_scale == (1.0,)
     at_once = read(rope_scaling=YARN | {"beta_fast": 4.0, "beta_slow": 4.0, "truncate": False})
-    assert set((angles() / at_once.inv_freq).round(3)) == {1.0, 4.0}  # no pairs in between
+    assert set((angles() / at_once.inv_freq[0]).round(3)) == {1.0, 4.0}  # no pairs in between
     assert config.context == 128  # the factor times the original
     assert read(rope_scaling=YARN | {"original_max_position_embeddings": 128}).context == 512
 
@@ -246,16 +290,105 @@ def test_rope_parameters_of_transformers_5() -> None:
     assert old == new
 
 
+def test_longrope_has_frequencies_for_each_length() -> None:
+    config = read(PHI, rope_scaling=LONGROPE, partial_rotary_factor=0.75, original_max_position_embeddings=32)
+    plain = np.append(angles(6), 0)
+    np.testing.assert_allclose(config.inv_freq[0], plain / [1.0, 1.1, 1.5, 1], rtol=1e-6)
+    np.testing.assert_allclose(config.inv_freq[1], plain / [1.2, 2.5, 5.0, 1], rtol=1e-6)
+    assert (config.layer_rope, config.short_context, config.context) == ((0, 0, 0), 32, 128)
+    np.testing.assert_allclose(config.rope_scale, math.sqrt(1 + math.log(4) / math.log(32)))
+    for name in ("su", "yarn"):  # names of Phi-3's first files
+        assert (
+            read(PHI, rope_scaling=LONGROPE | {"type": name}, partial_rotary_factor=0.75).short_context == 128
+        )
+    mixed = read(
+        SMOL,
+        rope_scaling=LONGROPE | {"original_max_position_embeddings": 32, "attention_factor": 2} | FOUR,
+        no_rope_layers=[1, 0, 1],
+    )
+    assert (mixed.layer_rope, mixed.rope_scale) == ((0, 2, 0), (2.0, 2.0, 1.0, 1.0))
+
+
+def test_a_fixed_alpha_stretches_the_base() -> None:
+    config = read("HunYuanDenseV1ForCausalLM", rope_scaling={"type": "dynamic", "alpha": 1000.0})
+    np.testing.assert_allclose(config.inv_freq[0], angles(theta=1e4 * 1000 ** (8 / 6)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["mistral", "ministral3"])
+def test_the_text_model_of_mistral3_is_of_its_own_type(text: str) -> None:
+    fields = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+    config = ModelConfig.from_dict(fields | {"text_config": FAMILIES[text].config})
+    assert (config.query_growth > 0) == (text == "ministral3")
+    with pytest.raises(
+        CheckpointError, match=r"text_config: model_type is 'bert'; expected one of llama, mistral"
+    ):
+        ModelConfig.from_dict(fields | {"text_config": {"model_type": "bert"}})
+
+
 # ---- refused configs -------------------------------------------------------------------------------
 
 
-LINEAR, SCALED = {"rope_type": "linear", "factor": 2.0}, YARN | {"attention_factor": 2.0}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+FOUR = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 REFUSED = [
+    (
+        LLAMA,
+        {"architectures": ["Qwen3NextForCausalLM"]},
+        "expected another architecture: it has recurrent layers",
+    ),
+    (
+        LLAMA,
+        {"architectures": ["GraniteMoeHybridForCausalLM"]},
+        "recurrent layers, which cannot take a token later",
+    ),
+    (LLAMA, {"architectures": ["DeepseekV3ForCausalLM"]}, "another architecture: its layers keep latents"),
+    (
+        LLAMA,
+        {"architectures": ["Gemma3nForConditionalGeneration"]},
+        "its layers have embeddings of their own",
+    ),
+    (PHI, {"rope_scaling": LONGROPE}, r"short_factor is .*; expected a list of 4 numbers"),
+    (
+        PHI,
+        {"rope_scaling": LONGROPE | FOUR | {"long_factor": [1, 1, 1, 0]}},
+        "long_factor is .*; expected a list of 4",
+    ),
+    (
+        PHI,
+        {"rope_scaling": LONGROPE | FOUR | {"attention_factor": 0}},
+        "attention_factor is 0; expected a number",
+    ),
+    (
+        PHI,
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "type is 'linear'; expected one of default, longrope",
+    ),
+    (
+        PHI,
+        {"partial_rotary_factor": 0.2},
+        "partial_rotary_factor is 0.2; expected a share of head_dim .8. that is an",
+    ),
+    (PHI, {"partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4; expected a share"),
+    (PHI, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; expected a number"),
+    (SMOL, {"no_rope_layers": [1, 0]}, "no_rope_layers is .*; expected a list of 3 numbers"),
+    (SMOL, {"no_rope_layers": [1, 0, 2]}, "no_rope_layers is"),
+    (SMOL, {"no_rope_layers": [1, 0, True]}, "no_rope_layers is"),
+    (SMOL, {"no_rope_layers": "101"}, "no_rope_layers is"),
+    (SMOL, {"no_rope_layer_interval": 0}, "no_rope_layer_interval is 0"),
+    (MINISTRAL, {"rope_parameters": {"llama_4_scaling_beta": -1}}, "llama_4_scaling_beta is -1"),
+    (GRANITE, {"residual_multiplier": 0}, "residual_multiplier is 0; expected a number above 0.001"),
+    (GRANITE, {"logits_scaling": "8"}, "logits_scaling is '8'; expected a number"),
+    (GRANITE, {"embedding_multiplier": 1e4}, "embedding_multiplier is 10000"),
+    (GRANITE, {"attention_multiplier": -0.1}, "attention_multiplier is -0.1"),
+    (EXAONE, {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'; expected a whole number"),
+    ("SeedOssForCausalLM", {"attention_out_bias": 1}, "attention_out_bias is 1; expected true or false"),
+    ("Ernie4_5ForCausalLM", {"use_bias": True}, "use_bias is True; expected false: biases in the MLP"),
+    ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic"}}, "alpha is missing"),
     (LLAMA, {"architectures": "LlamaForCausalLM"}, "architectures is"),
     (LLAMA, {"architectures": [[]]}, r"architectures is \[\[\]\]"),
     (LLAMA, {"architectures": None, "model_type": ["llama"]}, r"model_type is \['llama'\]"),
     (LLAMA, {"rope_scaling": LINEAR | {"partial_rotary_factor": 0.5}}, "rope_scaling: partial"),
-    (LLAMA, {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling: rope_type is 'longrope'"),
+    (LLAMA, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: rope_type is 'dynamic'"),
     (LLAMA, {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor is 1.0;.*low_freq"),
     (LLAMA, {"rope_scaling": YARN | {"original_max_position_embeddings": 0}}, "max_position_embeddings is 0"),
     (LLAMA, {"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "mscale"),
@@ -268,7 +401,7 @@ REFUSED = [
     (LLAMA, {"num_attention_heads": 4096, "head_dim": 512}, "is 4096; expected at most 1048576 values"),
     (LLAMA, {"bos_token_id": -1}, "bos_token_id is -1"),
     ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; .*above 0"),
-    ("Gemma2ForCausalLM", {"final_logit_softcapping": "30"}, "final_logit_softcapping is 30; .*a number"),
+    ("Gemma2ForCausalLM", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'; .*a number"),
     (GEMMA, {"use_bidirectional_attention": True}, "attention is True; expected false: .* not causal"),
     (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; expected 'gelu_pytorch_tanh'"),
     (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
@@ -276,7 +409,6 @@ REFUSED = [
     (GEMMA, {"sliding_window": 0}, "sliding_window is 0"),
     (GEMMA, {"layer_types": ["full_attention"]}, "layer_types is .*; expected a list of 3"),
     (GEMMA, {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters.*full_attention, sliding_attention"),
-    (GEMMA, {"rope_parameters": {"sliding_attention": SCALED}}, "sliding.*: rope_type is 'yarn'; .*unscaled"),
     (GEMMA, {"rope_parameters": {"full_attention": {"type": "linear"}}}, "full_attention: factor is missing"),
     (GEMMA, {"rope_local_base_freq": 0}, "rope_local_base_freq is 0"),
     ("Qwen2ForCausalLM", QWEN | {"layer_types": [*MIXED[:2], "other"]}, "'other'"),
@@ -295,7 +427,7 @@ values = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["yarn", "llama3"]),
+    | st.sampled_from(["yarn", "llama3", "longrope"]),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*LLAMA3, "type"]), inner, max_size=6)
     ),
@@ -304,6 +436,7 @@ values = st.recursive(
 configs = [*(family.config for family in FAMILIES.values()), nested(**FAMILIES["gemma3"].config)]
 names = sorted(
     {name for family in FAMILIES.values() for name in family.config}
+    | {"no_rope_layer_interval", "attention_out_bias"}
     | {"rope_parameters", "layer_types", "sliding_window_pattern", "rope_local_base_freq", "text_config"}
 )
 
@@ -317,6 +450,6 @@ def test_any_fields_give_a_config_or_a_checkpoint_error(base: dict[str, Any], fi
     core = config.core()
     assert np.isfinite(core["inv_freq"]).all()
     assert config.n_heads % config.n_kv_heads == 0
-    assert 0 < core["rope_scale"] < math.inf
+    assert all(0 < scale < math.inf for scale in core["rope_scale"])
+    assert 0 < core["logit_scale"] < math.inf
     assert all(0 <= window <= 1 << 28 for window in core["windows"])
-    assert core["local_inv_freq"] is None or np.isfinite(core["local_inv_freq"]).all()

@@ -112,7 +112,7 @@ def test_signals_are_seen_while_weights_are_rounded(tmp_path: Path, alarm: Alarm
     for name, *rest in made.tensors:
         if ".layers.0." in name:
             tensors += [(name.replace(".0.", f".{layer}."), *rest) for layer in range(layers)]
-    config = made.config | {"n_layers": layers, "windows": [0] * layers}
+    config = made.config | {"n_layers": layers, "windows": [0] * layers, "layer_rope": [0] * layers}
     calls = []
     alarm(lambda: calls.append(1), 0.001, 0.001)
     _core.Model(config, [str(made.path)], tensors, weights="q8")

@@ -22,8 +22,10 @@ def folder(request: pytest.FixtureRequest) -> Path:
 def test_logits_and_greedy_tokens(folder: Path) -> None:
     """After each prefix of the prompt, run at once and in parts, and with a schedule that keeps all."""
     expected, model = Expected.load(folder / "expected.npz"), open_model(folder)
-    parts, done = model.session(None), 0
+    parts, done, short = model.session(None), 0, Checkpoint(folder).config.short_context
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
+        if done <= short < count:  # keys of a shorter context would stay as they are: see test_oracle.py
+            parts, done = model.session(None), 0
         for got in (
             model.session(None).forward(expected.prompt[:count]),
             model.session(pruning([(0, 1.0)])).forward(expected.prompt[:count]),
@@ -45,7 +47,18 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["mistral", "qwen2-window", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"]
+    "family",
+    [
+        "mistral",
+        "qwen2-window",
+        "gemma2",
+        "gemma2-caps",
+        "gemma3",
+        "gemma3-layers",
+        "phi3",
+        "olmo3",
+        "exaone4",
+    ],
 )
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:
     """Without the window, the logits at the prompt's end are others."""

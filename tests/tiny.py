@@ -41,7 +41,15 @@ class Shape:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    late_qk_norm: bool = False
     rope_scale: float = 1.0
+    rotary_dim: int | None = None  # None: head_dim
+    paired_rope: bool = False
+    short_context: int | None = None  # in longer contexts the frequencies are halved; None: in none
+    no_rope: tuple[bool, ...] = (False,)  # of the layers in turn: they have no RoPE
+    query_growth: float = 0.0
+    query_step: int = 16
     windows: tuple[int, ...] = (
         0,
     )  # of the layers in turn, from the first again after the last; 0: no window
@@ -50,7 +58,9 @@ class Shape:
     attention_cap: float = 0.0  # 0: none
     logit_cap: float = 0.0
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
     norm_plus_one: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     gelu: bool = False
     dtype: str = "F32"
@@ -138,18 +148,34 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
     flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    scales = ("rope_scale", "embedding_scale", "attention_cap", "logit_cap")
-    pair = np.arange(0, shape.head_dim, 2, dtype=np.float64)
+    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms")
+    scales = ("embedding_scale", "logit_scale", "query_growth", "query_step", "attention_cap", "logit_cap")
+    rotary_dim = shape.rotary_dim or shape.head_dim
+    pair = np.arange(0, rotary_dim, 2, dtype=np.float64)
+    layers = range(shape.n_layers)
+    windows = [shape.windows[layer % len(shape.windows)] for layer in layers]
 
     def inv_freq(theta: float) -> np.ndarray:
-        return np.asarray(theta ** (-pair / shape.head_dim), np.float32)
+        frequencies = np.zeros(shape.head_dim // 2, np.float32)
+        frequencies[: len(pair)] = theta ** (-pair / rotary_dim)
+        return frequencies
 
+    # of layers without RoPE, of layers with a window, of the others; each with its form for long contexts
+    ropes = [(inv_freq(10000.0) * 0, 1.0), (inv_freq(10000.0), shape.rope_scale)]
+    ropes.insert(1, (inv_freq(shape.local_theta), 1.0) if shape.local_theta else ropes[-1])
+    which = [
+        0 if shape.no_rope[layer % len(shape.no_rope)] else 1 if windows[layer] else 2 for layer in layers
+    ]
+    used = sorted(set(which))
+    forms = (1.0, 0.5) if shape.short_context else (1.0,)
     return {name: getattr(shape, name) for name in names + flags + scales} | {
-        "paired_rope": False,
         "norm_eps": 1e-5,
-        "inv_freq": inv_freq(10000.0),
-        "local_inv_freq": inv_freq(shape.local_theta) if shape.local_theta else None,
-        "windows": [shape.windows[layer % len(shape.windows)] for layer in range(shape.n_layers)],
+        "inv_freq": np.concatenate([ropes[rope][0] * np.float32(form) for rope in used for form in forms]),
+        "rope_scale": [ropes[rope][1] for rope in used for _ in forms],
+        "layer_rope": [len(forms) * used.index(rope) for rope in which],
+        "short_context": shape.short_context or shape.context,
+        "rotary_dim": rotary_dim,
+        "windows": windows,
         "query_scalar": float(shape.query_scalar or shape.head_dim),
     }
 
@@ -169,10 +195,12 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
     for layer in range(shape.n_layers):
         prefix = f"model.layers.{layer}."
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
+        if shape.pre_norms:
+            weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
         weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
         if shape.post_norms:
-            weights[prefix + "pre_feedforward_layernorm.weight"] = norm(shape.hidden)
+            if shape.pre_norms:
+                weights[prefix + "pre_feedforward_layernorm.weight"] = norm(shape.hidden)
             weights[prefix + "post_feedforward_layernorm.weight"] = norm(shape.hidden)
         weights[attention + "q_proj.weight"] = matrix(q_rows, shape.hidden, 1.4)
         weights[attention + "k_proj.weight"] = matrix(kv_rows, shape.hidden, 1.4)
@@ -187,8 +215,9 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         if shape.o_bias:
             weights[attention + "o_proj.bias"] = rng.normal(0.0, 0.3, shape.hidden)
         if shape.qk_norm:
-            weights[attention + "q_norm.weight"] = norm(shape.head_dim, 1.4)
-            weights[attention + "k_norm.weight"] = norm(shape.head_dim, 1.4)
+            for name, rows in (("q", q_rows), ("k", kv_rows)):
+                size = rows if shape.wide_qk_norm else shape.head_dim
+                weights[attention + f"{name}_norm.weight"] = norm(size, 1.4)
     weights["model.norm.weight"] = norm(shape.hidden)
     if not shape.tied:
         weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)

@@ -247,7 +247,7 @@ static int prepare_rotate(bench *b, lazy_error *err)
 static int run_rotate(bench *b, lazy_error *err)
 {
     return b->backend->ops->rotate(b->stream, b->y, b->in_play, b->shape.n, b->kv, b->factors, b->factors, b->factors,
-                                   1e-5f, err);
+                                   b->factors, 1e-5f, err);
 }
 
 static int prepare_argmax(bench *b, lazy_error *err)

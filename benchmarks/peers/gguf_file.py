@@ -109,9 +109,7 @@ def window_of(config: ModelConfig) -> int:
         for layer in range(config.n_layers)
     )
     local = GEMMA3_LOCAL_THETA ** -(np.arange(config.head_dim // 2) * 2 / config.head_dim)
-    as_assumed = config.windows == wanted and np.allclose(
-        config.local_inv_freq or (), local, rtol=UNSCALED_TOLERANCE
-    )
+    as_assumed = config.windows == wanted and np.allclose(config.inv_freq[-1], local, rtol=UNSCALED_TOLERANCE)
     if architecture(config) != "gemma3" or config.query_scalar != config.head_dim or not as_assumed:
         raise ValueError(f"a GGUF file written here cannot hold the windows of {config.name}")
     return max(config.windows)
@@ -162,9 +160,9 @@ def interleaved(values: np.ndarray, heads: int) -> np.ndarray:
 
 def rotary(config: ModelConfig) -> tuple[float, np.ndarray | None]:
     """The base of the rotary frequencies, and the divisor of each frequency if they are scaled."""
-    if config.rope_scale != 1.0:
+    if config.rope_scale[0] != 1.0:
         raise ValueError("a GGUF file written here cannot hold rotary embeddings with an output scale (yarn)")
-    frequencies = np.array(config.inv_freq)
+    frequencies = np.array(config.inv_freq[0])
     theta = float((frequencies[0] / frequencies[1]) ** (config.head_dim / 2))
     divisors = theta ** -(np.arange(frequencies.size) * 2 / config.head_dim) / frequencies
     if np.allclose(divisors, 1.0, rtol=UNSCALED_TOLERANCE):

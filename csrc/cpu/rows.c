@@ -50,7 +50,7 @@ typedef struct rotating {
     const int32_t *rows;
     int n;
     lazy_kv kv;
-    const float *rope, *q_norm, *k_norm;
+    const float *q_rope, *k_rope, *q_norm, *k_norm;
     float eps;
     atomic_bool too_large; /* a key or value is beyond the range of its type */
 } rotating;
@@ -66,6 +66,16 @@ static void rotate_head(float *head, const float *rope, int head_dim)
     }
 }
 
+/* norm: (D,) or NULL */
+static void turn_head(const rotating *t, float *head, const float *rope, const float *norm)
+{
+    const lazy_config *c = t->stream->config;
+    const lazy_row_kernels *kernels = kernels_of(t->stream)->rows;
+    if (norm && !c->late_qk_norm) kernels->norm_row(head, head, norm, c->head_dim, t->eps, false);
+    rotate_head(head, rope, c->head_dim);
+    if (norm && c->late_qk_norm) kernels->norm_row(head, head, norm, c->head_dim, t->eps, false);
+}
+
 static void rotate_rows(void *job, int task, int worker)
 {
     (void)worker;
@@ -73,18 +83,19 @@ static void rotate_rows(void *job, int task, int worker)
     const lazy_config *c = t->stream->config;
     const lazy_kernels *kernels = kernels_of(t->stream);
     lazy_dtype type = t->stream->backend->kv;
-    bool fits = true;
+    bool fits = true, wide = t->q_norm && c->wide_qk_norm;
+    const float *q_norm = wide ? NULL : t->q_norm, *k_norm = wide ? NULL : t->k_norm; /* of one head */
     int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
         float *q = t->qkv + (int64_t)r * lazy_qkv_width(c), *k = q + q_width, *v = k + kv_width;
-        const float *rope = t->rope + (int64_t)t->rows[r] * d;
-        for (int h = 0; h < c->n_heads; h++) {
-            if (t->q_norm) kernels->rows->norm_row(q + h * d, q + h * d, t->q_norm, d, t->eps, false);
-            rotate_head(q + h * d, rope, d);
+        int64_t at = (int64_t)t->rows[r] * d;
+        if (wide) {
+            kernels->rows->norm_row(q, q, t->q_norm, q_width, t->eps, false);
+            kernels->rows->norm_row(k, k, t->k_norm, kv_width, t->eps, false);
         }
+        for (int h = 0; h < c->n_heads; h++) turn_head(t, q + h * d, t->q_rope + at, q_norm);
         for (int g = 0; g < c->n_kv_heads; g++) {
-            if (t->k_norm) kernels->rows->norm_row(k + g * d, k + g * d, t->k_norm, d, t->eps, false);
-            rotate_head(k + g * d, rope, d);
+            turn_head(t, k + g * d, t->k_rope + at, k_norm);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.k, g, t->rows[r]), k + g * d, type, d);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.v, g, t->rows[r]), v + g * d, type, d);
         }
@@ -102,10 +113,10 @@ int lazy_cpu_refuse_range(const lazy_stream *stream, lazy_error *err)
                      "a key or value is beyond 3.39e38, the largest number of kv=\"bf16\": use kv=\"f32\"");
 }
 
-int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *rope,
-                    const float *q_norm, const float *k_norm, float eps, lazy_error *err)
+int lazy_cpu_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
+                    const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
-    rotating t = { stream, qkv, rows, n, kv, rope, q_norm, k_norm, eps, false };
+    rotating t = { stream, qkv, rows, n, kv, q_rope, k_rope, q_norm, k_norm, eps, false };
     int code = lazy_cpu_run(stream, rotate_rows, &t, ceil_div(n, ROWS_PER_TASK), err);
     return !code && t.too_large ? lazy_cpu_refuse_range(stream, err) : code;
 }

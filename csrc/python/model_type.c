@@ -9,13 +9,13 @@ static const char *const WHAT = "config";
 
 /* Copies of the config's arrays; NULL where not read. */
 typedef struct config_arrays {
-    PyObject *inv_freq, *local_inv_freq, *windows;
+    PyObject *inv_freq, *rope_scale, *layer_rope, *windows;
 } config_arrays;
 
-static int check_length(const char *name, Py_ssize_t n, int wanted, const char *why, int value)
+static int check_length(const char *name, Py_ssize_t n, Py_ssize_t wanted, const char *why, int value)
 {
     if (n == wanted) return 0;
-    PyErr_Format(PyExc_ValueError, "config: %s has %zd values; %s %d asks for %d", name, n, why, value, wanted);
+    PyErr_Format(PyExc_ValueError, "config: %s has %zd values; %s %d asks for %zd", name, n, why, value, wanted);
     return -1;
 }
 
@@ -23,32 +23,35 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
 {
     config_arrays objects; /* borrowed */
     const core_field fields[] = {
-        FIELD(INT, c, n_layers),        FIELD(INT, c, hidden),         FIELD(INT, c, n_heads),
-        FIELD(INT, c, n_kv_heads),      FIELD(INT, c, head_dim),       FIELD(INT, c, ffn),
-        FIELD(INT, c, vocab),           FIELD(INT, c, context),        FIELD(FLOAT, c, norm_eps),
-        FIELD(FLOAT, c, rope_scale),    FIELD(FLOAT, c, query_scalar), FIELD(FLOAT, c, embedding_scale),
-        FIELD(FLOAT, c, attention_cap), FIELD(FLOAT, c, logit_cap),    FIELD(BOOL, c, tied),
-        FIELD(BOOL, c, qkv_bias),       FIELD(BOOL, c, o_bias),        FIELD(BOOL, c, qk_norm),
-        FIELD(BOOL, c, norm_plus_one),  FIELD(BOOL, c, post_norms),    FIELD(BOOL, c, gelu),
-        FIELD(BOOL, c, paired_rope),
+        FIELD(INT, c, n_layers),       FIELD(INT, c, hidden),          FIELD(INT, c, n_heads),
+        FIELD(INT, c, n_kv_heads),     FIELD(INT, c, head_dim),        FIELD(INT, c, ffn),
+        FIELD(INT, c, vocab),          FIELD(INT, c, context),         FIELD(FLOAT, c, norm_eps),
+        FIELD(INT, c, rotary_dim),     FIELD(INT, c, short_context),   FIELD(INT, c, query_step),
+        FIELD(FLOAT, c, query_growth), FIELD(FLOAT, c, query_scalar),  FIELD(FLOAT, c, embedding_scale),
+        FIELD(FLOAT, c, logit_scale),  FIELD(FLOAT, c, attention_cap), FIELD(FLOAT, c, logit_cap),
+        FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),       FIELD(BOOL, c, o_bias),
+        FIELD(BOOL, c, qk_norm),       FIELD(BOOL, c, wide_qk_norm),   FIELD(BOOL, c, late_qk_norm),
+        FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, pre_norms),      FIELD(BOOL, c, post_norms),
+        FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
     };
     const core_field vectors[] = {
         FIELD(OBJECT, &objects, inv_freq),
+        FIELD(OBJECT, &objects, rope_scale),
+        FIELD(OBJECT, &objects, layer_rope),
         FIELD(OBJECT, &objects, windows),
-        FIELD(OBJECT, &objects, local_inv_freq),
     };
     Py_ssize_t n;
     if (fields_parse(dict, WHAT, fields, sizeof fields / sizeof *fields)) return -1;
     if (fields_parse(dict, WHAT, vectors, sizeof vectors / sizeof *vectors)) return -1;
-    if (array_parse_floats(objects.inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
-    if (check_length("inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim)) return -1;
-    if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
-    if (check_length("windows", n, c->n_layers, "n_layers", c->n_layers)) return -1;
-    if (objects.local_inv_freq == Py_None) return 0;
-    if (array_parse_floats(objects.local_inv_freq, "config: local_inv_freq", &arrays->local_inv_freq,
-                           &c->local_inv_freq, &n))
+    if (array_parse_floats(objects.rope_scale, "config: rope_scale", &arrays->rope_scale, &c->rope_scale, &n))
         return -1;
-    return check_length("local_inv_freq", n, c->head_dim / 2, "head_dim", c->head_dim);
+    c->n_ropes = n > LAZY_MAX_ROPES ? LAZY_MAX_ROPES + 1 : (int)n;
+    if (array_parse_floats(objects.inv_freq, "config: inv_freq", &arrays->inv_freq, &c->inv_freq, &n)) return -1;
+    if (check_length("inv_freq", n, c->n_ropes * ((Py_ssize_t)c->head_dim / 2), "head_dim", c->head_dim)) return -1;
+    if (array_parse_ints(objects.layer_rope, "config: layer_rope", &arrays->layer_rope, &c->layer_rope, &n)) return -1;
+    if (check_length("layer_rope", n, c->n_layers, "n_layers", c->n_layers)) return -1;
+    if (array_parse_ints(objects.windows, "config: windows", &arrays->windows, &c->windows, &n)) return -1;
+    return check_length("windows", n, c->n_layers, "n_layers", c->n_layers);
 }
 
 enum { MAX_RANK = 8 };
@@ -156,7 +159,8 @@ done:
     PyMem_Free(paths);
     PyMem_Free(places);
     Py_XDECREF(arrays.inv_freq);
-    Py_XDECREF(arrays.local_inv_freq);
+    Py_XDECREF(arrays.rope_scale);
+    Py_XDECREF(arrays.layer_rope);
     Py_XDECREF(arrays.windows);
     Py_XDECREF(path_owner);
     Py_XDECREF(place_owner);

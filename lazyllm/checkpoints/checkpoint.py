@@ -159,6 +159,7 @@ class Checkpoint:
             )
         if FAMILIES[self.config.architecture].multimodal:
             self.tensors = text_model(self.tensors, self.path)
+        self.tensors = list(core_tensors(self.tensors, self.config, self.path))
 
     @property
     def state(self) -> str:
@@ -260,6 +261,34 @@ def text_model(tensors: list[Tensor], folder: Path) -> list[Tensor]:
                 raise CheckpointError(f"{folder}: tensor {tensor.name!r} is a second {name!r}; expected one")
             text[name] = tensor._replace(name=name)
     return list(text.values())
+
+
+def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -> Iterator[Tensor]:
+    """The tensors under the names that the core takes; one that holds several is split, by its rows."""
+    q, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    fused = {
+        "self_attn.qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+        "mlp.gate_up_proj": {"mlp.gate_proj": config.ffn, "mlp.up_proj": config.ffn},
+    }
+    renamed = FAMILIES[config.architecture].renamed
+    for tensor in tensors:
+        *place, suffix = tensor.name.split(".")
+        layer, kind = place[:3], ".".join(place[3:])
+        if kind not in fused:
+            renaming = {"name": ".".join([*layer, renamed[kind], suffix])} if kind in renamed else {}
+            yield tensor._replace(**renaming)
+            continue
+        parts, offset = fused[kind], tensor.offset
+        if tensor.shape[:1] != (sum(parts.values()),):
+            raise CheckpointError(
+                f"{source}: tensor {tensor.name!r} has shape {list(tensor.shape)}; expected "
+                f"{' + '.join(map(str, parts.values()))} rows, of {', '.join(parts)}"
+            )
+        for part, rows in parts.items():
+            name, n_bytes = ".".join([*layer, part, suffix]), tensor.n_bytes * rows // tensor.shape[0]
+            shape = (rows, *tensor.shape[1:])
+            yield tensor._replace(name=name, shape=shape, offset=offset, n_bytes=n_bytes)
+            offset += n_bytes
 
 
 def header_bytes(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,26 +13,44 @@ from lazyllm.checkpoints.fields import Fields
 MAX_CONTEXT = 1 << 28
 MAX_FACTOR = 1e6
 MAX_THETA = 1e15
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+NO_ROPE = "no_rope"
 
 
 @dataclass(frozen=True)
 class Rope:
-    """`inv_freq` holds float32 values; `scale` multiplies cosine and sine; `context` is the length limit."""
+    """`inv_freq` holds float32 values of all pairs of a head, 0 for those after the first `rotary_dim`
+    values, which RoPE leaves alone; `scale` multiplies cosine and sine; `context` is the length limit.
+
+    In contexts longer than `short_context`, `long_inv_freq` are the frequencies. `original` is the length of
+    context before scaling; `query_growth`: see `ModelConfig`.
+    """
 
     inv_freq: tuple[float, ...]
     scale: float
     context: int
+    rotary_dim: int
+    short_context: int
+    long_inv_freq: tuple[float, ...]
+    original: int
+    query_growth: float
 
 
 def read_ropes(
-    fields: Fields, bases: Mapping[str, tuple[str, float]], head_dim: int, context: int
+    fields: Fields,
+    bases: Mapping[str, tuple[str, float]],
+    scalings: Mapping[str, str],
+    head_dim: int,
+    context: int,
+    partial: bool,
 ) -> dict[str, Rope]:
-    """The rope of each type of layer in `bases`, which has the name and the default of its base frequency.
+    """The rope of each type of layer in `bases`, which has the name and the default of its base frequency,
+    and one that turns nothing.
 
     `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
-    writes, a model of several ropes has an object for each type of layer.
+    writes, a model of several ropes has an object for each type of layer. `scalings` has the rule that a type
+    of scaling names. With `partial`, RoPE may turn the first part of a head only.
     """
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
     by_type = len(bases) > 1
@@ -51,28 +69,58 @@ def read_ropes(
         theta = (rope if named else fields).number(
             "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
         )
-        ropes[layer_type] = scaled_rope(fields, rope, theta, head_dim, context)
-    if by_type and ropes[SLIDING].scale != 1.0:
-        rope.refuse("rope_type", "a type that leaves cosine and sine unscaled in layers with a window")
+        rotary_dim = read_rotary_dim(fields, rope, head_dim) if partial else head_dim
+        for holder in () if partial else (fields, rope):
+            holder.only("partial_rotary_factor", 1.0, "partial rotary embeddings")
+        ropes[layer_type] = scaled_rope(fields, rope, scalings, theta, rotary_dim, head_dim, context)
+    none = (0.0,) * (head_dim // 2)
+    ropes[NO_ROPE] = replace(ropes[FULL], inv_freq=none, long_inv_freq=none, scale=1.0)
     return ropes
 
 
-def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, context: int) -> Rope:
+def rope_table(ropes: Mapping[str, Rope]) -> list[tuple[str, Rope]]:
+    """The ropes with their names; if any changes with the context's length, its long form follows each."""
+    if all(rope.long_inv_freq == rope.inv_freq for rope in ropes.values()):
+        return list(ropes.items())
+    forms = [(name, rope, replace(rope, inv_freq=rope.long_inv_freq)) for name, rope in ropes.items()]
+    return [(name, form) for name, *both in forms for form in both]
+
+
+def read_rotary_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
+    holder = rope if rope.get("partial_rotary_factor") is not None else fields
+    rotary_dim = int(head_dim * holder.number("partial_rotary_factor", 0.0, 1.0, default=1.0))
+    if rotary_dim % 2 or not rotary_dim:
+        holder.refuse("partial_rotary_factor", f"a share of head_dim ({head_dim}) that is an even number")
+    return rotary_dim
+
+
+def scaled_rope(
+    fields: Fields,
+    rope: Fields,
+    scalings: Mapping[str, str],
+    theta: float,
+    rotary_dim: int,
+    head_dim: int,
+    context: int,
+) -> Rope:
     """The frequencies of base `theta`, scaled as `rope` says.
 
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.
     """
-    for holder in (fields, rope):
-        holder.only("partial_rotary_factor", 1.0, "partial rotary embeddings")
     name = "rope_type" if rope.get("rope_type") is not None else "type"
-    kind = rope.get(name, "default")
-    if kind not in SCALINGS:
-        rope.refuse(name, f"one of {', '.join(SCALINGS)}: other scalings are not supported")
-    divisors = frequency_divisors(theta, head_dim)
-    inv_freq, scale = 1 / divisors, 1.0
+    if rope.get(name, "default") not in list(scalings):
+        rope.refuse(name, f"one of {', '.join(scalings)}: other scalings are not supported")
+    kind = scalings[rope.get(name, "default")]
+    if kind == "alpha":
+        alpha = rope.number("alpha", 0.0, MAX_FACTOR)
+        if rotary_dim > 2:  # with a single pair the base has no effect
+            theta *= alpha ** (rotary_dim / (rotary_dim - 2))
+    divisors = frequency_divisors(theta, rotary_dim)
+    inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, 0
+    long_inv_freq = None
     if kind == "linear":
         inv_freq = inv_freq / read_factor(rope)
-    elif kind != "default":
+    elif kind in ("llama3", "yarn", "longrope"):
         name = "original_max_position_embeddings"
         holder = fields if fields.get(name) is not None else rope
         original = holder.whole(name, MAX_CONTEXT, default=context)
@@ -80,9 +128,47 @@ def scaled_rope(fields: Fields, rope: Fields, theta: float, head_dim: int, conte
             inv_freq = llama3(inv_freq, rope, original)
         else:
             factor = context / original if rope.get("factor") is None else read_factor(rope)
-            inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
-            context = max(context, int(original * factor))
-    return Rope(tuple(inv_freq.astype(np.float32).tolist()), scale, context)
+            if kind == "yarn":
+                inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
+                context = max(context, int(original * factor))
+            else:
+                inv_freq = 1 / (read_factors(rope, "short_factor", rotary_dim) * divisors)
+                long_inv_freq = 1 / (read_factors(rope, "long_factor", rotary_dim) * divisors)
+                scale, short_context = longrope_scale(rope, factor, original), original
+
+    def of_head(frequencies: np.ndarray) -> tuple[float, ...]:
+        return (*frequencies.astype(np.float32).tolist(), *(0.0,) * ((head_dim - rotary_dim) // 2))
+
+    growth = rope.get("llama_4_scaling_beta")
+    return Rope(
+        inv_freq=of_head(inv_freq),
+        scale=scale,
+        context=context,
+        rotary_dim=rotary_dim,
+        short_context=min(short_context or context, context),
+        long_inv_freq=of_head(inv_freq if long_inv_freq is None else long_inv_freq),
+        original=original,
+        query_growth=0.0 if growth is None else rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR),
+    )
+
+
+def read_factors(rope: Fields, name: str, rotary_dim: int) -> np.ndarray:
+    """The divisors of longrope for contexts of one length, one for each pair."""
+    factors = rope.get(name)
+    pairs = rotary_dim // 2
+    if not isinstance(factors, list) or len(factors) != pairs or not all(map(is_factor, factors)):
+        rope.refuse(name, f"a list of {pairs} numbers above 0 and at most {MAX_FACTOR:g}")
+    return np.array(factors, np.float32)
+
+
+def is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-6 <= value <= MAX_FACTOR
+
+
+def longrope_scale(rope: Fields, factor: float, original: int) -> float:
+    if rope.get("attention_factor") is not None:
+        return rope.number("attention_factor", 0.0, MAX_FACTOR)
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
 
 
 def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:

@@ -698,7 +698,8 @@ static void test_rotate(side fast, side plain, int n, bool normed)
     int length = 2 * n + 3;
     size_t kv_size = (size_t)length * (size_t)c->n_kv_heads * d;
     int32_t *rows = random_positions(n, length);
-    float *from = random_floats(qkv_size), *rope = random_floats((size_t)length * d), *weight = random_floats(d);
+    float *from = random_floats(qkv_size), *of_q = random_floats((size_t)length * d),
+          *of_k = random_floats((size_t)length * d), *weight = random_floats((size_t)c->n_heads * d);
     float *q[2], *k[2], *v[2];
     side sides[] = { fast, plain };
     for (int i = 0; i < 2; i++) {
@@ -708,7 +709,7 @@ static void test_rotate(side fast, side plain, int n, bool normed)
         memcpy(q[i], from, qkv_size * sizeof *from);
         memset(k[i], 0, kv_size * sizeof *from);
         memset(v[i], 0, kv_size * sizeof *from);
-        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, rope,
+        sides[i].backend->ops->rotate(sides[i].stream, q[i], rows, n, (lazy_kv){ k[i], v[i], length }, of_q, of_k,
                                       normed ? weight : NULL, normed ? weight : NULL, 1e-6f, NULL);
     }
     size_t q_width = (size_t)c->n_heads * d, width = qkv_size / (size_t)n;
@@ -846,7 +847,7 @@ static void *rotated(const char *variant, const lazy_config *c, lazy_dtype type,
     }
     uint32_t *both = guarded(2 * words);
     side s = open_side(variant, c, 3);
-    *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, norm,
+    *code = s.backend->ops->rotate(s.stream, qkv, rows, n, (lazy_kv){ both, both + words, n }, rope, rope, norm,
                                    value != 0 ? NULL : norm, 1e-6f, err);
     close_side(s);
     keeping = LAZY_F32;
@@ -1284,7 +1285,14 @@ int main(int argc, char **argv)
     }
     const lazy_config shapes[] = {
         { .n_layers = 1, .hidden = 24, .n_heads = 4, .n_kv_heads = 2, .head_dim = 8, .ffn = 40 },
-        { .n_layers = 1, .hidden = 70, .n_heads = 3, .n_kv_heads = 1, .head_dim = 64, .ffn = 33, .gelu = true },
+        { .n_layers = 1,
+          .hidden = 70,
+          .n_heads = 3,
+          .n_kv_heads = 1,
+          .head_dim = 64,
+          .ffn = 33,
+          .gelu = true,
+          .wide_qk_norm = true },
         { .n_layers = 1, .hidden = 33, .n_heads = 2, .n_kv_heads = 2, .head_dim = 80, .ffn = 100 },
         { .n_layers = 1,
           .hidden = 64,
@@ -1293,7 +1301,8 @@ int main(int argc, char **argv)
           .head_dim = 128,
           .ffn = 64,
           .query_scalar = 100,
-          .gelu = true },
+          .gelu = true,
+          .late_qk_norm = true },
     };
     size_t n_shapes = fastest ? 1 : sizeof shapes / sizeof *shapes;
     for (const char *const *variant = lazy_cpu_variants(); *variant; variant++) {

@@ -98,10 +98,19 @@ class checkpoint
         config.context = CONTEXT;
         config.norm_eps = 1e-5f;
         config.inv_freq = inv_freq.data();
-        config.rope_scale = 1;
+        const float rope_scale = 1;
+        const int32_t layer_rope[LAYERS] = {};
+        config.n_ropes = 1;
+        config.rope_scale = &rope_scale;
+        config.layer_rope = layer_rope;
+        config.short_context = CONTEXT;
+        config.rotary_dim = head;
+        config.query_step = 1;
+        config.logit_scale = 1;
         config.windows = WINDOWS;
         config.attention_cap = config.logit_cap = bf16 ? 3 : 0;
         config.embedding_scale = bf16 ? 5.66f : 1;
+        config.pre_norms = true;
         config.norm_plus_one = config.post_norms = config.gelu = bf16;
         std::vector<lazy_tensor> tensors;
         for (const tensor &t : held)

@@ -619,28 +619,35 @@ static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int no
     check(y.read() == same.read(), "other bits than rmsnorm");
 }
 
-static void test_rotate(const rig &r, int n, bool q_normed, bool k_normed, float limit)
+/* wide, late: the norms are over all heads, or behind RoPE */
+static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit, bool wide = false, bool late = false)
 {
-    const lazy_config &c = r.config;
-    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads,
-        c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", limit);
+    lazy_config &c = r.config;
+    c.wide_qk_norm = wide;
+    c.late_qk_norm = late;
+    now("%s rotate n %d, head_dim %d, heads %d to %d%s%s%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads,
+        c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", wide ? ", wide" : "",
+        late ? ", late" : "", limit);
     int length = 2 * n + 3, capacity = length + 4;
     size_t d = (size_t)c.head_dim, width = (size_t)(c.n_heads + 2 * c.n_kv_heads) * d, q_width = (size_t)c.n_heads * d;
     size_t cache_size = (size_t)(c.n_kv_heads * capacity) * d;
     ints rows = random_positions(n, length);
     floats qkv = random_values(r.type, (size_t)n * width, limit), k = random_values(r.type, cache_size),
            v = random_values(r.type, cache_size);
-    floats rope = random_values(LAZY_F32, (size_t)length * d), q_norm = random_values(LAZY_F32, d),
-           k_norm = random_values(LAZY_F32, d);
-    input positions(r.gpu, rows), angles(r.gpu, rope), of_q(r.gpu, q_norm), of_k(r.gpu, k_norm);
+    floats q_rope = random_values(LAZY_F32, (size_t)length * d), k_rope = random_values(LAZY_F32, (size_t)length * d),
+           q_norm = random_values(LAZY_F32, wide ? q_width : d),
+           k_norm = random_values(LAZY_F32, wide ? (size_t)c.n_kv_heads * d : d);
+    input positions(r.gpu, rows), q_angles(r.gpu, q_rope), k_angles(r.gpu, k_rope), of_q(r.gpu, q_norm),
+        of_k(r.gpu, k_norm);
     output got_qkv(r.gpu, narrowed(r.type, qkv)), got_k(r.gpu, narrowed(r.type, k)), got_v(r.gpu, narrowed(r.type, v));
     did(r.gpu, "rotate",
         r.gpu.ops->rotate(r.gpu.stream, got_qkv.at(), positions.as<int32_t>(), n, { got_k.at(), got_v.at(), capacity },
-                          angles.as<float>(), q_normed ? of_q.as<float>() : nullptr,
+                          q_angles.as<float>(), k_angles.as<float>(), q_normed ? of_q.as<float>() : nullptr,
                           k_normed ? of_k.as<float>() : nullptr, 1e-6f, &r.gpu.err));
     floats before = k;
-    r.plain.ops->rotate(r.plain.stream, qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, rope.data(),
-                        q_normed ? q_norm.data() : nullptr, k_normed ? k_norm.data() : nullptr, 1e-6f, nullptr);
+    r.plain.ops->rotate(r.plain.stream, qkv.data(), rows.data(), n, { k.data(), v.data(), capacity }, q_rope.data(),
+                        k_rope.data(), q_normed ? q_norm.data() : nullptr, k_normed ? k_norm.data() : nullptr, 1e-6f,
+                        nullptr);
 
     floats all = widened(r.type, got_qkv.read()), q, want_q, new_k = widened(r.type, got_k.read());
     for (size_t row = 0; row < (size_t)n; row++) {
@@ -966,7 +973,10 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
     test_rotate(r, 1, false, false, 1);
     test_rotate(r, 3, true, true, 1);
     test_rotate(r, random_int(2, 9), thorough, !thorough, 1);
+    test_rotate(r, 2, true, true, 1, true);
+    test_rotate(r, 2, true, true, 1, false, true);
     if (thorough) test_rotate(r, 2, true, true, huge(type));
+    r.config.wide_qk_norm = r.config.late_qk_norm = false;
 }
 
 static void test_all_heads(lazy_dtype type)
@@ -1377,7 +1387,9 @@ static bytes pass(const side &s, const rig &r, const layer_weights &w, const pas
     did(s, "checked_rmsnorm",
         ops->checked_rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, 1, bad.as<int32_t>(), &s.err));
     did(s, "matmul", ops->matmul(s.stream, qkv.at(), h.at(), n, &w.qkv.gpu, false, &s.err));
-    did(s, "rotate", ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), nullptr, nullptr, 1e-5f, &s.err));
+    did(s, "rotate",
+        ops->rotate(s.stream, qkv.at(), at, n, kv, rope.as<float>(), rope.as<float>(), nullptr, nullptr, 1e-5f,
+                    &s.err));
     did(s, "attention", ops->attention(s.stream, heads.at(), qkv.at(), at, n, kv, play, m, given.window, &s.err));
     did(s, "matmul", ops->matmul(s.stream, x.at(), heads.at(), n, &w.o.gpu, true, &s.err));
     did(s, "rmsnorm", ops->rmsnorm(s.stream, h.at(), x.at(), n, d, norm.as<float>(), 1e-5f, true, &s.err));

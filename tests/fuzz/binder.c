@@ -65,6 +65,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     c->norm_plus_one = options & 32;
     c->post_norms = options & 64;
     c->gelu = options & 128;
+    c->wide_qk_norm = more & 32;
+    c->pre_norms = !(c->post_norms && more & 64);
+    if (more & 128) c->rotary_dim /= 2;
     ((int32_t *)c->windows)[0] = more & 2 ? 3 : 0;
     lazy_error err = { 0 };
     table t = { 0 };

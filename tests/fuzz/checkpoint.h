@@ -62,6 +62,7 @@ static void add_to_layer(table *t, input *in, int layer, const char *suffix, int
 static void fill_table(table *t, input *in, const lazy_config *c)
 {
     int d = c->hidden, q = lazy_q_width(c), kv = lazy_kv_width(c), f = c->ffn;
+    int of_q = c->wide_qk_norm ? q : c->head_dim, of_k = c->wide_qk_norm ? kv : c->head_dim;
     add(t, in, "model.embed_tokens.weight", c->vocab, d);
     add(t, in, "model.norm.weight", d, 0);
     if (!c->tied) add(t, in, "lm_head.weight", c->vocab, d);
@@ -70,12 +71,12 @@ static void fill_table(table *t, input *in, const lazy_config *c)
         int rows, cols;
         bool absent;
     } parts[] = {
-        { "input_layernorm.weight", d, 0, false },
+        { "input_layernorm.weight", d, 0, !c->pre_norms },
         { "post_attention_layernorm.weight", d, 0, false },
-        { "pre_feedforward_layernorm.weight", d, 0, !c->post_norms },
+        { "pre_feedforward_layernorm.weight", d, 0, !c->post_norms || !c->pre_norms },
         { "post_feedforward_layernorm.weight", d, 0, !c->post_norms },
-        { "self_attn.q_norm.weight", c->head_dim, 0, !c->qk_norm },
-        { "self_attn.k_norm.weight", c->head_dim, 0, !c->qk_norm },
+        { "self_attn.q_norm.weight", of_q, 0, !c->qk_norm },
+        { "self_attn.k_norm.weight", of_k, 0, !c->qk_norm },
         { "self_attn.q_proj.bias", q, 0, !c->qkv_bias },
         { "self_attn.k_proj.bias", kv, 0, !c->qkv_bias },
         { "self_attn.v_proj.bias", kv, 0, !c->qkv_bias },
@@ -122,12 +123,19 @@ static lazy_model *unbound_model(int n_layers, int hidden, int ffn)
         .vocab = 8,
         .context = 64,
         .norm_eps = 1e-5f,
-        .rope_scale = 1,
+        .n_ropes = 1,
+        .short_context = 64,
+        .rotary_dim = NARROW / 2,
+        .query_step = 1,
         .embedding_scale = 1,
+        .logit_scale = 1,
+        .pre_norms = true,
     };
     size_t n = (size_t)n_layers;
     int code =
         lazy_alloc_copy((void **)&c->inv_freq, inv_freq, (size_t)c->head_dim / 2, sizeof *inv_freq, "the config", &err);
+    if (!code) code = lazy_alloc_copy((void **)&c->rope_scale, &c->logit_scale, 1, sizeof(float), "the config", &err);
+    if (!code) code = lazy_alloc_zeroed((void **)&c->layer_rope, n, sizeof *c->layer_rope, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&c->windows, n, sizeof *c->windows, "the config", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->layers, n, sizeof *model->layers, "the layers", &err);
     if (!code) code = lazy_alloc_zeroed((void **)&model->shards, 1, sizeof *model->shards, "the shards", &err);
