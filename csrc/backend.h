@@ -110,7 +110,8 @@ typedef struct lazy_ops {
     /* ---- the layer ---- */
     /* x[r,:] = embedding_scale * table[ids[r],:]; the scale is rounded to the activations' type first */
     int (*embed)(lazy_stream *, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *);
-    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight */
+    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight; with config->layer_norm of x[r,:] - mean(x[r,:]), and
+     * never accumulating */
     int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                    lazy_error *);
     /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or

@@ -259,6 +259,31 @@ FAMILIES = {
         dtype="F16",
         as_saved=True,
     ),
+    "cohere": Family(
+        family_config(
+            "CohereForCausalLM",
+            rms_norm_eps=None,
+            layer_norm_eps=1e-4,
+            logit_scale=0.5,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_theta=8e6,
+        )
+    ),
+    "cohere2": Family(
+        family_config(
+            "Cohere2ForCausalLM",
+            rms_norm_eps=None,
+            num_hidden_layers=5,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            logit_scale=0.25,
+            sliding_window=7,
+            sliding_window_pattern=3,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
 }
 
 

@@ -336,7 +336,10 @@ class Reference:
                 attended = self.norm(attended, prefix + "post_attention_layernorm.weight")
             x = hidden[i] + attended
             before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
-            y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
+            if c["parallel"]:
+                y = self.norm(hidden[i], prefix + "input_layernorm.weight")
+            else:
+                y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
             gate, up = self.linear(y, prefix + "mlp.gate_proj"), self.linear(y, prefix + "mlp.up_proj")
             out = self.linear(self.activation(gate) * up, prefix + "mlp.down_proj")
             if c["post_norms"]:
@@ -367,6 +370,8 @@ class Reference:
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         weight = self.weights[name] + self.config["norm_plus_one"]
+        if self.config["layer_norm"]:
+            x = x - np.mean(x, axis=-1, keepdims=True)
         normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["norm_eps"])
         return np.asarray(normed * weight)
 

@@ -21,7 +21,8 @@ WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma = draw(st.booleans())
-    qk_norms = draw(QK_NORMS)
+    layer_norm = not gemma and draw(st.booleans())
+    qk_norms = draw(QK_NORMS if not layer_norm else st.just({}))
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
@@ -32,6 +33,8 @@ def shapes(draw: st.DrawFn) -> Shape:
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
         **draw(NORMS if gemma else st.just({})),
+        layer_norm=layer_norm,
+        parallel=not gemma and draw(st.booleans()),
         gelu=gemma and draw(st.booleans()),
         n_layers=draw(st.integers(3, 6)),
         hidden=draw(st.sampled_from([24, 32, 48])),

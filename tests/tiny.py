@@ -62,6 +62,8 @@ class Shape:
     norm_plus_one: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    layer_norm: bool = False
+    parallel: bool = False
     gelu: bool = False
     dtype: str = "F32"
 
@@ -148,7 +150,7 @@ def build(shape: Shape, folder: Path, changed: dict[str, np.ndarray] | None = No
 def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
     flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms")
+    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms", "layer_norm", "parallel")
     scales = ("embedding_scale", "logit_scale", "query_growth", "query_step", "attention_cap", "logit_cap")
     rotary_dim = shape.rotary_dim or shape.head_dim
     pair = np.arange(0, rotary_dim, 2, dtype=np.float64)
@@ -197,7 +199,8 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         if shape.pre_norms:
             weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
-        weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
+        if not shape.parallel:
+            weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
         if shape.post_norms:
             if shape.pre_norms:
                 weights[prefix + "pre_feedforward_layernorm.weight"] = norm(shape.hidden)

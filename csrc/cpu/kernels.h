@@ -50,6 +50,7 @@ typedef struct lazy_row_kernels {
     /* y = silu(gate) * up, or gelu(gate) * up with GELU in its tanh form */
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n);
     void (*geglu_row)(float *y, const float *gate, const float *up, int n);
+    void (*center_row)(float *y, const float *x, int n); /* y = x - mean(x) */
     /* RMS norm. False if a value of x is NaN or Inf. */
     bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
     /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),

@@ -152,6 +152,14 @@ INLINE void gate_row(float *y, const float *gate, const float *up, int n, const 
 static void swiglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, false); }
 static void geglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, true); }
 
+static void center_row(float *y, const float *x, int n)
+{
+    vec total = splat(0.0f);
+    for (int i = 0; i < n; i += LANES) total += load_part(x + i, n - i, 0.0f);
+    float mean = sum_lanes(total) / (float)n;
+    for (int i = 0; i < n; i++) y[i] = x[i] - mean;
+}
+
 static bool norm_row(float *y, const float *x, const float *weight, int n, float eps, bool accumulate)
 {
     vec total = splat(0.0f);
@@ -297,6 +305,7 @@ const lazy_row_kernels JOIN(lazy_rows_, ISA) = {
     .cap_row = cap_row,
     .swiglu_row = swiglu_row,
     .geglu_row = geglu_row,
+    .center_row = center_row,
     .norm_row = norm_row,
     .online_softmax = online_softmax,
     .online_softmax_columns = online_softmax_columns,

@@ -32,7 +32,8 @@ static int parse_config(PyObject *dict, lazy_config *c, config_arrays *arrays)
         FIELD(BOOL, c, tied),          FIELD(BOOL, c, qkv_bias),       FIELD(BOOL, c, o_bias),
         FIELD(BOOL, c, qk_norm),       FIELD(BOOL, c, wide_qk_norm),   FIELD(BOOL, c, late_qk_norm),
         FIELD(BOOL, c, norm_plus_one), FIELD(BOOL, c, pre_norms),      FIELD(BOOL, c, post_norms),
-        FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),
+        FIELD(BOOL, c, gelu),          FIELD(BOOL, c, paired_rope),    FIELD(BOOL, c, layer_norm),
+        FIELD(BOOL, c, parallel),
     };
     const core_field vectors[] = {
         FIELD(OBJECT, &objects, inv_freq),

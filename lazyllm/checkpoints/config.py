@@ -45,7 +45,8 @@ class Family:
     without one. `query_scalar` names the field whose root divides scores in place of the head dimension's.
     `soft_caps`: of attention and logits, in files that leave them out.
     `ropes` and `scalings`: see `read_ropes`. `paired_rope`: RoPE turns neighbours of a head, not its halves.
-    `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `query_growth`: q
+    `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `cohere`: LayerNorm,
+    attention and FFN in parallel, and a factor on the logits. `query_growth`: q
     grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
     files that differ from those that the core takes.
     """
@@ -69,6 +70,7 @@ class Family:
     partial_rope: bool = False
     no_rope: Literal["none", "listed", "full"] = "none"
     multipliers: bool = False
+    cohere: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
 
@@ -143,6 +145,21 @@ GLM = Family(
     qkv_bias="attention_bias",
     paired_rope=True,
     partial_rope=True,
+)
+COHERE = Family(
+    "cohere",
+    {
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "bos_token_id": 5,
+        "eos_token_id": 255001,
+    },
+    **ALL_BIASES,
+    ropes=one_rope(5e5),
+    paired_rope=True,
+    cohere=True,
 )
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, **ALL_BIASES),
@@ -232,6 +249,15 @@ FAMILIES = {
             "post_mlp_layernorm": "post_feedforward_layernorm",
         },
     ),
+    "CohereForCausalLM": COHERE,
+    "Cohere2ForCausalLM": replace(
+        COHERE,
+        model_type="cohere2",
+        defaults=COHERE.defaults | {"sliding_window_pattern": 4},
+        windows="pattern",
+        no_rope="full",
+        ropes=one_rope(1e4),
+    ),
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
@@ -250,6 +276,7 @@ DEFAULT_WINDOW = 4096
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
+    "use_qk_norm": (False, "norms of q and k with a weight for each head (Command R+)"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
     "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
@@ -300,7 +327,9 @@ class ModelConfig:
     embedding_scale: float
     logit_scale: float
     norm_plus_one: bool
+    layer_norm: bool
     pre_norms: bool
+    parallel: bool
     post_norms: bool
     gelu: bool
     bos_token_id: int | None
@@ -355,6 +384,9 @@ class ModelConfig:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
+        eps_name, logit_scale = "rms_norm_eps", 1 / multiplier("logits_scaling")
+        if family.cohere:
+            eps_name, logit_scale = "layer_norm_eps", fields.number("logit_scale", *MULTIPLIERS)
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
@@ -369,7 +401,7 @@ class ModelConfig:
             ffn=fields.whole("intermediate_size", MAX_WIDTH),
             vocab=vocab,
             context=context,
-            norm_eps=fields.number("rms_norm_eps", 0.0, 0.1, default=1e-6) / residual**2,
+            norm_eps=fields.number(eps_name, 0.0, 0.1, default=1e-6) / residual**2,
             inv_freq=tuple(rope.inv_freq for _, rope in table),
             rope_scale=tuple(rope.scale for _, rope in table),
             layer_rope=tuple([kind for kind, _ in table].index(kind) for kind in kinds),
@@ -389,9 +421,11 @@ class ModelConfig:
             attention_cap=read_cap(fields, "attn_logit_softcapping", family.soft_caps[0]),
             logit_cap=read_cap(fields, "final_logit_softcapping", family.soft_caps[1]),
             embedding_scale=embedding / residual,
-            logit_scale=1 / multiplier("logits_scaling"),
+            logit_scale=logit_scale,
             norm_plus_one=family.norm_plus_one,
+            layer_norm=family.cohere,
             pre_norms=family.norms != "post",
+            parallel=family.cohere,
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
             bos_token_id=next(iter(read_ids(fields, "bos_token_id", vocab)), None),
