@@ -48,6 +48,22 @@ SHAPES = {
     "plain head": Shape(
         seed=45, n_layers=5, n_heads=3, n_kv_heads=1, head_dim=24, qk_norm=True, dtype="BF16"
     ),
+    "Cohere": Shape(
+        seed=51,
+        n_layers=5,
+        hidden=50,
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=64,
+        windows=(25, 25, 0),
+        no_rope=(False, False, True),
+        paired_rope=True,
+        layer_norm=True,
+        parallel=True,
+        logit_scale=0.25,
+        tied=True,
+        dtype="BF16",
+    ),
     "Gemma": Shape(
         seed=50,
         n_layers=6,

@@ -442,12 +442,16 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
 {
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
-    bool accumulate = random_int(0, 1);
+    bool layer_norm = d > 1 && random_int(0, 1), accumulate = !layer_norm && random_int(0, 1);
+    fast.config->layer_norm = plain.config->layer_norm = layer_norm;
+    for (size_t i = 0; i < size; i++) x[i] += layer_norm;
     for (size_t i = 0; i < size && accumulate; i++) got[i] = want[i] = random_float();
     fast.backend->ops->rmsnorm(fast.stream, got, x, n, d, weight, 1e-5f, accumulate, NULL);
     plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s rmsnorm n %d, d %d: error %.2g", fast.backend->variant, n, d, error);
+    check(error < TOLERANCE, "%s %s n %d, d %d: error %.2g", fast.backend->variant,
+          layer_norm ? "layer norm" : "rmsnorm", n, d, error);
+    fast.config->layer_norm = plain.config->layer_norm = false;
     check(all_freed(), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
 }
 
@@ -1052,6 +1056,9 @@ static void test_rows_and_attention(const char *variant, const lazy_config *conf
     for (int n = 1; n <= 40; n += 3) {
         test_rmsnorm(fast, plain, n, random_int(1, 200));
         test_checked_norm(fast, n, random_int(1, 200));
+        fast.config->layer_norm = true;
+        test_checked_norm(fast, n, random_int(1, 200));
+        fast.config->layer_norm = false;
         test_checked_norm(plain, n, random_int(1, 200));
         test_rotate(fast, plain, n, n % 2);
     }

@@ -600,6 +600,13 @@ static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulat
     compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
 }
 
+static void test_layer_norm(rig &r, int n, int d)
+{
+    r.config.layer_norm = true;
+    test_rmsnorm(r, n, d, 3, false);
+    r.config.layer_norm = false;
+}
+
 /* The same bits as rmsnorm's, and the layer is noted if a value is NaN or Inf, unless an earlier one is. */
 static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int noted, int layer)
 {
@@ -720,6 +727,7 @@ static void test_rows(rig &r)
         test_rmsnorm(r, random_int(1, 4), d, 1);
         test_rmsnorm(r, 2, d, huge(r.type));
         test_rmsnorm(r, 3, d, 1, true);
+        if (d > 1) test_layer_norm(r, 3, d);
     }
     for (int d : { 8, 8 * random_int(2, 500), 8192,
                    8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
