@@ -209,6 +209,21 @@ def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
     assert (off.attention_cap, off.logit_cap) == (0.0, 7.5)
 
 
+def test_cohere_fields_that_files_leave_out() -> None:
+    fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
+    config = ModelConfig.from_dict(fields | {"max_position_embeddings": 8192})
+    assert (config.norm_eps, config.logit_scale, config.layer_norm, config.parallel) == (
+        1e-5,
+        0.0625,
+        True,
+        True,
+    )
+    assert config.windows == (4096, 4096, 4096, 0) * 2
+    turned = [any(config.inv_freq[rope]) for rope in config.layer_rope]
+    assert turned == [True, True, True, False] * 2
+    np.testing.assert_allclose(max(config.inv_freq), angles(8), rtol=2e-7)
+
+
 def test_a_field_of_the_text_config_beats_a_default() -> None:
     config = ModelConfig.from_dict(nested(num_attention_heads=32, query_pre_attn_scalar=168, eos_token_id=5))
     assert (config.n_heads, config.query_scalar) == (32, 168)
@@ -400,6 +415,10 @@ REFUSED = [
     (LLAMA, {"hidden_size": 36}, "hidden_size is 36; expected an even multiple"),
     (LLAMA, {"num_attention_heads": 4096, "head_dim": 512}, "is 4096; expected at most 1048576 values"),
     (LLAMA, {"bos_token_id": -1}, "bos_token_id is -1"),
+    ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; expected false: norms of q and k"),
+    ("CohereForCausalLM", {"logit_scale": 0}, "logit_scale is 0; expected a number"),
+    ("CohereForCausalLM", {"layer_norm_eps": "a"}, "layer_norm_eps is 'a'"),
+    ("Cohere2ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
     ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; .*above 0"),
     ("Gemma2ForCausalLM", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'; .*a number"),
     (GEMMA, {"use_bidirectional_attention": True}, "attention is True; expected false: .* not causal"),

@@ -87,6 +87,20 @@ def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
         replace(made, config={**made.config, **ropes}).load()
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"layer_norm": True, "qk_norm": True}, "layer_norm goes with"),
+        ({"layer_norm": True, "post_norms": True}, "layer_norm goes with"),
+        ({"parallel": True, "pre_norms": False}, "parallel goes with"),
+        ({"parallel": True, "post_norms": True}, "parallel goes with"),
+    ],
+)
+def test_flags_that_exclude_each_other(made: tiny.Tiny, flags: dict[str, bool], told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        replace(made, config={**made.config, **flags}).load()
+
+
 def changed(entry: Any, **values: Any) -> Any:
     names = ("name", "dtype", "shape", "shard", "offset", "bytes")
     return tuple({**dict(zip(names, entry, strict=True)), **values}.values())

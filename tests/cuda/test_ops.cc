@@ -733,6 +733,7 @@ static void test_rows(rig &r)
                    8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
         test_rmsnorm(r, 2, d, 1, d % 16 == 0);
         test_rmsnorm(r, 1, d, huge(r.type), true);
+        test_layer_norm(r, 2, d);
     }
     for (int vocab : { 1, 31, 257, random_int(300, 2000) }) test_surprisal(r, random_int(1, 5), vocab);
     for (int vocab : { 1, 2, 33, 1024, random_int(1025, 5000) }) test_argmax(r, vocab);
