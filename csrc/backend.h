@@ -126,7 +126,8 @@ typedef struct lazy_ops {
     /* ---- the layer ---- */
     /* x[r,:] = embedding_scale * table[ids[r],:]; the scale is rounded to the activations' type first */
     int (*embed)(lazy_stream *, void *x, const int32_t *ids, int n, const lazy_matrix *table, lazy_error *);
-    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight */
+    /* y[r,:] (+)= x[r,:] / sqrt(mean(x[r,:]^2) + eps) * weight; with config->layer_norm of x[r,:] - mean(x[r,:]), and
+     * never accumulating */
     int (*rmsnorm)(lazy_stream *, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
                    lazy_error *);
     /* rmsnorm of the output of a layer, overwriting y. *first_bad = min(*first_bad, layer) if a value of x is NaN or
@@ -150,10 +151,10 @@ typedef struct lazy_ops {
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *q_rope,
                   const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /
-     * sqrt(query_scalar), times v_j. window: at least 1; INT32_MAX: none. */
+     * sqrt(query_scalar), capped by config->attention_cap, times v_j. window: at least 1; INT32_MAX: none. */
     int (*attention)(lazy_stream *, void *y, const void *qkv, const int32_t *rows, int n, lazy_kv,
                      const int32_t *in_play, int m, int window, lazy_error *);
-    /* y[r, :rows] f32 = x W^T: the LM head */
+    /* y[r, :rows] f32 = x W^T, capped by config->logit_cap: the LM head */
     int (*logits)(lazy_stream *, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *);
     /* surprisal[r] = -ln softmax(logits[r, :vocab])[ids[r]]; overwrites logits */
     int (*surprisal)(lazy_stream *, float *surprisal, float *logits, int n, int vocab, const int32_t *ids,
@@ -228,7 +229,7 @@ struct lazy_stream {
     const lazy_watch *watch; /* of the current pass, or NULL */
     bool scores_follow; /* set before attention if scores of the same rows follow: products of q and k may be kept for
                            them */
-    bool many_rows; /* set before products and attention: sums of few rows in the order of many */
+    bool many_rows;     /* set before products and attention: sums of few rows in the order of many */
     int layers_done;
 };
 

@@ -344,7 +344,8 @@ static int bind_layer(binder *b, int l, lazy_error *err)
     /* the norm before the FFN was named after its place behind attention, until there were models with norms at both
      * places */
     float **after_attention = c->post_norms ? &layer->attention_post_norm : &layer->ffn_norm;
-    if ((code = bind_layer_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), err))) return code;
+    if (!c->parallel && (code = bind_layer_norm(b, after_attention, LAYER("post_attention_layernorm.weight"), err)))
+        return code;
     if (c->post_norms && c->pre_norms &&
         (code = bind_layer_norm(b, &layer->ffn_norm, LAYER("pre_feedforward_layernorm.weight"), err)))
         return code;

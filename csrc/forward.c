@@ -173,8 +173,22 @@ static int add_mixture(pass *p, void *x, const void *y, int n, const lazy_expert
     return code ? code : add_normed(p, x, product, n, post_norm, err);
 }
 
+/* x += down(gated(y)), or what experts make of y, or the norm of either with a norm behind. x, y: (n, d), n <=
+ * row_chunk. */
+static int add_ffn(pass *p, const lazy_layer *w, void *x, const void *y, int n, lazy_error *err)
+{
+    if (w->experts.gate_up) {
+        int code = add_mixture(p, x, y, n, &w->experts, w->ffn_post_norm, err);
+        return code ? lazy_fail_in(err, code, "experts") : LAZY_OK;
+    }
+    int code = p->ops->gated(p->stream, p->cache->ffn, y, n, &w->gate_up, err);
+    if (code) return lazy_fail_in(err, code, "gate and up projection");
+    code = add_product(p, x, p->cache->ffn, n, &w->down, w->ffn_post_norm, err);
+    return code ? lazy_fail_in(err, code, "down projection") : LAZY_OK;
+}
+
 /* Attention and FFN of n rows, in place: x += o(attention), then x += down(gated(norm(x))), or without norms before
- * x += norm(down(gated(x))). x: (n, d), qkv: (n, (H+2G) D). */
+ * x += norm(down(gated(x))); attention alone in parallel layers. x: (n, d), qkv: (n, (H+2G) D). */
 static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void *x, const void *qkv,
                                  const int32_t *rows, int n, bool scored, lazy_error *err)
 {
@@ -188,22 +202,13 @@ static int run_attention_and_ffn(pass *p, const lazy_layer *w, lazy_kv kv, void 
     if ((code = add_product(p, x, cache->attention, n, &w->o, w->attention_post_norm, err)))
         return lazy_fail_in(err, code, "output projection");
 
-    for (int first = 0, here; first < n; first += here) {
+    for (int first = 0, here; first < n && !c->parallel; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
         void *part = offset(p, x, (size_t)first * d);
         if (w->ffn_norm && (code = p->ops->rmsnorm(p->stream, cache->normed, part, here, c->hidden, w->ffn_norm,
                                                    c->norm_eps, false, err)))
             return lazy_fail_in(err, code, "FFN norm");
-        const void *normed = w->ffn_norm ? cache->normed : part;
-        if (w->experts.gate_up) {
-            if ((code = add_mixture(p, part, normed, here, &w->experts, w->ffn_post_norm, err)))
-                return lazy_fail_in(err, code, "experts");
-            continue;
-        }
-        if ((code = p->ops->gated(p->stream, cache->ffn, normed, here, &w->gate_up, err)))
-            return lazy_fail_in(err, code, "gate and up projection");
-        if ((code = add_product(p, part, cache->ffn, here, &w->down, w->ffn_post_norm, err)))
-            return lazy_fail_in(err, code, "down projection");
+        if ((code = add_ffn(p, w, part, w->ffn_norm ? cache->normed : part, here, err))) return code;
     }
     return LAZY_OK;
 }
@@ -225,7 +230,10 @@ static int run_layer(pass *p, int l, lazy_error *err)
     size_t d = (size_t)c->hidden, width = (size_t)lazy_qkv_width(c);
     int code, n = p->computed.n;
     int source = max_int(l - 1, 0); /* of the values that are normed; a damaged embedding counts as layer 0's */
-    p->stream->many_rows = computes_part(p, l);
+    bool last = l == c->n_layers - 1, is_part = computes_part(p, l);
+
+    /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
+    int skip = last && !p->outputs.surprisal ? n - 1 : 0;
 
     for (int first = 0, here; first < n; first += here) {
         here = even_part(n - first, p->session->model->backend->row_chunk);
@@ -235,19 +243,23 @@ static int run_layer(pass *p, int l, lazy_error *err)
         if ((code = p->ops->checked_rmsnorm(p->stream, cache->normed, part, here, c->hidden, norm, c->norm_eps, source,
                                             cache->notes, err)))
             return lazy_fail_in(err, code, "attention norm");
+        p->stream->many_rows = is_part;
         if ((code =
                  p->ops->matmul(p->stream, qkv, w->attention_norm ? cache->normed : part, here, &w->qkv, false, err)))
             return lazy_fail_in(err, code, "q, k and v projection");
+        p->stream->many_rows = is_part && !last;
+        int done = clamp_int(skip - first, 0, here); /* rows of this part whose outputs nobody reads */
+        if (c->parallel && done < here &&
+            (code = add_ffn(p, w, offset(p, part, (size_t)done * d), offset(p, cache->normed, (size_t)done * d),
+                            here - done, err)))
+            return code;
     }
     int rope = c->layer_rope[l] + (p->length > c->short_context);
     if ((code = p->ops->rotate(p->stream, cache->qkv, rows, n, cache->kv[l], cache->rope->of_q[rope],
                                cache->rope->of_k[rope], w->q_norm, w->k_norm, c->norm_eps, err)))
         return lazy_fail_in(err, code, "RoPE");
 
-    /* The last layer computes the query token alone, unless the surprisal of every token is wanted. */
-    bool last = l == c->n_layers - 1;
-    int skip = last && !p->outputs.surprisal ? n - 1 : 0;
-    p->stream->many_rows &= !last;
+    p->stream->many_rows = is_part && !last;
     return run_attention_and_ffn(p, w, cache->kv[l], offset(p, p->x, (size_t)skip * d),
                                  offset(p, cache->qkv, (size_t)skip * width), rows + skip, n - skip,
                                  scores_layer(p, l) && !p->session->rules.pruning.policy.call, err);

@@ -76,6 +76,8 @@ typedef struct lazy_config {
     const int32_t
         *windows;       /* (n_layers,) a token of layer l attends to the last windows[l] positions; 0: to all. Copied */
     float query_scalar; /* attention's scores are q.k / sqrt(query_scalar); 0: head_dim */
+    float attention_cap;   /* these scores x become cap tanh(x / cap) before the softmax; 0: no cap */
+    float logit_cap;       /* the same for logits, behind their factor */
     float embedding_scale; /* factor on the embeddings: 1 unless Gemma or Granite */
     float logit_scale;     /* factor on the logits: 1 unless Granite */
     bool tied;             /* the LM head uses the embedding's weights */
@@ -84,7 +86,9 @@ typedef struct lazy_config {
     bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
     bool late_qk_norm;  /* behind RoPE; with qk_norm, not with wide_qk_norm */
     bool norm_plus_one; /* norms multiply by 1 + weight */
+    bool layer_norm;    /* norms subtract the mean first; not with qk_norm or post_norms */
     bool pre_norms;     /* RMS norm of the inputs of attention and FFN */
+    bool parallel;      /* attention and FFN both read the norm before attention; with pre_norms, not with post_norms */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
     const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one

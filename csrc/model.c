@@ -79,6 +79,14 @@ static int check_config(const lazy_config *c, lazy_error *err)
                          c->norm_eps);
     if (!isfinite(c->query_scalar) || c->query_scalar < 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
+    if (c->layer_norm && (c->qk_norm || c->post_norms))
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: layer_norm goes with norms before attention and FFN alone");
+    if (c->parallel && (!c->pre_norms || c->post_norms))
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: parallel goes with a norm before attention alone");
+    if (!isfinite(c->attention_cap) || c->attention_cap < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: attention_cap is %g; it must be at least 0", c->attention_cap);
+    if (!isfinite(c->logit_cap) || c->logit_cap < 0)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_cap is %g; it must be at least 0", c->logit_cap);
     if (!isfinite(c->embedding_scale) || c->embedding_scale <= 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: embedding_scale is %g; it must be above 0", c->embedding_scale);
     if (!isfinite(c->logit_scale) || c->logit_scale <= 0)

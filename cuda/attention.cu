@@ -67,7 +67,8 @@ template <class T>
 cudaError_t attend_in_chunks(const attention_task<T> &t, [[maybe_unused]] bool wgmma, cudaStream_t queue)
 {
     if constexpr (!std::is_same_v<T, float>) {
-        if (wgmma && t.n > MAX_SPLIT_ROWS && lazy_cuda_wgmma_supports(t.d)) return lazy_cuda_attend_wgmma(t, queue);
+        if (wgmma && t.cap == 0.0f && t.n > MAX_SPLIT_ROWS && lazy_cuda_wgmma_supports(t.d))
+            return lazy_cuda_attend_wgmma(t, queue);
         if (lazy_cuda_mma_supports(t.d)) return lazy_cuda_attend_mma(t, queue);
     }
     return lazy_cuda_attend_plain(t, queue);
@@ -120,6 +121,7 @@ int lazy_cuda_attention(lazy_stream *stream, void *y, const void *qkv, const int
         t.width = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
         t.capacity = kv.capacity;
         t.scale = lazy_cuda_scale(c);
+        t.cap = lazy_cuda_cap(c);
         return attend(t, window, lazy_cuda_of(stream), queue);
     });
 }

@@ -19,6 +19,7 @@ template <class T> struct attention_task {
     int n, m, n_heads, group, d, width, capacity; /* group: H / G; width: (H + 2G) D */
     int chunks;                                   /* into which each block's keys are split */
     float scale;                                  /* log2(e) / sqrt(query_scalar) */
+    float cap;                                    /* of scaled products; 0: none */
 };
 
 /* (D,) the key or value of in_play[j] in key head g. */
@@ -56,7 +57,8 @@ template <class T> __device__ __forceinline__ int next_key(const attention_task<
 }
 
 /* attention_plain.cu: any type, head_dim up to 512. attention_mma.cu: 16-bit types, head_dim 64, 80, 96, 128 or 256, on
- * tensor cores. attention_sm90a.cu: 16-bit types, head_dim 64 or 128, on the tensor cores of compute capability 9.0. */
+ * tensor cores. attention_sm90a.cu: 16-bit types, head_dim 64 or 128, on the tensor cores of compute capability 9.0;
+ * without a cap. */
 template <class T> cudaError_t lazy_cuda_attend_plain(const attention_task<T> &t, cudaStream_t queue);
 template <class T> cudaError_t lazy_cuda_attend_mma(const attention_task<T> &t, cudaStream_t queue);
 template <class T> cudaError_t lazy_cuda_attend_wgmma(const attention_task<T> &t, cudaStream_t queue);

@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(32 * WARPS, blocks_at_once(D, WARPS)) attend(a
         }
         float s[KEYS / 8][4] = {};
         multiply_keys<T, D>(s, q, work->q + warp_top, work->k[buffer]);
-        online_softmax(s, rows, rescale, first, t.scale);
+        online_softmax(s, rows, rescale, first, t.scale, t.cap);
         rescale_outputs(out, rescale);
         multiply_values(out, s, work->v[buffer]);
         __syncthreads();

@@ -41,7 +41,7 @@ template <class T> __global__ void __launch_bounds__(THREADS) attend(attention_t
     __syncthreads();
     for (int first = keys.begin; first < keys.end; first += THREADS) {
         int j = first + (int)threadIdx.x, n = min((int)THREADS, keys.end - first);
-        float score = j < keys.end ? dot(q, cache_row(t.k, t, g, j), t.d) : -INFINITY;
+        float score = j < keys.end ? lazy_capped(dot(q, cache_row(t.k, t, g, j), t.d), t.cap) : -INFINITY;
         float new_max = fmaxf(max_score, lazy_block_max(score, scratch)), rescale = exp2f(max_score - new_max),
               power = exp2f(score - new_max);
         powers[threadIdx.x] = power;

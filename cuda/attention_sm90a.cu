@@ -1,5 +1,5 @@
 /* attention_sm90a.cu — attention with Hopper's warpgroup matrix instruction (wgmma): 16-bit operands, f32 accumulation;
- * sm_90a only.
+ * sm_90a only, and without a cap.
  *
  * A thread block processes a tile of rows x heads that share one key head, over one chunk of keys, 128 keys at a time;
  * a warpgroup owns 64 rows of the tile. cp.async copies K and V from the cache to shared memory. The product with the
@@ -142,7 +142,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS, 1) attend(a
     wgmma_fence(s);
     multiply_keys(s, work->q, work->stages[1].next_k);
     wgmma_wait<0>(s);
-    online_softmax(s, rows, rescale, first, t.scale);
+    online_softmax(s, rows, rescale, first, t.scale, 0.0f);
     narrow_powers<T>(p, s);
 
     int buffer = 0;
@@ -158,7 +158,7 @@ template <class T, int D> __global__ void __launch_bounds__(THREADS, 1) attend(a
         fetch(&work->stages[buffer ^ 1].next_k, t.k, t, g, next, keys.end);
         cp_async_commit();
         wgmma_wait<1>(s);
-        online_softmax(s, rows, rescale, first, t.scale);
+        online_softmax(s, rows, rescale, first, t.scale, 0.0f);
         wgmma_wait<0>(out, p);
         rescale_outputs(out, rescale);
         narrow_powers<T>(p, s);

@@ -77,12 +77,25 @@ template <int N> __device__ __forceinline__ void hide_unseen(float (&s)[N][4], c
         }
 }
 
+/* Caps unscaled dot products: x becomes c tanh(x / c) = c - 2 c / (1 + exp(2 x / c)), or NaN where it is infinite. The
+ * error is relative to c, and far below that of 16-bit operands. */
+template <int N> __device__ __forceinline__ void cap_products(float (&s)[N][4], float c)
+{
+    float to_power = 2.0f * (float)M_LOG2E / c;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            s[j][e] = c - __fdividef(2.0f * c, 1.0f + fast_exp2f(s[j][e] * to_power)) + (s[j][e] - s[j][e]);
+}
+
 /* Replaces the dot products with keys first … first+8N-1 by powers of 2 relative to the running maximum, and updates
  * that maximum and the sum. The caller must multiply the outputs so far by rescale. */
 template <int N>
 __device__ __forceinline__ void online_softmax(float (&s)[N][4], row_pair &rows, float (&rescale)[2], int first,
-                                               float scale)
+                                               float scale, float cap)
 {
+    if (cap != 0.0f) cap_products(s, cap / scale);
     if (first < rows.keys[1].begin || first + 8 * N > rows.keys[0].end) hide_unseen(s, rows, first);
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -140,6 +140,15 @@ template <class T> __global__ void __launch_bounds__(THREADS) apply_gate(T *y, c
     *reinterpret_cast<lazy_pack<T> *>(to) = out;
 }
 
+/* logits: (n, vocab). Grid: (n, blocks of columns). */
+__global__ void __launch_bounds__(THREADS) cap_logits(float *logits, int vocab, float cap)
+{
+    int v = blockIdx.y * THREADS + threadIdx.x;
+    if (v >= vocab) return;
+    float *logit = logits + (int64_t)blockIdx.x * vocab + v;
+    *logit = lazy_capped(*logit, cap);
+}
+
 dim3 blocks_of(int n, int columns, int per_block) { return dim3(n, (columns + per_block - 1) / per_block); }
 
 /* The product by gemv; y as in `multiply`. */
@@ -184,7 +193,12 @@ int lazy_cuda_matmul(lazy_stream *stream, void *y, const void *x, int n, const l
 
 int lazy_cuda_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return multiply(stream, y, x, n, w, false, err);
+    float cap = stream->config->logit_cap;
+    int code = multiply(stream, y, x, n, w, false, err);
+    if (code || !cap) return code;
+    return lazy_cuda_op(stream, "capping logits", err, [&](cudaStream_t queue) {
+        return lazy_launch(cap_logits, blocks_of(n, w->rows, THREADS), dim3(THREADS), 0, queue, y, w->rows, cap);
+    });
 }
 
 int lazy_cuda_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)

@@ -1,4 +1,4 @@
-/* ranges.h — for attention and scores: the keys that each row attends to, and the scale of its dot products. */
+/* ranges.h — for attention and scores: the keys that each row attends to, and the scale and cap of its dot products. */
 #ifndef LAZY_CUDA_RANGES_H
 #define LAZY_CUDA_RANGES_H
 
@@ -16,5 +16,8 @@ static inline float lazy_cuda_scale(const lazy_config *c)
 {
     return (float)(M_LOG2E / sqrt(c->query_scalar ? (double)c->query_scalar : c->head_dim));
 }
+
+/* The cap on the products so scaled; 0: none. */
+static inline float lazy_cuda_cap(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 #endif

@@ -47,23 +47,30 @@ __device__ __forceinline__ void note(layer_check check, float factor)
     if (check.first_bad && threadIdx.x == 0 && !(factor > 0.0f)) atomicMin(check.first_bad, check.layer);
 }
 
-/* y (+)= norm(x); y, x: (n, d), of rows `stride` apart; one block per row; sums in f32 */
+/* y (+)= norm(x), of x less its mean with layer_norm; y, x: (n, d), of rows `stride` apart; one block per row; sums in
+ * f32 */
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    norm_rows(T *y, const T *x, int d, int stride, const float *weight, float eps, bool accumulate, layer_check check)
+__global__ void __launch_bounds__(THREADS) norm_rows(T *y, const T *x, int d, int stride, const float *weight,
+                                                     float eps, bool accumulate, bool layer_norm, layer_check check)
 {
+    __shared__ float scratch[32];
     const T *from = x + (int64_t)blockIdx.x * stride;
     T *to = y + (int64_t)blockIdx.x * stride;
-    float squares = 0.0f;
-    for (int i = threadIdx.x; i < d; i += THREADS) squares += lazy_wide(from[i]) * lazy_wide(from[i]);
+    float mean = 0.0f, squares = 0.0f;
+    if (layer_norm) {
+        for (int i = threadIdx.x; i < d; i += THREADS) mean += lazy_wide(from[i]);
+        mean = lazy_block_sum(mean, scratch) / (float)d;
+    }
+    auto value_of = [&](int i) { return lazy_wide(from[i]) - mean; };
+    for (int i = threadIdx.x; i < d; i += THREADS) squares += value_of(i) * value_of(i);
     float factor = norm_factor(squares, d, eps, [&] {
         double wide = 0.0;
-        for (int i = threadIdx.x; i < d; i += THREADS) wide += (double)lazy_wide(from[i]) * lazy_wide(from[i]);
+        for (int i = threadIdx.x; i < d; i += THREADS) wide += (double)value_of(i) * value_of(i);
         return wide;
     });
     note(check, factor);
     for (int i = threadIdx.x; i < d; i += THREADS) {
-        float value = lazy_wide(from[i]) * factor * weight[i];
+        float value = value_of(i) * factor * weight[i];
         lazy_narrow(&to[i], accumulate ? lazy_wide(to[i]) + value : value);
     }
 }
@@ -217,14 +224,16 @@ __global__ void __launch_bounds__(LOGIT_THREADS) find_argmax(int32_t *id, const 
 
 template <class T>
 cudaError_t launch_norm(cudaStream_t queue, T *y, const T *x, int n, int d, int stride, const float *weight, float eps,
-                        bool accumulate, layer_check check)
+                        bool accumulate, bool layer_norm, layer_check check)
 {
     constexpr int WIDE = 16 / sizeof(T);
     bool fits = d % WIDE == 0 && stride % WIDE == 0 && d / WIDE <= PACKS * THREADS;
-    int threads =
-        fits ? std::min((d / WIDE + 31) / 32 * 32, (int)THREADS) : THREADS; /* no more than packs, in whole warps */
-    return lazy_launch(fits ? norm_in_registers<T> : norm_rows<T>, dim3(n), dim3(threads), 0, queue, y, x, d, stride,
-                       weight, eps, accumulate, check);
+    if (!fits || layer_norm)
+        return lazy_launch(norm_rows<T>, dim3(n), dim3(THREADS), 0, queue, y, x, d, stride, weight, eps, accumulate,
+                           layer_norm, check);
+    int threads = std::min((d / WIDE + 31) / 32 * 32, (int)THREADS); /* no more than packs, in whole warps */
+    return lazy_launch(norm_in_registers<T>, dim3(n), dim3(threads), 0, queue, y, x, d, stride, weight, eps, accumulate,
+                       check);
 }
 
 int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps, bool accumulate,
@@ -232,7 +241,8 @@ int norm(lazy_stream *stream, void *y, const void *x, int n, int d, const float 
 {
     return lazy_cuda_typed_op(stream, "norm", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
-        return launch_norm(queue, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, check);
+        return launch_norm(queue, (T *)y, (const T *)x, n, d, d, weight, eps, accumulate, stream->config->layer_norm,
+                           check);
     });
 }
 } // namespace
@@ -270,8 +280,8 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
         int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);
         T *q = (T *)qkv, *k = q + of_q;
         if (wide) {
-            auto error = launch_norm(queue, q, q, n, of_q, stride, q_norm, eps, false, {});
-            if (!error) error = launch_norm(queue, k, k, n, of_k, stride, k_norm, eps, false, {});
+            auto error = launch_norm(queue, q, q, n, of_q, stride, q_norm, eps, false, false, {});
+            if (!error) error = launch_norm(queue, k, k, n, of_k, stride, k_norm, eps, false, false, {});
             if (error) return error;
         }
         dim3 grid(n, (c->n_heads + 2 * c->n_kv_heads + HEAD_WARPS - 1) / HEAD_WARPS);

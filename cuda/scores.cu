@@ -33,10 +33,10 @@ template <class T> struct keys {
     const T *k; /* (G, capacity, D) */
     const int32_t *in_play;
     int d, group, capacity;
-    float scale;
+    float scale, cap;
 };
 
-/* p[h, j] = scale * q_h . k_j, for the keys that the row attends to. Grid: (blocks of keys, H). */
+/* p[h, j] = scale * q_h . k_j, capped, for the keys that the row attends to. Grid: (blocks of keys, H). */
 template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *p, keys<T> k, query t)
 {
     constexpr int WIDE = 16 / sizeof(T);
@@ -53,7 +53,7 @@ template <class T> __global__ void __launch_bounds__(KEYS) multiply_keys(float *
 #pragma unroll
             for (int e = 0; e < WIDE; e++) sum += lazy_wide(a.value[e]) * lazy_wide(b.value[e]);
         }
-    p[(int64_t)h * t.m + j] = sum * k.scale;
+    p[(int64_t)h * t.m + j] = lazy_capped(sum * k.scale, k.cap);
 }
 
 /* Softmax over the keys of p[h], by powers of 2; one block per head. */
@@ -110,7 +110,8 @@ int lazy_cuda_scores(lazy_stream *stream, float *scores, const void *qkv, const 
                           d,
                           c->n_heads / c->n_kv_heads,
                           kv.capacity,
-                          lazy_cuda_scale(c) };
+                          lazy_cuda_scale(c),
+                          lazy_cuda_cap(c) };
             cudaError_t failed = lazy_launch(multiply_keys<T>, dim3((m + KEYS - 1) / KEYS, c->n_heads), dim3(KEYS), 0,
                                              queue, s->probabilities, k, t);
             if (failed == cudaSuccess)

@@ -17,6 +17,12 @@ __host__ __device__ __forceinline__ void lazy_narrow(__nv_bfloat16 *to, float x)
 /* The larger of the two; a NaN if one is. */
 __device__ __forceinline__ float lazy_larger(float a, float b) { return b <= a ? b != b ? b : a : a != a ? a : b; }
 
+/* cap tanh(x / cap), or NaN where x is infinite; x itself if cap is 0. */
+__device__ __forceinline__ float lazy_capped(float x, float cap)
+{
+    return cap != 0.0f ? cap * tanhf(x / cap) + (x - x) : x;
+}
+
 /* 16 bytes of values, the largest single load. */
 template <class T> struct alignas(16) lazy_pack {
     T value[16 / sizeof(T)];

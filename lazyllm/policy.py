@@ -131,6 +131,8 @@ class View:
             products = queries.reshape(len(keys), -1, size) @ keys.transpose(0, 2, 1)
             weights = products.reshape(heads, n, -1)
             weights /= sqrt(self._facts["query_scalar"])
+            if cap := self._facts["attention_cap"]:
+                weights = cap * np.tanh(weights / cap)
             distance = self.rows[-n:, None] - self.positions
             seen = (distance >= 0) & (distance < (self._facts["window"] or np.inf))
             if not seen.all():

@@ -56,7 +56,7 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    if architecture == "Gemma3ForCausalLM":
+    if architecture in ("Gemma2ForCausalLM", "Gemma3ForCausalLM"):
         shape |= {"hidden_act": None, "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
     if architecture in ("MixtralForCausalLM", "GraniteMoeForCausalLM"):
         shape |= {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -325,6 +325,57 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
         shards=2,
+    ),
+    "gemma2": Family(
+        family_config(
+            "Gemma2ForCausalLM",
+            num_hidden_layers=4,
+            head_dim=12,
+            query_pre_attn_scalar=12,
+            sliding_window=9,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+            tie_word_embeddings=True,
+        )
+    ),
+    "gemma2-caps": Family(
+        family_config(
+            "Gemma2ForCausalLM",
+            head_dim=20,
+            num_key_value_heads=1,
+            attention_bias=True,
+            query_pre_attn_scalar=24,
+            sliding_window=5,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            attn_logit_softcapping=2.0,
+        ),
+        dtype="F16",
+        as_saved=True,
+    ),
+    "cohere": Family(
+        family_config(
+            "CohereForCausalLM",
+            rms_norm_eps=None,
+            layer_norm_eps=1e-4,
+            logit_scale=0.5,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_theta=8e6,
+        )
+    ),
+    "cohere2": Family(
+        family_config(
+            "Cohere2ForCausalLM",
+            rms_norm_eps=None,
+            num_hidden_layers=5,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            logit_scale=0.25,
+            sliding_window=7,
+            sliding_window_pattern=3,
+        ),
+        dtype="F16",
+        as_saved=True,
     ),
 }
 

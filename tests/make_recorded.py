@@ -60,7 +60,7 @@ def random_model(family: Family, seed: int) -> Any:
     config = transformers.AutoConfig.for_model(**family.oracle_config)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
-    centre = 0.0 if config.model_type == "gemma3_text" else 1.0  # Gemma's norms multiply by 1 + weight
+    centre = 0.0 if config.model_type.startswith("gemma") else 1.0  # Gemma's norms multiply by 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)

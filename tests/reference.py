@@ -22,6 +22,10 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
+def capped(values: np.ndarray, cap: float) -> np.ndarray:
+    return np.asarray(cap * np.tanh(values / cap)) if cap else values
+
+
 def rounded(values: np.ndarray, kv: str) -> np.ndarray:
     """The nearest numbers of that type, ties to even; f32 stands for exact."""
     if kv == "f32":
@@ -323,6 +327,7 @@ class Reference:
         for i in computed:
             seen = np.array([0 <= i - j < window for j in in_play])
             logits = np.einsum("hd,hjd->hj", self.queries[i], keys) / math.sqrt(c["query_scalar"])
+            logits = capped(logits, c["attention_cap"])
             logits = np.where(seen, logits, -np.inf)
             weight = np.exp(logits - logits.max(axis=1, keepdims=True))
             rows[i] = weight / weight.sum(axis=1, keepdims=True)
@@ -332,7 +337,10 @@ class Reference:
                 attended = self.norm(attended, prefix + "post_attention_layernorm.weight")
             x = hidden[i] + attended
             before_ffn = "pre_feedforward_layernorm" if c["post_norms"] else "post_attention_layernorm"
-            y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
+            if c["parallel"]:
+                y = self.norm(hidden[i], prefix + "input_layernorm.weight")
+            else:
+                y = self.norm(x, f"{prefix}{before_ffn}.weight") if c["pre_norms"] else x
             out = self.mix(y, prefix) if c["expert_layers"][layer] else self.ffn(y, prefix + "mlp.")
             if c["post_norms"]:
                 out = self.norm(out, prefix + "post_feedforward_layernorm.weight")
@@ -378,6 +386,8 @@ class Reference:
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         weight = self.weights[name] + self.config["norm_plus_one"]
+        if self.config["layer_norm"]:
+            x = x - np.mean(x, axis=-1, keepdims=True)
         normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.config["norm_eps"])
         return np.asarray(normed * weight)
 
@@ -401,7 +411,8 @@ class Reference:
 
     def logits(self, x: np.ndarray) -> np.ndarray:
         head = "model.embed_tokens.weight" if self.config["tied"] else "lm_head.weight"
-        return self.weights[head] @ self.norm(x, "model.norm.weight") * self.config["logit_scale"]
+        logits = self.weights[head] @ self.norm(x, "model.norm.weight") * self.config["logit_scale"]
+        return capped(logits, self.config["logit_cap"])
 
     # ---- scores and selection ------------------------------------------------------------------------------
 

@@ -21,15 +21,20 @@ WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma, experts = draw(st.booleans()), draw(st.booleans())
-    qk_norms = draw(QK_NORMS)
+    layer_norm = not gemma and draw(st.booleans())
+    qk_norms = draw(QK_NORMS if not layer_norm else st.just({}))
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
         local_theta=draw(st.sampled_from([None, 100.0])) if any(windows) else None,
         query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
+        attention_cap=draw(st.sampled_from([0.0, 2.5])) if gemma else 0.0,
+        logit_cap=draw(st.sampled_from([0.0, 1.5])) if gemma else 0.0,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
         **draw(NORMS if gemma else st.just({})),
+        layer_norm=layer_norm,
+        parallel=not gemma and draw(st.booleans()),
         gelu=gemma and draw(st.booleans()),
         expert_layers=draw(st.sampled_from([(1,), (0, 1), (1, 1, 0)])) if experts else (0,),
         n_experts=7 if experts else 0,

@@ -33,7 +33,7 @@ def test_what_the_core_gets(family: str) -> None:
     config = ModelConfig.from_dict(FAMILIES[family].config)
     core = config.core()
     assert core["inv_freq"].shape == (len(core["rope_scale"]) * config.head_dim // 2,)
-    gemma = config.architecture.startswith("Gemma3")
+    gemma = config.architecture.startswith("Gemma")
     assert (core["norm_plus_one"], core["gelu"]) == (gemma, gemma)
     assert len(core["layer_rope"]) == len(core["windows"]) == config.n_layers
     assert hash(config) == hash(ModelConfig.from_dict(FAMILIES[family].config))
@@ -178,7 +178,7 @@ def test_a_window_of_null_is_none(architecture: str) -> None:
     assert ModelConfig.from_dict(fields | {"sliding_window": None}).windows == (0, 0, 0)
 
 
-# ---- Gemma 3 ---------------------------------------------------------------------------------------
+# ---- Gemma 2 and 3 ---------------------------------------------------------------------------------------
 
 
 def nested(**text: Any) -> dict[str, Any]:
@@ -212,6 +212,31 @@ def test_gemma3_fields_that_files_leave_out() -> None:
     assert (config.query_scalar, config.bos_token_id, config.eos_token_ids) == (256, 2, (1, 106))
     np.testing.assert_allclose(config.inv_freq[0], angles(256, 1e6) / 8, rtol=2e-7)
     np.testing.assert_allclose(config.inv_freq[1], angles(256), rtol=2e-7)
+
+
+def test_soft_caps_that_files_leave_out_or_turn_off() -> None:
+    """The fields of a 27B checkpoint on the hub; null is no cap, though the default is one."""
+    fields = {"model_type": "gemma2", "num_hidden_layers": 46, "hidden_size": 4608, "head_dim": 128}
+    config = ModelConfig.from_dict(fields)
+    assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
+    assert config.windows == (4096, 0) * 23
+    off = ModelConfig.from_dict(fields | {"attn_logit_softcapping": None, "final_logit_softcapping": 7.5})
+    assert (off.attention_cap, off.logit_cap) == (0.0, 7.5)
+
+
+def test_cohere_fields_that_files_leave_out() -> None:
+    fields = family_config("Cohere2ForCausalLM", rms_norm_eps=None, num_hidden_layers=8, rope_theta=None)
+    config = ModelConfig.from_dict(fields | {"max_position_embeddings": 8192})
+    assert (config.norm_eps, config.logit_scale, config.layer_norm, config.parallel) == (
+        1e-5,
+        0.0625,
+        True,
+        True,
+    )
+    assert config.windows == (4096, 4096, 4096, 0) * 2
+    turned = [any(config.inv_freq[rope]) for rope in config.layer_rope]
+    assert turned == [True, True, True, False] * 2
+    np.testing.assert_allclose(max(config.inv_freq), angles(8), rtol=2e-7)
 
 
 def test_a_field_of_the_text_config_beats_a_default() -> None:
@@ -413,8 +438,12 @@ REFUSED = [
     (LLAMA, {"hidden_size": 36}, "hidden_size is 36; expected an even multiple"),
     (LLAMA, {"num_attention_heads": 4096, "head_dim": 512}, "is 4096; expected at most 1048576 values"),
     (LLAMA, {"bos_token_id": -1}, "bos_token_id is -1"),
-    (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; expected null: soft caps"),
-    (GEMMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0; expected null: soft caps"),
+    ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; expected false: norms of q and k"),
+    ("CohereForCausalLM", {"logit_scale": 0}, "logit_scale is 0; expected a number"),
+    ("CohereForCausalLM", {"layer_norm_eps": "a"}, "layer_norm_eps is 'a'"),
+    ("Cohere2ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+    ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0; .*above 0"),
+    ("Gemma2ForCausalLM", {"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'; .*a number"),
     (GEMMA, {"use_bidirectional_attention": True}, "attention is True; expected false: .* not causal"),
     (GEMMA, {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; expected 'gelu_pytorch_tanh'"),
     (GEMMA, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),

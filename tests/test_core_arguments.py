@@ -64,6 +64,8 @@ def test_sessions_are_made_by_models_alone() -> None:
         ("query_step", 0, "query_step is 0; it must be 1 to"),
         ("logit_scale", 0.0, "logit_scale is 0; it must be above 0"),
         ("query_scalar", -1.0, "query_scalar is -1; it must be at least 0"),
+        ("attention_cap", -1.0, "attention_cap is -1; it must be at least 0"),
+        ("logit_cap", float("nan"), "logit_cap is nan; it must be at least 0"),
         ("embedding_scale", float("inf"), "embedding_scale is inf; it must be above 0"),
         ("windows", [0, 0, 0, -1], "windows[3] is -1; it must be at least 0"),
         ("windows", [0], "windows has 1 values"),
@@ -90,6 +92,20 @@ def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
     ropes = {"rope_scale": [1.0] * 5, "inv_freq": np.ones(5 * 4, np.float32)}
     with pytest.raises(CheckpointError, match="n_ropes is 5; it must be 1 to 4"):
         replace(made, config={**made.config, **ropes}).load()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"layer_norm": True, "qk_norm": True}, "layer_norm goes with"),
+        ({"layer_norm": True, "post_norms": True}, "layer_norm goes with"),
+        ({"parallel": True, "pre_norms": False}, "parallel goes with"),
+        ({"parallel": True, "post_norms": True}, "parallel goes with"),
+    ],
+)
+def test_flags_that_exclude_each_other(made: tiny.Tiny, flags: dict[str, bool], told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        replace(made, config={**made.config, **flags}).load()
 
 
 def changed(entry: Any, **values: Any) -> Any:

@@ -49,8 +49,8 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *("mistral", "qwen2-window", "gemma3", "gemma3-layers", "phi3", "olmo3", "exaone4"),
-        *("mixtral-window", "qwen3-moe-steps"),
+        *("mistral", "qwen2-window", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"),
+        *("phi3", "olmo3", "exaone4", "mixtral-window", "qwen3-moe-steps"),
     ],
 )
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:

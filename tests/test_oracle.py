@@ -206,6 +206,21 @@ def test_defaults_of_gemma3() -> None:
     assert config.windows == tuple(windows[kind] for kind in text.layer_types)
 
 
+def test_defaults_of_gemma2() -> None:
+    oracle = transformers.Gemma2Config()
+    config = ModelConfig.from_dict({"model_type": "gemma2"})
+    assert (config.n_layers, config.hidden, config.ffn) == (26, oracle.hidden_size, oracle.intermediate_size)
+    assert (config.n_heads, config.n_kv_heads) == (oracle.num_attention_heads, oracle.num_key_value_heads)
+    assert (config.head_dim, config.vocab) == (oracle.head_dim, oracle.vocab_size)
+    assert (config.context, config.norm_eps) == (oracle.max_position_embeddings, oracle.rms_norm_eps)
+    assert (config.query_scalar, config.tied) == (oracle.query_pre_attn_scalar, oracle.tie_word_embeddings)
+    assert (config.bos_token_id, config.eos_token_ids) == (oracle.bos_token_id, (oracle.eos_token_id,))
+    assert config.attention_cap == oracle.attn_logit_softcapping
+    assert config.logit_cap == oracle.final_logit_softcapping
+    windows = {"full_attention": 0, "sliding_attention": oracle.sliding_window}
+    assert config.windows == tuple(windows[kind] for kind in oracle.layer_types)
+
+
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if not family.oracle])
 def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None:
     fields = FAMILIES[family].config

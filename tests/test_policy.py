@@ -93,7 +93,16 @@ SHAPES = [
     Shape(seed=1),
     Shape(seed=2, n_layers=6, n_kv_heads=1, windows=(0, 5), qkv_bias=True),
     Shape(seed=3, n_layers=5, n_kv_heads=4, windows=(7,), qk_norm=True, query_scalar=11.0),
-    Shape(seed=4, n_layers=6, head_dim=16, dtype=DTYPES[-1], post_norms=True, norm_plus_one=True, gelu=True),
+    Shape(
+        seed=4,
+        n_layers=6,
+        head_dim=16,
+        dtype=DTYPES[-1],
+        post_norms=True,
+        norm_plus_one=True,
+        gelu=True,
+        attention_cap=3.0,
+    ),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"sink": 3, "window": 4, "protect": [(11, 14), (60, 70)]},

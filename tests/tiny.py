@@ -55,11 +55,15 @@ class Shape:
     )  # of the layers in turn, from the first again after the last; 0: no window
     local_theta: float | None = None  # base of the RoPE of layers with a window
     query_scalar: float | None = None  # None: head_dim
+    attention_cap: float = 0.0  # 0: none
+    logit_cap: float = 0.0
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     norm_plus_one: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    layer_norm: bool = False
+    parallel: bool = False
     gelu: bool = False
     n_experts: int = 0
     experts_per_token: int = 0
@@ -157,8 +161,9 @@ def make_config(shape: Shape) -> dict[str, Any]:
     names = ("n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab", "context")
     names += ("n_experts", "experts_per_token", "expert_ffn")
     flags = ("tied", "qkv_bias", "o_bias", "qk_norm", "norm_plus_one", "post_norms", "gelu")
-    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms", "normed_experts")
-    scales = ("embedding_scale", "logit_scale", "query_growth", "query_step")
+    flags += ("wide_qk_norm", "late_qk_norm", "paired_rope", "pre_norms", "layer_norm", "parallel")
+    flags += ("normed_experts",)
+    scales = ("embedding_scale", "logit_scale", "query_growth", "query_step", "attention_cap", "logit_cap")
     rotary_dim = shape.rotary_dim or shape.head_dim
     pair = np.arange(0, rotary_dim, 2, dtype=np.float64)
     layers = range(shape.n_layers)
@@ -211,7 +216,8 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         if shape.pre_norms:
             weights[prefix + "input_layernorm.weight"] = norm(shape.hidden)
-        weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
+        if not shape.parallel:
+            weights[prefix + "post_attention_layernorm.weight"] = norm(shape.hidden)
         if shape.post_norms:
             if shape.pre_norms:
                 weights[prefix + "pre_feedforward_layernorm.weight"] = norm(shape.hidden)

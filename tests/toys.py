@@ -22,6 +22,7 @@ from lazyllm.checkpoints.gguf_checkpoint import (
     LONGROPE,
     PAIRED,
     PATTERN,
+    SOFT_CAPS,
     TOP_TENSORS,
 )
 
@@ -159,12 +160,13 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
         fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
     if arch == "olmo2" and "sliding_window" in config:
         fields[PATTERN] = [(layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])]
+    fields |= {name: config[name] for name in SOFT_CAPS if name in config}
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     short = {hf: name for name, hf in TOP_TENSORS.items()}
     kinds = {hf: name for name, hf in (LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})).items()}
     stored = {core: hf for hf, core in config_module.FAMILIES[architecture].renamed.items()}
     for core, values in stacked(weights).items():
-        if arch == "gemma3" and core.endswith("norm.weight"):
+        if arch in ("gemma2", "gemma3") and core.endswith("norm.weight"):
             values = values + np.float32(1)
         if core in short:
             tensors[short[core]] = values

@@ -8,7 +8,8 @@
  *
  * In a layer with a window, keys that no row of a task sees are skipped.
  *
- * Exponents are to the base 2: q is scaled by log2(e) / sqrt(query_scalar). */
+ * Exponents are to the base 2: q is scaled by log2(e) / sqrt(query_scalar). A soft cap is applied to each
+ * block of products before its softmax. */
 #include <math.h>
 #include <string.h>
 
@@ -42,9 +43,9 @@ typedef struct attending {
     const lazy_seen *seen;  /* (n,) tokens of in_play that each row sees */
     int first_key, n_keys;  /* those that any row sees: in_play[first_key … first_key+n_keys-1] */
     float *partial;         /* (n, H, chunks, D + 2) output, maximum, sum; unused if chunks is 1 */
-    float *products;        /* (H, m) scaled q k^T of the last row, for its scores; NULL if there are none */
+    float *products;        /* (H, m) scaled and capped q k^T of the last row, for its scores; NULL if there are none */
     int m;
-    float scale;
+    float scale, cap;
     int width;                 /* (H + 2G) D */
     int group;                 /* query heads that share a key head */
     int heads, head_blocks;    /* query heads in one task; tasks for each key head */
@@ -209,6 +210,7 @@ static void sweep_panel(const attending *t, const sweep *w, int key, int n_keys,
     const float *keys = w->keys + begin * (int)lazy_row_operands(&t->kernels->products, d),
                 *values = w->values + begin / kernels->products.group * value_stride(t);
     kernels->key_columns(w->s, width, keys, w->q + top * d, values, n, d);
+    if (t->cap) kernels->rows->cap_row(w->s, n * width, t->cap);
     for (int c = 0; c < cols; c++) {
         float *products = room_for_products(t, w, top + c);
         for (int j = 0; j < n && products; j++) products[key + begin + j] = w->s[j * width + c];
@@ -228,6 +230,7 @@ static void sweep_rows(const attending *t, const sweep *w, int key, int n_keys)
     kernels->rows->key_dots(w->s, t->key_block, w->q, w->n, keys, t->kv_type, t->in_play + key, n_keys, d);
     for (int i = 0; i < w->n; i++) {
         float *s = w->s + i * t->key_block, *products = room_for_products(t, w, i);
+        if (t->cap) kernels->rows->cap_row(s, n_keys, t->cap);
         if (products) memcpy(products + key, s, (size_t)n_keys * sizeof *s);
         const lazy_seen *seen = &t->seen[w->first + i / w->heads];
         int begin = clamp_int(seen->begin - key, 0, n_keys), end = clamp_int(seen->end - key, 0, n_keys);
@@ -336,6 +339,7 @@ int lazy_cpu_attention(lazy_stream *stream, void *y, const void *qkv, const int3
         .products = stream->scores_follow ? scratch->shares : NULL,
         .m = m,
         .scale = scale_of(c),
+        .cap = cap_of(c),
         .width = lazy_qkv_width(c),
         .group = c->n_heads / c->n_kv_heads,
     };

@@ -107,6 +107,8 @@ typedef struct lazy_sorted_rows {
     int n; /* rows before they were sorted: the kernels are those for so many, so that a row's products depend on no
               other row's experts */
 } lazy_sorted_rows;
+/* The cap on those products; 0: none. */
+static inline float cap_of(const lazy_config *c) { return (float)M_LOG2E * c->attention_cap; }
 
 /* The ops that the files of this folder define, as lazy_cpu_NAME. */
 #define LAZY_CPU_OPS(work)                                                                                             \

@@ -45,9 +45,12 @@ typedef struct lazy_products {
 typedef struct lazy_row_kernels {
     void (*widen_row)(float *y, const void *x, lazy_dtype dtype, int n);
     void (*scale_row)(float *y, int n, float factor); /* y *= factor */
+    /* y = cap tanh(y / cap), or NaN where y is infinite */
+    void (*cap_row)(float *y, int n, float cap);
     /* y = silu(gate) * up, or gelu(gate) * up with GELU in its tanh form */
     void (*swiglu_row)(float *y, const float *gate, const float *up, int n);
     void (*geglu_row)(float *y, const float *gate, const float *up, int n);
+    void (*center_row)(float *y, const float *x, int n); /* y = x - mean(x) */
     /* RMS norm. False if a value of x is NaN or Inf. */
     bool (*norm_row)(float *y, const float *x, const float *weight, int n, float eps, bool accumulate);
     /* One block of a softmax to the base 2. With m = max(s[:n], *max) and f = 2^(*max - m): s[j] = 2^(s[j] - m),

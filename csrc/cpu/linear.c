@@ -267,7 +267,8 @@ static void divide_packed(product *p)
 static int max_unpacked_rows(const product *p)
 {
     lazy_dtype dtype = p->w->part[0].dtype;
-    if (p->stream->many_rows || p->w->cols > WORKER_SCRATCH / 4) return 0; /* four rows must fit into the room of dots */
+    if (p->stream->many_rows || p->w->cols > WORKER_SCRATCH / 4)
+        return 0; /* four rows must fit into the room of dots */
     bool halves = dtype == LAZY_F16 || dtype == LAZY_BF16;
     return halves ? p->kernels->max_unpacked_halves : p->kernels->max_unpacked_others;
 }
@@ -275,7 +276,8 @@ static int max_unpacked_rows(const product *p)
 static const lazy_products *best_products(const product *p)
 {
     const lazy_products *fixed = cpu_of(p->stream)->arithmetic->fixed, *any = products_of(p->stream);
-    if (!fixed || p->stream->many_rows || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4) return any;
+    if (!fixed || p->stream->many_rows || p->n > fixed->max_unpacked_others || p->w->cols > WORKER_SCRATCH / 4)
+        return any;
     for (int i = 0; i < p->w->n_parts; i++)
         if (!fixed->formats[p->w->part[i].dtype]) return any;
     return fixed;
@@ -424,9 +426,25 @@ int lazy_cpu_matmul(lazy_stream *stream, void *y, const void *x, int n, const la
     return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n, .accumulate = accumulate }, err);
 }
 
+typedef struct capping {
+    lazy_stream *stream;
+    float *logits; /* (n, vocab) */
+    int vocab;
+} capping;
+
+static void cap_logits(void *job, int row, int worker)
+{
+    (void)worker;
+    const capping *t = job;
+    kernels_of(t->stream)->rows->cap_row(t->logits + (int64_t)row * t->vocab, t->vocab, t->stream->config->logit_cap);
+}
+
 int lazy_cpu_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
+    int code = multiply((product){ .stream = stream, .y = y, .x = x, .w = w, .n = n }, err);
+    if (code || !stream->config->logit_cap) return code;
+    capping t = { stream, y, w->rows };
+    return lazy_cpu_run(stream, cap_logits, &t, n, err);
 }
 
 int lazy_cpu_gated(lazy_stream *stream, void *y, const void *x, int n, const lazy_matrix *gate_up, lazy_error *err)

@@ -22,10 +22,17 @@ static void norm_rows(void *job, int task, int worker)
 {
     (void)worker;
     norming *t = job;
-    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++)
-        if (!kernels_of(t->stream)->rows->norm_row(t->y + (int64_t)r * t->d, t->x + (int64_t)r * t->d, t->weight, t->d,
-                                                   t->eps, t->accumulate))
+    const lazy_row_kernels *kernels = kernels_of(t->stream)->rows;
+    for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
+        float *y = t->y + (int64_t)r * t->d;
+        const float *x = t->x + (int64_t)r * t->d;
+        if (t->stream->config->layer_norm) {
+            kernels->center_row(y, x, t->d);
+            x = y;
+        }
+        if (!kernels->norm_row(y, x, t->weight, t->d, t->eps, t->accumulate))
             atomic_store_explicit(&t->bad, true, memory_order_relaxed);
+    }
 }
 
 int lazy_cpu_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,

@@ -109,6 +109,35 @@ static void scale_row(float *y, int n, float factor)
     for (int i = 0; i < n; i++) y[i] *= factor;
 }
 
+/* tanh(x) with a relative error below 2e-7, for finite x: e / (e + 2) with e = exp(2 |x|) - 1 */
+INLINE vec tanh_of(vec x)
+{
+    const float to_integer = 0x1.8p23f; /* as in exp2_of */
+    ints sign = (ints)x & INT32_MIN;
+    vec y = (vec)((ints)x & INT32_MAX);
+    y = choose(y > 20.0f, splat(40.0f), 2.0f * y);
+    vec shifted = y * 0x1.715476p+0f + to_integer, n = shifted - to_integer;
+    vec r = y - n * 0x1.62e4p-1f - n * 0x1.7f7d1cp-20f; /* y - n ln 2; the first product is exact */
+    vec p = splat(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    vec power = (vec)(((ints)shifted << 23) + 0x3f800000); /* 2^n */
+    vec e = power * (r + r * r * p) + (power - 1.0f);
+    return (vec)((ints)(e / (e + 2.0f)) | sign);
+}
+
+static void cap_row(float *y, int n, float cap)
+{
+    float factor = 1.0f / cap;
+    for (int i = 0; i < n; i += LANES) {
+        vec x = load_part(y + i, n - i, 0.0f);
+        store_part(y + i, cap * tanh_of(x * factor) + (x - x), n - i);
+    }
+}
+
 /* y = gate * sigmoid(x) * up, with x = gate for SiLU and x = 2 sqrt(2/pi) (gate + 0.044715 gate^3) for GELU */
 INLINE void gate_row(float *y, const float *gate, const float *up, int n, const bool gelu)
 {
@@ -122,6 +151,14 @@ INLINE void gate_row(float *y, const float *gate, const float *up, int n, const 
 
 static void swiglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, false); }
 static void geglu_row(float *y, const float *gate, const float *up, int n) { gate_row(y, gate, up, n, true); }
+
+static void center_row(float *y, const float *x, int n)
+{
+    vec total = splat(0.0f);
+    for (int i = 0; i < n; i += LANES) total += load_part(x + i, n - i, 0.0f);
+    float mean = sum_lanes(total) / (float)n;
+    for (int i = 0; i < n; i++) y[i] = x[i] - mean;
+}
 
 static bool norm_row(float *y, const float *x, const float *weight, int n, float eps, bool accumulate)
 {
@@ -265,8 +302,10 @@ static void value_sums(float *o, const float *p, int64_t p_stride, int n_heads, 
 const lazy_row_kernels JOIN(lazy_rows_, ISA) = {
     .widen_row = widen_row,
     .scale_row = scale_row,
+    .cap_row = cap_row,
     .swiglu_row = swiglu_row,
     .geglu_row = geglu_row,
+    .center_row = center_row,
     .norm_row = norm_row,
     .online_softmax = online_softmax,
     .online_softmax_columns = online_softmax_columns,

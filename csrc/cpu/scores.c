@@ -21,7 +21,8 @@ typedef struct scoring {
 
 enum { TOKENS_PER_TASK = 512 };
 
-/* shares = scaled q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that the row sees. */
+/* shares = scaled and capped q k^T for the query heads of one key head and TOKENS_PER_TASK of the tokens that the row
+ * sees. */
 static void multiply_keys(void *job, int task, int worker)
 {
     const scoring *t = job;
@@ -37,6 +38,8 @@ static void multiply_keys(void *job, int task, int worker)
     t->kernels->rows->key_dots(t->shares + (int64_t)g * group * t->m + first, t->m, scaled, group,
                                kv_row(t->stream, t->kv, t->kv.k, g, 0), t->stream->backend->kv, t->in_play + first, n,
                                d);
+    for (int h = 0; h < group && c->attention_cap > 0; h++)
+        t->kernels->rows->cap_row(t->shares + (int64_t)(g * group + h) * t->m + first, n, cap_of(c));
 }
 
 static void normalise_head(void *job, int head, int worker)

@@ -36,12 +36,12 @@ static PyObject *run_policy(SessionObject *self, const lazy_view *view)
 {
     const lazy_config *c = view->config;
     if (!self->memo && !(self->memo = PyDict_New())) return NULL;
-    return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:i}O", self, "layer",
+    return PyObject_CallFunction(self->policy, "O{s:i,s:O,s:O,s:i,s:i,s:i,s:i,s:i,s:d,s:d,s:i}O", self, "layer",
                                  view->layer, "is_prompt", view->is_prompt ? Py_True : Py_False, "observes",
                                  view->observes ? Py_True : Py_False, "n_keep", view->n_keep, "first_asking",
                                  view->first_asking, "n_in_play", view->n_in_play, "n_rows", view->n_rows, "window",
                                  view->window, "query_scalar", c->query_scalar ? (double)c->query_scalar : c->head_dim,
-                                 "n_heads", c->n_heads, self->memo);
+                                 "attention_cap", (double)c->attention_cap, "n_heads", c->n_heads, self->memo);
 }
 
 /* Takes (scores, n_free), which the policy returns unless it observes. */

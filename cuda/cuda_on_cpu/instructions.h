@@ -128,6 +128,7 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float fast_exp2f(float x) { return exp2f(x); }
+inline float __fdividef(float a, float b) { return a / b; }
 
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }

@@ -26,7 +26,7 @@ MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
 MAX_HEAD_DIM = 512
 MAX_VOCAB = 1 << 24
-MAX_QUERY_SCALAR = 1e6
+MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
@@ -50,18 +50,20 @@ class Family:
     """The features of a model family, as a row of FAMILIES.
 
     `defaults` are the values of fields that files may leave out. With `multimodal`, the text model's fields
-    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the
-    field that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field
-    of this name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads
-    together; of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows`
-    are in all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
+    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the field
+    that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field of this
+    name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads together;
+    of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows` are in all
+    layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
     `max_window_layers` says. `no_rope`: in layers without RoPE, those that `no_rope_layers` or else
     `no_rope_layer_interval` says; or, in a model with windows, those without one. `query_scalar` names the
-    field whose root divides scores in place of the head dimension's. `ffn` names the FFN's width. `only`:
-    more of UNSUPPORTED. `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`:
-    Granite's. `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the
-    parts of tensors' names in files that differ from those that the core takes. `experts`: see `Experts`.
+    field whose root divides scores in place of the head dimension's. `soft_caps`: of attention and logits, in
+    files that leave them out. `ffn` names the FFN's width. `only`: more of UNSUPPORTED. `paired_rope`: RoPE
+    turns neighbours of a head, not its halves. `multipliers`: Granite's. `cohere`: LayerNorm, attention and
+    FFN in parallel, and a factor on the logits. `query_growth`: q grows with the position, as
+    `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in files that differ from those
+    that the core takes. `experts`: see `Experts`.
     """
 
     model_type: str
@@ -75,6 +77,7 @@ class Family:
     norm_plus_one: bool = False
     scaled_embedding: bool = False
     query_scalar: str | None = None
+    soft_caps: tuple[float, float] = (0.0, 0.0)
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
@@ -82,6 +85,7 @@ class Family:
     ffn: str = "intermediate_size"
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     multipliers: bool = False
+    cohere: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     experts: Experts | None = None
@@ -120,6 +124,19 @@ GEMMA3 = Family(
     windows="pattern",
     rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
 )
+GEMMA2 = replace(
+    GEMMA3,
+    model_type="gemma2",
+    defaults={  # of transformers' Gemma2Config
+        **GEMMA3.defaults,
+        "vocab_size": 256000,
+        "max_position_embeddings": 8192,
+        "sliding_window_pattern": 2,
+    },
+    qk_norm="none",
+    soft_caps=(50.0, 30.0),
+    rope=based_on(1e4),
+)
 MISTRAL = Family("mistral", windows="all")
 PHI3_SCALINGS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 MINISTRAL3_ROPE = {
@@ -146,6 +163,21 @@ GLM = Family(
     qkv_bias="attention_bias",
     paired_rope=True,
     rope=RopeRules(partial=True),
+)
+COHERE = Family(
+    "cohere",
+    {
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "tie_word_embeddings": True,
+        "bos_token_id": 5,
+        "eos_token_id": 255001,
+    },
+    **ALL_BIASES,
+    rope=based_on(5e5),
+    paired_rope=True,
+    cohere=True,
 )
 FAMILIES = {
     "LlamaForCausalLM": Family("llama", {"max_position_embeddings": 2048}, **ALL_BIASES),
@@ -267,6 +299,16 @@ FAMILIES = {
         multipliers=True,
         experts=Experts(normed=True),
     ),
+    "CohereForCausalLM": COHERE,
+    "Cohere2ForCausalLM": replace(
+        COHERE,
+        model_type="cohere2",
+        defaults={**COHERE.defaults, "sliding_window_pattern": 4},
+        windows="pattern",
+        no_rope="full",
+        rope=based_on(1e4),
+    ),
+    "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
@@ -285,10 +327,9 @@ DEFAULT_WINDOW = 4096
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
+    "use_qk_norm": (False, "norms of q and k with a weight for each head (Command R+)"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
     "clip_qkv": (None, "clipped queries, keys and values"),
-    "attn_logit_softcapping": (None, "soft caps"),
-    "final_logit_softcapping": (None, "soft caps"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
     "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
 }
@@ -334,10 +375,14 @@ class ModelConfig:
     late_qk_norm: bool
     windows: tuple[int, ...]
     query_scalar: float
+    attention_cap: float
+    logit_cap: float
     embedding_scale: float
     logit_scale: float
     norm_plus_one: bool
+    layer_norm: bool
     pre_norms: bool
+    parallel: bool
     post_norms: bool
     gelu: bool
     n_experts: int
@@ -394,6 +439,9 @@ class ModelConfig:
             query_scalar = fields.number(family.query_scalar, 0.0, MAX_QUERY_SCALAR)
         if family.scaled_embedding:
             embedding = float(np.float32(hidden**0.5))
+        eps_name, logit_scale = "rms_norm_eps", 1 / multiplier("logits_scaling")
+        if family.cohere:
+            eps_name, logit_scale = "layer_norm_eps", fields.number("logit_scale", *MULTIPLIERS)
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
@@ -408,7 +456,7 @@ class ModelConfig:
             ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
             context=context,
-            norm_eps=fields.number("rms_norm_eps", 0.0, 0.1, default=1e-6) / residual**2,
+            norm_eps=fields.number(eps_name, 0.0, 0.1, default=1e-6) / residual**2,
             inv_freq=tuple(rope.inv_freq for _, rope in table),
             rope_scale=tuple(rope.scale for _, rope in table),
             layer_rope=tuple([kind for kind, _ in table].index(kind) for kind in kinds),
@@ -425,10 +473,14 @@ class ModelConfig:
             late_qk_norm=family.qk_norm == "late",
             windows=tuple(window if window < context else 0 for window in windows),
             query_scalar=query_scalar,
+            attention_cap=read_cap(fields, "attn_logit_softcapping", family.soft_caps[0]),
+            logit_cap=read_cap(fields, "final_logit_softcapping", family.soft_caps[1]),
             embedding_scale=embedding / residual,
-            logit_scale=1 / multiplier("logits_scaling"),
+            logit_scale=logit_scale,
             norm_plus_one=family.norm_plus_one,
+            layer_norm=family.cohere,
             pre_norms=family.norms != "post",
+            parallel=family.cohere,
             post_norms=family.norms != "pre",
             gelu=family.activation[1] != "silu",
             **read_experts(fields, family.experts, len(windows)),
@@ -510,6 +562,13 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
             "num_attention_heads", f"at most {MAX_WIDTH} values in all heads of dimension {head_dim}"
         )
     return head_dim
+
+
+def read_cap(fields: Fields, name: str, default: float) -> float:
+    """A soft cap; 0 where there is none, which a file may say by null."""
+    if fields.get(name) is None:
+        return 0.0 if name in fields.values else default
+    return fields.number(name, 0.0, MAX_CAP)
 
 
 def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[int, ...], list[str]]:

@@ -75,7 +75,7 @@ def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: 
 
 def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[np.ndarray]:
     """The float32 values of a tensor, some rows at a time: q and k of a Llama in Hugging Face's order of rows
-    (in each head the first of all pairs, then the second), Gemma 3's norms without the added 1."""
+    (in each head the first of all pairs, then the second), Gemma's norms without the added 1."""
     config, projection = checkpoint.config, tensor.name.split(".")[-2]
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(projection, 0)
     paired = checkpoint.is_paired and heads
@@ -87,7 +87,7 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
         if paired:
             columns = math.prod(tensor.shape[1:])
             values = values.reshape(-1, config.head_dim // 2, 2, columns).swapaxes(1, 2).ravel()
-        added_one = checkpoint.arch == "gemma3" and tensor.name.endswith("norm.weight")
+        added_one = checkpoint.gemma and tensor.name.endswith("norm.weight")
         yield values - np.float32(1) if added_one else values
 
 

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
@@ -57,6 +58,7 @@ FIELDS = {
 WINDOW = {"sliding_window": "attention.sliding_window"}
 PATTERN = "attention.sliding_window_pattern"
 FAMILY_FIELDS = {
+    "gemma2": WINDOW | {"sliding_window_pattern": PATTERN},
     "gemma3": WINDOW | {"rope_local_base_freq": "rope.freq_base_swa", "sliding_window_pattern": PATTERN},
     "phi3": WINDOW | {"original_max_position_embeddings": "rope.scaling.original_context_length"},
     "granite": {
@@ -78,11 +80,7 @@ ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-UNSUPPORTED = {
-    "attn_logit_softcapping": (0, "soft caps"),
-    "final_logit_softcapping": (0, "soft caps"),
-}
-"""Fields with the only value that runs, and what others mean."""
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 TOP_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -111,7 +109,7 @@ BEHIND = {
 }
 GATE_AND_UP = {"ffn_up": "mlp.gate_up_proj"}
 FAMILY_TENSORS = {
-    "gemma3": BEHIND | {"ffn_norm": "pre_feedforward_layernorm"},
+    **dict.fromkeys(("gemma2", "gemma3"), BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}),
     "phi3": GATE_AND_UP | {"attn_qkv": "self_attn.qkv_proj"},
     "olmo2": BEHIND,
     "exaone4": BEHIND,
@@ -127,7 +125,7 @@ FAMILY_TENSORS = {
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
 LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
-GEMMA3_27B_LAYERS = 62
+LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -135,7 +133,7 @@ class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names.
 
     `config_json` and `generation_config` are the contents of the files that a folder would have, and
-    `named_tensors` its tensors. Unlike what these say, Gemma 3's norms have 1 added, and with `is_paired` the
+    `named_tensors` its tensors. Unlike what these say, Gemma's norms have 1 added, and with `is_paired` the
     rows of q and k lie by RoPE's pairs.
     """
 
@@ -150,6 +148,7 @@ class GgufCheckpoint(Checkpoint):
             raise CheckpointError(
                 f"{path}: general.architecture is {self.arch!r}; supported are {', '.join(ARCHITECTURES)}"
             )
+        self.gemma = self.arch in LAYERS_OF_27B
         self.stored = {tensor.name: tensor for tensor in tensors}
         self.architecture = ARCHITECTURES[self.arch]
         if self.arch == "llama" and self.field("expert_count"):
@@ -167,6 +166,7 @@ class GgufCheckpoint(Checkpoint):
             tensor._replace(name=hub_name(tensor.name, self.architecture)) for tensor in experts_apart(named)
         ]
         fields = FIELDS | FAMILY_FIELDS.get(self.arch, {}) | ROPE_FIELDS | EXPERT_FIELDS
+        fields |= dict(zip(SOFT_CAPS, SOFT_CAPS, strict=True))
         self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
         self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
         config = ModelConfig.read(
@@ -238,7 +238,7 @@ class GgufCheckpoint(Checkpoint):
         else:
             partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
         others = {} if family.experts else {"expert_count": (0, "mixtures of experts")}
-        for key, (value, meaning) in (UNSUPPORTED | partial | others).items():
+        for key, (value, meaning) in (partial | others).items():
             Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
         if family.experts:
             experts = {name: self.field(key) for name, key in EXPERT_FIELDS.items()}
@@ -251,7 +251,8 @@ class GgufCheckpoint(Checkpoint):
             "tie_word_embeddings": "output.weight" not in self.stored,
             "torch_dtype": "float32",
             **self.special_ids(),
-            **(self.gemma3_config(values) if self.arch == "gemma3" else self.family_config()),
+            **self.soft_caps(),
+            **(self.gemma_config(values) if self.gemma else self.family_config()),
         }
         if scaling := self.rope_scaling(values):
             config["rope_scaling"] = scaling
@@ -268,17 +269,24 @@ class GgufCheckpoint(Checkpoint):
             config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
         return {"hidden_act": "silu"} | config
 
-    def gemma3_config(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The fields that only Gemma 3 has."""
-        is_27b = values["num_hidden_layers"] == GEMMA3_27B_LAYERS
-        sliding = {"sliding_window": self.field("attention.sliding_window")}
-        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", 6)
+    def soft_caps(self) -> dict[str, Any]:
+        defaults = FAMILIES[self.architecture].soft_caps
+        caps = {name: self.field(name, cap) for name, cap in zip(SOFT_CAPS, defaults, strict=True)}
+        return {name: cap for name, cap in caps.items() if cap}
+
+    def gemma_config(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The fields that only Gemma 2 and 3 have."""
+        is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
+        local_rope = {"rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0)}
+        window, pattern, local_rope = (4096, 2, {}) if self.arch == "gemma2" else (None, 6, local_rope)
+        sliding = {"sliding_window": self.field("attention.sliding_window", window)}
+        sliding["sliding_window_pattern"] = self.field("attention.sliding_window_pattern", pattern)
         return {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": (
                 values["hidden_size"] // values["num_attention_heads"] if is_27b else values["head_dim"]
             ),
-            "rope_local_base_freq": self.field("rope.freq_base_swa", 10000.0),
+            **local_rope,
             **(sliding if sliding["sliding_window"] else {"sliding_window_pattern": 1}),
         }
 

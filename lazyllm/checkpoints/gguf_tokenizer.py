@@ -54,7 +54,7 @@ class GgufVocabulary:
         self.kind = self.fields.get(f"{PREFIX}model")
         if self.kind not in ("gpt2", "llama"):
             self.fields.refuse(f"{PREFIX}model", "'gpt2' (byte-level BPE) or 'llama' (SentencePiece BPE)")
-        self.gemma = metadata.get("general.architecture") == "gemma3"
+        self.gemma = metadata.get("general.architecture") in ("gemma2", "gemma3")
         self.tokens = self.array("tokens", str)
         if self.gemma:  # its files spell runs of blanks as blanks, the text to be merged has marks
             self.tokens = [

@@ -169,9 +169,13 @@ static int reference_matmul(lazy_stream *stream, void *y, const void *x, int n, 
     return LAZY_OK;
 }
 
+static double capped(double x, double cap) { return cap > 0 ? cap * tanh(x / cap) : x; }
+
 static int reference_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
-    return reference_matmul(stream, y, x, n, w, false, err);
+    int code = reference_matmul(stream, y, x, n, w, false, err);
+    for (int64_t i = 0; i < (int64_t)n * w->rows; i++) y[i] = (float)capped(y[i], stream->config->logit_cap);
+    return code;
 }
 
 static int reference_surprisal(lazy_stream *stream, float *surprisal, float *logits, int n, int vocab,
@@ -251,43 +255,46 @@ static int reference_mix_experts(lazy_stream *stream, void *y, const void *x, in
 }
 
 /* False if a value of x is NaN or Inf. */
-static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate)
+static bool norm(float *y, const float *x, int d, const float *weight, float eps, bool accumulate, bool layer_norm)
 {
-    double sum = 0;
-    for (int i = 0; i < d; i++) sum += (double)x[i] * x[i];
+    double mean = 0, sum = 0;
+    for (int i = 0; i < d && layer_norm; i++) mean += (double)x[i] / d;
+    for (int i = 0; i < d; i++) sum += (x[i] - mean) * (x[i] - mean);
     double factor = 1.0 / sqrt(sum / d + eps);
-    for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + x[i] * factor * weight[i]);
+    for (int i = 0; i < d; i++) y[i] = (float)((accumulate ? y[i] : 0.0) + (x[i] - mean) * factor * weight[i]);
     return isfinite(sum);
 }
 
 static int reference_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight, float eps,
                              bool accumulate, lazy_error *err)
 {
-    (void)stream, (void)err;
+    (void)err;
     for (int r = 0; r < n; r++)
-        norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate);
+        norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, accumulate,
+             stream->config->layer_norm);
     return LAZY_OK;
 }
 
 static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x, int n, int d, const float *weight,
                                      float eps, int layer, int32_t *first_bad, lazy_error *err)
 {
-    (void)stream, (void)err;
+    (void)err;
     for (int r = 0; r < n; r++)
-        if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false))
+        if (!norm((float *)y + (int64_t)r * d, (const float *)x + (int64_t)r * d, d, weight, eps, false,
+                  stream->config->layer_norm))
             *first_bad = min_int(*first_bad, layer);
     return LAZY_OK;
 }
 
 static void rotate_head(float *head, int d, const float *rope, const float *weight, float eps, bool late)
 {
-    if (weight && !late) norm(head, head, d, weight, eps, false);
+    if (weight && !late) norm(head, head, d, weight, eps, false, false);
     for (int i = 0; i < d / 2; i++) {
         double a = head[i], b = head[d / 2 + i], c = rope[i], s = rope[d / 2 + i];
         head[i] = (float)(a * c - b * s);
         head[d / 2 + i] = (float)(b * c + a * s);
     }
-    if (weight && late) norm(head, head, d, weight, eps, false);
+    if (weight && late) norm(head, head, d, weight, eps, false, false);
 }
 
 static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n, lazy_kv kv, const float *q_rope,
@@ -299,8 +306,8 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
     for (int r = 0; r < n; r++) {
         float *q = (float *)qkv + (int64_t)r * lazy_qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
         int64_t at = (int64_t)rows[r] * d;
-        if (wide && q_norm) norm(q, q, c->n_heads * d, q_norm, eps, false);
-        if (wide && k_norm) norm(k, k, c->n_kv_heads * d, k_norm, eps, false);
+        if (wide && q_norm) norm(q, q, c->n_heads * d, q_norm, eps, false, false);
+        if (wide && k_norm) norm(k, k, c->n_kv_heads * d, k_norm, eps, false, false);
         for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, q_rope + at, wide ? NULL : q_norm, eps, late);
         for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, k_rope + at, wide ? NULL : k_norm, eps, late);
         for (int g = 0; g < c->n_kv_heads; g++) {
@@ -323,7 +330,7 @@ static void attend_row(lazy_stream *stream, float *p, const float *q, int head, 
         double dot = 0;
         reference_widen(key, kv_row(stream, kv, kv.k, g, in_play[j]), stream->backend->kv, d);
         for (int i = 0; i < d; i++) dot += (double)q[head * d + i] * key[i];
-        p[j] = (float)(dot / sqrt(c->query_scalar ? c->query_scalar : d));
+        p[j] = (float)capped(dot / sqrt(c->query_scalar ? c->query_scalar : d), c->attention_cap);
         max = fmax(max, p[j]);
     }
     for (int j = seen.begin; j < seen.end; j++) sum += p[j] = (float)exp(p[j] - max);

@@ -532,12 +532,16 @@ static void test_rmsnorm(side fast, side plain, int n, int d)
 {
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *weight = random_floats((size_t)d), *got = guarded(size), *want = guarded(size);
-    bool accumulate = random_int(0, 1);
+    bool layer_norm = d > 1 && random_int(0, 1), accumulate = !layer_norm && random_int(0, 1);
+    fast.config->layer_norm = plain.config->layer_norm = layer_norm;
+    for (size_t i = 0; i < size; i++) x[i] += layer_norm;
     for (size_t i = 0; i < size && accumulate; i++) got[i] = want[i] = random_float();
     fast.backend->ops->rmsnorm(fast.stream, got, x, n, d, weight, 1e-5f, accumulate, NULL);
     plain.backend->ops->rmsnorm(plain.stream, want, x, n, d, weight, 1e-5f, accumulate, NULL);
     double error = error_of(got, want, size);
-    check(error < TOLERANCE, "%s rmsnorm n %d, d %d: error %.2g", fast.backend->variant, n, d, error);
+    check(error < TOLERANCE, "%s %s n %d, d %d: error %.2g", fast.backend->variant,
+          layer_norm ? "layer norm" : "rmsnorm", n, d, error);
+    fast.config->layer_norm = plain.config->layer_norm = false;
     check(all_freed(), "%s rmsnorm n %d, d %d: wrote outside its output", fast.backend->variant, n, d);
 }
 
@@ -741,6 +745,8 @@ static int32_t *random_rows(int n, const int32_t *in_play, int m)
 
 static void test_attention(side fast, side plain, int n, int m, int length)
 {
+    float cap = random_int(0, 1) ? 0 : 0.5f + fabsf(random_float());
+    fast.config->attention_cap = plain.config->attention_cap = cap;
     int window = random_int(0, 1) ? INT32_MAX : random_int(1, length);
     const lazy_config *c = fast.stream->config;
     size_t d = (size_t)c->head_dim, kv_size = (size_t)length * (size_t)c->n_kv_heads * d,
@@ -757,8 +763,8 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     plain.backend->ops->attention(plain.stream, want, qkv, rows, n, kv, in_play, m, window, NULL);
     double error = error_of(got, want, size);
     check(error < (computing != LAZY_COMPUTE_F32 ? ROUNDED : TOLERANCE),
-          "%s attention n %d, m %d, length %d, window %d, head %zu: error %.2g", fast.backend->variant, n, m, length,
-          window, d, error);
+          "%s attention n %d, m %d, length %d, window %d, head %zu, cap %g: error %.2g", fast.backend->variant, n, m,
+          length, window, d, cap, error);
 
     int queries = random_int(0, 2) ? random_int(1, 20) : 1, first_asking = rows[random_int(0, n - 1)];
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
@@ -772,8 +778,8 @@ static void test_attention(side fast, side plain, int n, int m, int length)
     error = error_of(scores, expected, (size_t)m);
     double sum = 0;
     for (int j = 0; j < m; j++) sum += scores[j];
-    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, queries %d, pooling %d: error %.2g",
-          fast.backend->variant, n, m, window, queries, pooling, error);
+    check(error < TOLERANCE, "%s scores n %d, m %d, window %d, cap %g, queries %d, pooling %d: error %.2g",
+          fast.backend->variant, n, m, window, cap, queries, pooling, error);
     check(pooling == LAZY_POOLING_MAX || fabs(sum - 1) < 1e-5, "%s scores n %d, m %d, queries %d: sum %.8g, not 1",
           fast.backend->variant, n, m, queries, sum);
     check(all_freed(), "%s attention and scores n %d, m %d: wrote outside their outputs", fast.backend->variant, n, m);
@@ -1140,6 +1146,9 @@ static void test_rows_and_attention(const char *variant, const lazy_config *conf
     for (int n = 1; n <= 40; n += 3) {
         test_rmsnorm(fast, plain, n, random_int(1, 200));
         test_checked_norm(fast, n, random_int(1, 200));
+        fast.config->layer_norm = true;
+        test_checked_norm(fast, n, random_int(1, 200));
+        fast.config->layer_norm = false;
         test_checked_norm(plain, n, random_int(1, 200));
         test_rotate(fast, plain, n, n % 2);
     }
@@ -1307,6 +1316,43 @@ static void test_all_products(const char *variant, const lazy_config *shapes, si
     test_experts(variant);
 }
 
+/* The capped values of every 1009th float, of either sign, beside the C library's tanh. */
+static void test_tanh(side fast)
+{
+    enum { STEP = 1009, N = 1000 };
+    double worst = 0;
+    float x[N], y[N];
+    for (uint32_t first = 0x00800000; first < 0x43000000; first += STEP * N) { /* from the smallest normal one to 128 */
+        for (uint32_t i = 0; i < N; i++) memcpy(&x[i], &(uint32_t){ (first + i * STEP) | i << 31 }, sizeof *x);
+        memcpy(y, x, sizeof y);
+        kernels_of(fast.stream)->rows->cap_row(y, N, 1.0f);
+        for (int i = 0; i < N; i++) worst = fmax(worst, fabs(y[i] / tanh(x[i]) - 1));
+    }
+    check(worst < 2e-7, "%s tanh: error %.2g", fast.backend->variant, worst);
+}
+
+/* Logits of n rows, with a cap and without; what is not finite becomes NaN, and it alone. */
+static void test_logits(side fast, side plain, int n, int vocab, float cap)
+{
+    lazy_matrix w = random_matrix(1, vocab, 64, LAZY_F32, false, false);
+    size_t size = (size_t)(n * vocab);
+    float *x = random_floats((size_t)n * 64), *got = guarded(size), *want = guarded(size);
+    int bad = random_int(0, vocab - 1), n_wrong = 0;
+    fast.config->logit_cap = plain.config->logit_cap = cap;
+    fast.backend->ops->logits(fast.stream, got, x, n, &w, NULL);
+    plain.backend->ops->logits(plain.stream, want, x, n, &w, NULL);
+    double error = error_of(got, want, size);
+    check(error < TOLERANCE, "%s logits n %d, vocab %d, cap %g: error %.2g", fast.backend->variant, n, vocab, cap,
+          error);
+    ((float *)w.part[0].data)[bad * 64] = INFINITY;
+    fast.backend->ops->logits(fast.stream, got, x, n, &w, NULL);
+    for (int i = 0; i < n * vocab; i++) n_wrong += isfinite(got[i]) == (i % vocab == bad);
+    check(n_wrong == 0, "%s logits n %d, vocab %d, cap %g: Inf is lost or spreads", fast.backend->variant, n, vocab,
+          cap);
+    fast.config->logit_cap = plain.config->logit_cap = 0;
+    check(all_freed(), "%s logits n %d, vocab %d: wrote outside its output", fast.backend->variant, n, vocab);
+}
+
 static void test_other_ops(const char *variant, const lazy_config *shapes, size_t n_shapes)
 {
     side fast = open_side(variant, &shapes[0], 2), plain = open_side("reference", &shapes[0], 1);
@@ -1314,6 +1360,8 @@ static void test_other_ops(const char *variant, const lazy_config *shapes, size_
     for (int n = 1; n <= 40; n++) test_surprisal(fast, plain, n, n == 40 ? 50000 : random_int(1, 300));
     test_bad_surprisal(fast);
     test_argmax(fast);
+    test_tanh(fast);
+    for (int vocab = 1; vocab <= 40; vocab++) test_logits(fast, plain, vocab % 3 + 1, vocab, vocab % 2 ? 0 : 1.5f);
     close_side(plain);
     close_side(fast);
     test_online_softmax(variant);

@@ -108,6 +108,7 @@ class checkpoint
         config.query_step = 1;
         config.logit_scale = 1;
         config.windows = WINDOWS;
+        config.attention_cap = config.logit_cap = bf16 ? 3 : 0;
         config.embedding_scale = bf16 ? 5.66f : 1;
         config.pre_norms = true;
         config.norm_plus_one = config.post_norms = config.gelu = bf16;

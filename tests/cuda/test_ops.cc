@@ -221,6 +221,8 @@ static lazy_config config_of(int n_heads, int n_kv_heads, int head_dim)
     config.experts_per_token = 5;
     config.expert_ffn = 19;
     config.query_scalar = random_int(0, 1) ? 0 : 1.7f * (float)head_dim;
+    config.attention_cap = random_int(0, 1) ? 0 : 1.5f;
+    config.logit_cap = random_int(0, 1) ? 0 : 2.5f;
     config.embedding_scale = 1;
     return config;
 }
@@ -526,7 +528,8 @@ static void test_matmul(const rig &r, const product &p)
 
 static void test_logits(const rig &r, int n, int rows, int cols, bool mixed)
 {
-    now("%s logits n %d, rows %d, cols %d%s", r.name(), n, rows, cols, mixed ? ", mixed" : "");
+    now("%s logits n %d, rows %d, cols %d, cap %g%s", r.name(), n, rows, cols, r.config.logit_cap,
+        mixed ? ", mixed" : "");
     weights w(r, 1, rows, cols, mixed, false);
     floats x = random_values(r.type, (size_t)(n * cols)), want((size_t)(n * rows));
     input on_gpu(r.gpu, narrowed(r.type, x));
@@ -686,6 +689,13 @@ static void test_rmsnorm(const rig &r, int n, int d, float limit, bool accumulat
     compare(widened(r.type, y.read()), want, precisions[r.type].of_activations);
 }
 
+static void test_layer_norm(rig &r, int n, int d)
+{
+    r.config.layer_norm = true;
+    test_rmsnorm(r, n, d, 3, false);
+    r.config.layer_norm = false;
+}
+
 /* The same bits as rmsnorm's, and the layer is noted if a value is NaN or Inf, unless an earlier one is. */
 static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int noted, int layer)
 {
@@ -806,11 +816,13 @@ static void test_rows(rig &r)
         test_rmsnorm(r, random_int(1, 4), d, 1);
         test_rmsnorm(r, 2, d, huge(r.type));
         test_rmsnorm(r, 3, d, 1, true);
+        if (d > 1) test_layer_norm(r, 3, d);
     }
     for (int d : { 8, 8 * random_int(2, 500), 8192,
                    8200 }) { /* whole packs; the last in f32, and in 16 bits, do not fit into registers */
         test_rmsnorm(r, 2, d, 1, d % 16 == 0);
         test_rmsnorm(r, 1, d, huge(r.type), true);
+        test_layer_norm(r, 2, d);
     }
     for (int vocab : { 1, 31, 257, random_int(300, 2000) }) test_surprisal(r, random_int(1, 5), vocab);
     for (int vocab : { 1, 2, 33, 1024, random_int(1025, 5000) }) test_argmax(r, vocab);
@@ -911,9 +923,10 @@ static void test_scores(const rig &r, scene &t, const staged_scene &staged, int 
 {
     int first_asking = pick(t.rows);
     lazy_pooling pooling = random_int(0, 1) ? LAZY_POOLING_MAX : LAZY_POOLING_MEAN;
-    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, queries %d, pooling %d, new from %d",
-        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, queries,
-        pooling, first_asking);
+    now("%s scores n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, queries %d, pooling %d, "
+        "new from %d",
+        r.name(), t.n, t.m, t.length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window,
+        r.config.attention_cap, queries, pooling, first_asking);
     floats want((size_t)t.m);
     output scores(r.gpu, want.size() * sizeof(float));
     did(r.gpu, "scores",
@@ -937,8 +950,9 @@ static void test_attention(const rig &r, int n, int m, int length, int window = 
     floats want = plain_attention_of(r, t, window);
     ints devices = n <= 128 && m > 128 ? ints{ 1, 132 } : ints{ 132 };
     for (int processors : devices) {
-        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, on %d processors", r.name(), n, m,
-            length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, processors);
+        now("%s attention n %d, m %d of %d, head_dim %d, heads %d to %d, window %d, cap %g, on %d processors", r.name(),
+            n, m, length, r.config.head_dim, r.config.n_heads, r.config.n_kv_heads, window, r.config.attention_cap,
+            processors);
         compare(attention_of(r, t, staged, window, processors), want, precisions[r.type].of_activations);
     }
     test_scores(r, t, staged, window, random_int(1, 5));
@@ -1098,7 +1112,9 @@ static void test_wgmma(lazy_dtype type)
     const ints dims = quick ? ints{ 64 } : ints{ 64, 128 };
     for (int head_dim : dims) {
         int group = pick({ 1, 2, 3 }), n_kv_heads = quick || group == 3 ? 1 : 2;
-        rig r(type, config_of(n_kv_heads * group, n_kv_heads, head_dim), 300, 500);
+        lazy_config config = config_of(n_kv_heads * group, n_kv_heads, head_dim);
+        config.attention_cap = 0;
+        rig r(type, config, 300, 500);
         bool used = reinterpret_cast<lazy_cuda *>(r.gpu.backend)->wgmma;
         printf("%s\n", r.gpu.backend->variant);
 #ifdef LAZY_CUDA_ON_CPU
@@ -1112,6 +1128,9 @@ static void test_wgmma(lazy_dtype type)
         if (!used) break;
         test_attention(r, 129, 300, 400, 90);
         test_bad_key(r, 130, 280);
+        r.config.attention_cap = 1.5f; /* not by wgmma, which has no cap */
+        test_attention(r, 129, 300, 400, 90);
+        r.config.attention_cap = 0;
         if (quick) continue;
         test_attention(r, 129, 129, 140);
         test_attention(r, 150, 257, 300);
