@@ -14,7 +14,7 @@ from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
-from lazyllm.checkpoints.gguf_checkpoint import GEMMA3_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import GEMMA_TENSORS, LAYER_TENSORS, TOP_TENSORS
 
 ARCHITECTURES = {
     "mistral": "llama",
@@ -139,7 +139,7 @@ def gguf_name(name: str, arch: str) -> str:
     top = {theirs: ours for ours, theirs in TOP_TENSORS.items()}
     if name in top:
         return top[name]
-    layer_tensors = GEMMA3_TENSORS if arch == "gemma3" else LAYER_TENSORS
+    layer_tensors = GEMMA_TENSORS if arch == "gemma3" else LAYER_TENSORS
     parts = {theirs: ours for ours, theirs in layer_tensors.items()}
     if (found := LAYER.fullmatch(name)) and found[2] in parts:
         return f"blk.{found[1]}.{parts[found[2]]}.{found[3]}"
