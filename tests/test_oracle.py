@@ -234,7 +234,8 @@ def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_family(family: str, tmp_path: Path) -> None:
+def test_family(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "NEW_TOKENS", 32)
     expected = recorder.save_family(FAMILIES[family], tmp_path, seed=77)
     model = open_model(tmp_path)
     for count, logits in zip(expected.prefixes, expected.logits, strict=True):
