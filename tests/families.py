@@ -157,7 +157,7 @@ FAMILIES = {
         family_config(
             "Phi3ForCausalLM",
             partial_rotary_factor=0.75,
-            original_max_position_embeddings=24,
+            original_max_position_embeddings=16,  # one of PREFIXES
             rope_scaling=LONGROPE,
             tie_word_embeddings=True,
         ),

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
 }  # where GGUF's name is not the model type's
+WRITTEN = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN, GEMMA3_LOCAL_THETA = 6, 10000.0  # which llama.cpp assumes
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 QUANTIZED = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S"}  # llama.cpp's names of files of these blocks
@@ -63,6 +64,8 @@ def write(checkpoint: Checkpoint, kind: str, path: Path) -> None:
 
     config = checkpoint.config
     arch = architecture(config)
+    if arch not in WRITTEN:
+        raise ValueError(f"a GGUF file written here cannot hold the features of {config.architecture}")
     names = {tensor[0]: gguf_name(tensor[0], arch) for tensor in checkpoint.tensors}
     theta, divisors = rotary(config)
     writer = GGUFWriter(path, arch)
