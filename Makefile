@@ -10,6 +10,9 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
+# Tests start hundreds of processes: without the bytecode of NumPy and others each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
 .DEFAULT_GOAL := help
 
