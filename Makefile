@@ -206,14 +206,16 @@ UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
 PYTHON_ONLY := benchmarks calibrate cli config gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
-asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
+# These make calls of the core that others make, too, on larger models, or in more threads than ASan needs.
+ABOVE_CORE  := api checkpoint docs document facts families interrupt prefix_cache processes rivals speedup
+asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core itself under ASan and UBSan
 
 asan-ops: build/test_ops_asan build/test_system_asan
 	build/test_ops_asan
 	build/test_system_asan
 
 asan-suite: $(VENV)/test.stamp build/core_asan/lib
-	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(CORE_TESTS)
+	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(filter-out $(ABOVE_CORE:%=tests/test_%.py),$(CORE_TESTS))
 
 sequences: sequences/asan sequences/tsan ## 10,000 random sequences of calls on forks against the NumPy reference, under ASan and under TSan (hours)
 SEQUENCES := HYPOTHESIS_PROFILE=sequences
@@ -253,12 +255,13 @@ cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZY
 	! grep -H 'C75[0-9][0-9]' build/cuda/*.log # ptxas notes, without a warning, that it runs wgmma one at a time
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
-ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py tests/test_session_state.py
+# what calls the device's ops in ways of its own: passes against the reference, views of what is on the device, benchmarks
+ON_CPU_TESTS := $(patsubst %,tests/test_%.py,cuda method policy damage session_state benchmarks)
 
 cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
 
 suites/on_cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so
-	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_benchmarks.py -k 'not test_bench or on_cuda'
+	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) -k 'not test_bench or on_cuda'
 
 suites/on_cpu_asan: $(VENV)/test.stamp build/on_cpu_asan/liblazyllm_cuda.so
 	$(UNDER_ASAN) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py -k 'launch or stopped or grow or fit or devices'
