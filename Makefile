@@ -70,7 +70,7 @@ test: $(VENV)/test.stamp build/test_ops build/test_system ## every test that nee
 	$(BIN)/python -m pytest -n auto -m 'not oracle'
 
 oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
-	$(BIN)/python -m pytest -m oracle
+	$(BIN)/python -m pytest -m oracle $$(grep -l 'mark\.oracle' tests/test_*.py)
 
 GEMMA := build/gemma3-270m
 LONG  ?= gemma3_270m
@@ -173,6 +173,7 @@ aarch64: build/test_ops_aarch64 build/test_system_aarch64 ## the C tests for aar
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 
 FUZZ_SECONDS ?= 120
+DAMAGED      := checkpoint config gguf_checkpoint hostile rounded tokenizer
 FUZZERS      := binder format session
 CLANG        ?= clang
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
@@ -186,7 +187,7 @@ build/fuzz_%: tests/fuzz/%.c tests/fuzz/checkpoint.h build/core_fuzz/core.a
 
 # Inputs that reach more go to build/fuzz_corpus; build/fuzz_binder -set_cover_merge=1 -use_counters=0 NEW build/fuzz_corpus/binder chooses few.
 fuzz: $(FUZZERS:%=fuzz/%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each fuzzer, and a thousand damaged files of each kind (needs clang)
-	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(DAMAGED:%=tests/test_%.py) -k 'damaged_files_are or damaged_sessions_are or any_fields'
 
 .PHONY: $(FUZZERS:%=fuzz/%)
 $(FUZZERS:%=fuzz/%): fuzz/%: build/fuzz_%

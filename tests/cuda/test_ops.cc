@@ -966,7 +966,8 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
 
 static void test_all_heads(lazy_dtype type)
 {
-    const ints dims = quick ? ints{ 16, 64, 128 } : ints{ 16, 40, 64, 80, 96, 128, 256, 512 }, groups = { 1, 3, 8 };
+    const ints dims = quick ? ints{ 16, 128 } /* test_engine has 64 */ : ints{ 16, 40, 64, 80, 96, 128, 256, 512 },
+               groups = { 1, 3, 8 };
     int thorough_group = random_int(0, 2);
     for (int head_dim : dims) {
         for (size_t i = 0; i < groups.size(); i++)
