@@ -36,7 +36,7 @@ ROUNDED = [
 ]
 
 slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-# Those that are slow repeat what a plain core does with all examples: they are to reach each access once more.
+# those that are slow repeat what a plain core does with all examples, and are to reach each access once more
 examples = 100 if DEVICE == "cpu" and not SANITIZED else 10
 settings.register_profile(
     "steady", deadline=None, derandomize=True, max_examples=examples, suppress_health_check=slow
