@@ -10,6 +10,9 @@ CUDA   := $(shell find cuda -name '*.cu' -o -name '*.cc' -o -name '*.h')
 PIP    := flock $(VENV)/pip.lock $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 SOURCE := lazyllm benchmarks tests setup.py cuda
 
+# Tests start hundreds of processes: without the bytecode of NumPy and others each would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo test build bench long oracle fuzz soak coverage mutants asan asan-ops asan-suite aarch64 sequences sequences/asan sequences/tsan tsan cuda cuda-on-cpu suites/on_cpu suites/on_cpu_asan notebook docs dist-check extras lint format clean
 .DEFAULT_GOAL := help
 
@@ -67,7 +70,7 @@ test: $(VENV)/test.stamp build/test_ops build/test_system ## every test that nee
 	$(BIN)/python -m pytest -n auto -m 'not oracle'
 
 oracle: $(VENV)/oracle.stamp ## against transformers and in the lm-evaluation-harness, live (installs torch)
-	$(BIN)/python -m pytest -m oracle
+	$(BIN)/python -m pytest -m oracle $$(grep -l 'mark\.oracle' tests/test_*.py)
 
 GEMMA := build/gemma3-270m
 LONG  ?= gemma3_270m
@@ -116,8 +119,13 @@ FLAGS_tsan := $(SANITIZER_LEVEL) -fsanitize=thread
 
 define c_tests
 build/test_ops$(1) build/test_system$(1): build/test_%$(1): tests/c/test_%.c tests/c/check.h build/core$(1)/core.a
-	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter %.c,$$^) $$(filter %.a,$$^) -lm -o $$@
-build/test_ops$(1): tests/c/reference.c tests/c/reference.h
+	$$(CC) $(CFLAGS_TEST) $$(FLAGS$(1)) $$(filter %.c %.o,$$^) $$(filter %.a,$$^) -lm -o $$@
+
+# The reference is the same in every build: no sanitizer slows it down, and its outputs are in guarded memory.
+build/test_ops$(1): build/core$(1)/reference.o
+build/core$(1)/reference.o: tests/c/reference.c tests/c/reference.h $(filter %.h,$(CORE))
+	@mkdir -p $$(@D)
+	$$(CC) $(CFLAGS_TEST) -O3 -fPIC -c $$< -o $$@
 endef
 
 # $(1): the suffix of a build. Each object is of one file and all headers, so that a change of one file compiles one.
@@ -165,6 +173,7 @@ aarch64: build/test_ops_aarch64 build/test_system_aarch64 ## the C tests for aar
 # ---- fuzzing: the binder and the formats by libFuzzer, what is parsed in Python by hypothesis ----
 
 FUZZ_SECONDS ?= 120
+DAMAGED      := checkpoint config gguf_checkpoint hostile rounded tokenizer
 FUZZERS      := binder format session
 CLANG        ?= clang
 FLAGS_fuzz   := -O0 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined
@@ -178,7 +187,7 @@ build/fuzz_%: tests/fuzz/%.c tests/fuzz/checkpoint.h build/core_fuzz/core.a
 
 # Inputs that reach more go to build/fuzz_corpus; build/fuzz_binder -set_cover_merge=1 -use_counters=0 NEW build/fuzz_corpus/binder chooses few.
 fuzz: $(FUZZERS:%=fuzz/%) $(VENV)/test.stamp ## FUZZ_SECONDS (120) of each fuzzer, and a thousand damaged files of each kind (needs clang)
-	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest tests -k 'damaged_files_are or damaged_sessions_are or any_fields'
+	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest $(DAMAGED:%=tests/test_%.py) -k 'damaged_files_are or damaged_sessions_are or any_fields'
 
 .PHONY: $(FUZZERS:%=fuzz/%)
 $(FUZZERS:%=fuzz/%): fuzz/%: build/fuzz_%
@@ -203,14 +212,16 @@ UNDER_ASAN  := LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print
 UNDER_TSAN  := LD_PRELOAD="$$($(CC) -print-file-name=libtsan.so)" LAZYLLM_SANITIZED=1
 PYTHON_ONLY := benchmarks calibrate cli config docs gguf gpu_check growing_runs lm_eval longbench_metrics longbench_prompts longbench_run longbench_summary notebooks oracle own_methods packaging pruning reference reproduce ruler search sweep tokenizer workers
 CORE_TESTS  := $(filter-out $(PYTHON_ONLY:%=tests/test_%.py),$(wildcard tests/test_*.py))
-asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core under ASan and UBSan
+# These make calls of the core that others make, too, on larger models, or in more threads than ASan needs.
+ABOVE_CORE  := api checkpoint docs document facts families interrupt prefix_cache processes rivals speedup
+asan: asan-ops asan-suite ## the C tests, leaks too, and every test of the C core itself under ASan and UBSan
 
 asan-ops: build/test_ops_asan build/test_system_asan
 	build/test_ops_asan
 	build/test_system_asan
 
 asan-suite: $(VENV)/test.stamp build/core_asan/lib
-	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(CORE_TESTS)
+	$(UNDER_ASAN) $(call tests_with,_asan,$(BIN)/python) $(filter-out $(ABOVE_CORE:%=tests/test_%.py),$(CORE_TESTS))
 
 sequences: sequences/asan sequences/tsan ## 10,000 random sequences of calls on forks against the NumPy reference, under ASan and under TSan (hours)
 SEQUENCES := HYPOTHESIS_PROFILE=sequences
@@ -250,12 +261,13 @@ cuda: $(VENV)/test.stamp ## the CUDA core for real, with nvcc (install with LAZY
 	! grep -H 'C75[0-9][0-9]' build/cuda/*.log # ptxas notes, without a warning, that it runs wgmma one at a time
 	! nm --print-file-name --undefined-only build/cuda/*.o | grep -w exit # nvcc compiles a host's call of a device function to exit()
 
-ON_CPU_TESTS := tests/test_cuda.py tests/test_method.py tests/test_policy.py tests/test_facts.py tests/test_damage.py tests/test_session_state.py
+# what calls the device's ops in ways of its own: passes against the reference, views of what is on the device, benchmarks
+ON_CPU_TESTS := $(patsubst %,tests/test_%.py,cuda method policy damage session_state benchmarks)
 
 cuda-on-cpu: suites/on_cpu $(ON_CPU_RUNS) suites/on_cpu_asan ## its kernels and the engine on them without a GPU, under sanitizers
 
 suites/on_cpu: $(VENV)/test.stamp build/on_cpu/liblazyllm_cuda.so
-	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) tests/test_benchmarks.py -k 'not test_bench or on_cuda'
+	LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu/liblazyllm_cuda.so $(BIN)/pytest $(ON_CPU_TESTS) -k 'not test_bench or on_cuda'
 
 suites/on_cpu_asan: $(VENV)/test.stamp build/on_cpu_asan/liblazyllm_cuda.so
 	$(UNDER_ASAN) LAZYLLM_TEST_DEVICE=cuda LAZYLLM_CUDA_LIBRARY=build/on_cpu_asan/liblazyllm_cuda.so $(BIN)/pytest tests/test_cuda.py -k 'launch or stopped or grow or fit or devices'

@@ -57,6 +57,7 @@ def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"n": 64, "rows": 64, "cols": 64}
     monkeypatch.setattr(Place, "memory_sweep", lambda place: place.bench("read", **sizes))
     monkeypatch.setattr(Place, "product_at_peak", lambda place: place.bench("multiply_adds", **sizes))
+    monkeypatch.setattr(ceilings, "CUDA_RUNS", 1)
 
 
 # ---- rounds, goals, report -------------------------------------------------------------------------
@@ -245,9 +246,9 @@ def test_the_picture_of_formats_has_a_bar_for_each_format(tmp_path: Path) -> Non
     assert [label.get_text() for label in axes.get_yticklabels()] == ["1B, BF16", "1B, Q8_0"]
 
 
-def test_suites_of_random_data(tmp_path: Path, sanitized: bool) -> None:
-    if sanitized:
-        pytest.skip("ops of real sizes take long in a core with sanitizers")
+def test_suites_of_random_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "ATTENTION_TOKENS", (48,))
+    monkeypatch.setattr(ops, "VOCAB", 96)
     assert bench("ops", "shapes", "--out", str(tmp_path)) == 0
     plain = json.loads((tmp_path / "bench.json").read_text())
     titles = " ".join(table["title"] for table in plain["tables"])
@@ -340,7 +341,7 @@ def test_wrong_use_is_one_line(arguments: list[str], words: str, tmp_path: Path,
 # ---- on a CUDA device ------------------------------------------------------------------------------
 
 cuda_only = pytest.mark.skipif(DEVICE == "cpu", reason="LAZYLLM_TEST_DEVICE is not cuda")
-TINY = ModelShape("tiny", 6, 64, 4, 2, 64, 96)
+TINY = ModelShape("tiny", 4, 64, 2, 1, 64, 96)
 
 
 def bench_on_cuda(out: Path, *arguments: str) -> Any:
@@ -370,9 +371,9 @@ def test_suites_of_a_model_on_cuda(
 def test_suites_of_random_data_on_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_ceilings: None
 ) -> None:
-    attention = {"ATTENTION_SHAPES": ((64, 4, 2),), "ATTENTION_TOKENS": (48,)}
+    attention = {"ATTENTION_SHAPES": ((64, 2, 1),), "ATTENTION_TOKENS": (48,)}
     small: dict[Any, dict[str, Any]] = {
-        ops: {"SMALL": TINY, "MANY_ROWS": (16,), **attention},
+        ops: {"SMALL": TINY, "MANY_ROWS": (16,), "VOCAB": 96, "WINDOW_HEADS": (64, 2, 1), **attention},
         shapes: {"SMALL": TINY, "WHOLE_VOCAB": 96},
         decode: {"REVIVED": (0, 4), "MIN_CONTEXT": 8},
     }

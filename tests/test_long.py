@@ -1,4 +1,4 @@
-"""Prefill of 32,768 tokens with layers as wide as the demonstration model's: memory grows linearly with the
+"""Prefill of 16,384 tokens with layers as wide as the demonstration model's: memory grows linearly with the
 prompt, and the progress callback is called after every layer."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import tiny
 from conftest import SANITIZED
 
-TOKENS = 32768
+TOKENS = 16384
 SHAPE = tiny.Shape(
     n_layers=2,  # the last layer computes attention for one token only
     hidden=576,

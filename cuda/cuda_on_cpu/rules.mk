@@ -27,11 +27,7 @@ build/$(1)/%.o: %.cc $(CUDA_HEADERS)
 build/$(1)/liblazyllm_cuda.so: $(ON_CPU_HOST:%=build/$(1)/%.o) build/core$(2)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
 	$(CXX) -shared -pthread $(3) -Wl,--exclude-libs,ALL $$^ -o $$@
 
-build/$(1)/reference.o: tests/c/reference.c $(CUDA_HEADERS)
-	@mkdir -p $$(@D)
-	$(CC) $(CFLAGS_TEST) $(3) -c $$< -o $$@
-
-build/$(1)/test_ops: build/$(1)/reference.o
+build/$(1)/test_ops: build/core$(2)/reference.o
 build/$(1)/test_%: build/$(1)/test_%.o $(ON_CPU_HOST:%=build/$(1)/%.o) build/core$(2)/core.a $(ON_CPU_GPU:%=build/$(1)/%.o)
 	$(CXX) -pthread $(3) $$(filter %/reference.o,$$^) $$(filter-out %/reference.o,$$^) -ldl -o $$@ # what needs core.a comes before it
 endef
