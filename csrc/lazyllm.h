@@ -84,7 +84,7 @@ typedef struct lazy_config {
     bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
     bool late_qk_norm;  /* behind RoPE; with qk_norm, not with wide_qk_norm */
     bool norm_plus_one; /* norms multiply by 1 + weight */
-    bool pre_norms;     /* RMS norm of the inputs of attention and FFN */
+    bool pre_norms;     /* RMS norm of the inputs of attention and FFN; these, post_norms or both */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */
     const int32_t *expert_layers; /* (n_layers,) 1: n_experts FFNs, of which experts_per_token compute each row; 0: one

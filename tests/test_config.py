@@ -343,6 +343,7 @@ REFUSED = [
     ),
     (GRANITE4, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
     (GRANITE4, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
+    (GRANITE4, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
     (GRANITE4, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
     (
         GRANITE4,

@@ -58,10 +58,11 @@ class Family:
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
     `max_window_layers` says. `no_rope`: in layers without RoPE, those that `no_rope_layers` or else
     `no_rope_layer_interval` says; or, in a model with windows, those without one. `query_scalar` names the
-    field whose root divides scores in place of the head dimension's. `ffn` names the FFN's width. `only`:
-    more of UNSUPPORTED. `paired_rope`: RoPE turns neighbours of a head, not its halves. `multipliers`:
-    Granite's. `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the
-    parts of tensors' names in files that differ from those that the core takes. `experts`: see `Experts`.
+    field whose root divides scores in place of the head dimension's. `ffn` names the FFN's width.
+    `attention_only`: `layer_types` may name others. `only`: more of UNSUPPORTED. `paired_rope`: RoPE turns
+    neighbours of a head, not its halves. `multipliers`: Granite's. `query_growth`: q grows with the position,
+    as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in files that differ from those
+    that the core takes. `experts`: see `Experts`.
     """
 
     model_type: str
@@ -81,6 +82,7 @@ class Family:
     no_rope: Literal["none", "listed", "full"] = "none"
     ffn: str = "intermediate_size"
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    attention_only: bool = False
     multipliers: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -179,6 +181,7 @@ FAMILIES = {
         model_type="granitemoehybrid",
         defaults={**GRANITE.defaults, "num_local_experts": 8, "position_embedding_type": "none"},
         ffn="shared_intermediate_size",
+        attention_only=True,
         only={
             "num_local_experts": (0, "mixtures of experts"),
             "position_embedding_type": ("rope", "layers without RoPE"),
@@ -271,7 +274,7 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
-ATTENTION = {"'attention'", "'full_attention'"}
+ATTENTION = ["attention", FULL]
 REFUSED = {
     **dict.fromkeys(("Mamba", "Jamba", "NemotronH", "Lfm2", "RecurrentGemma", "Rwkv"), RECURRENT),
     **dict.fromkeys(("Qwen3Next", "Qwen3_5", "FalconH1", "Zamba", "Bamba"), RECURRENT),
@@ -366,9 +369,10 @@ class ModelConfig:
         architecture = read_architecture(fields)
         fields, family = text_fields(fields, FAMILIES[architecture])
         fields.only(*family.activation, "other activations")
-        layers = fields.get("layer_types") or ["linear_attention"]
-        if family.model_type == "granitemoehybrid" and not set(map(repr, layers)) <= ATTENTION:
-            fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
+        if family.attention_only:
+            layers = fields.get("layer_types")
+            if not isinstance(layers, list) or not layers or not all(kind in ATTENTION for kind in layers):
+                fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
         for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
