@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lazyllm.checkpoints import config
+from lazyllm.checkpoints import families
 
 if TYPE_CHECKING:
     from lazyllm import _core
@@ -41,7 +41,7 @@ def family_config(architecture: str, **fields: Any) -> dict[str, Any]:
     """A tiny model's config.json; `fields` replaces defaults, and None removes a field."""
     shape: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": config.FAMILIES[architecture].model_type,
+        "model_type": families.FAMILIES[architecture].model_type,
         "hidden_act": "silu",
         "hidden_size": 32,
         "intermediate_size": 40,

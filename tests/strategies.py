@@ -18,10 +18,24 @@ ROPES = st.sampled_from(
 WINDOWS = st.sampled_from([(0,), (0,), (7,), (0, 3), (5, 5, 0), (1, 20)])
 
 
+EXPERTS: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries(
+        {
+            "expert_layers": st.sampled_from([(1,), (0, 1), (1, 1, 0)]),
+            "n_experts": st.just(7),
+            "experts_per_token": st.sampled_from([1, 2, 5, 7]),
+            "expert_ffn": st.just(24),
+            "normed_experts": st.booleans(),
+        }
+    ),
+)
+
+
 @st.composite
 def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
-    gemma, experts = draw(st.booleans()), draw(st.booleans())
+    gemma = draw(st.booleans())
     layer_norm = not gemma and draw(st.booleans())
     norms = draw(st.sampled_from([{}, {"post_norms": True}, NORMS_BEHIND])) if gemma else {}
     norms = draw(QK_NORMS if not layer_norm else st.just({})) | norms
@@ -37,11 +51,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         layer_norm=layer_norm,
         parallel=not gemma and draw(st.booleans()),
         gelu=gemma and draw(st.booleans()),
-        expert_layers=draw(st.sampled_from([(1,), (0, 1), (1, 1, 0)])) if experts else (0,),
-        n_experts=7 if experts else 0,
-        experts_per_token=draw(st.sampled_from([1, 2, 5, 7])) if experts else 0,
-        expert_ffn=24 if experts else 0,
-        normed_experts=experts and draw(st.booleans()),
+        **draw(EXPERTS),
         n_layers=draw(st.integers(3, 6)),
         hidden=draw(st.sampled_from([24, 32, 48])),
         n_kv_heads=draw(st.sampled_from([1, 2, 4])),

@@ -9,7 +9,7 @@ import pytest
 from comparison import drive, per_layer
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from strategies import WINDOWS, conversations, prunings, shapes
+from strategies import EXPERTS, WINDOWS, conversations, prunings, shapes
 from tiny import Build, Shape, Tiny, build, pruning, random_weights
 from tolerances import NEAR_TIE
 
@@ -31,7 +31,7 @@ def test_engine_equals_reference(tiny_of: Build, data: st.DataObject, shape: Sha
 @given(data=st.data(), seed=st.integers(0, 2**16))
 def test_heavy_pruning_with_many_revivals(tiny_of: Build, data: st.DataObject, seed: int) -> None:
     """Few tokens are kept and every step selects anew, so revivals occur at all depths and in all orders."""
-    shape = Shape(seed=5, n_layers=6, windows=data.draw(WINDOWS))
+    shape = Shape(seed=5, n_layers=6, windows=data.draw(WINDOWS), **data.draw(EXPERTS))
     first = data.draw(
         st.lists(st.floats(0.05, 0.5), min_size=5, max_size=5).map(lambda k: sorted(k, reverse=True))
     )

@@ -10,7 +10,7 @@ import numpy as np
 from families import FAMILIES, RECORDED
 
 from lazyllm import _core
-from lazyllm.checkpoints import config as config_module
+from lazyllm.checkpoints import families as families_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.gguf_checkpoint import (
     ARCHITECTURES,
@@ -164,7 +164,7 @@ def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     short = {hf: name for name, hf in TOP_TENSORS.items()}
     kinds = {hf: name for name, hf in (LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})).items()}
-    stored = {core: hf for hf, core in config_module.FAMILIES[architecture].renamed.items()}
+    stored = {core: hf for hf, core in families_module.FAMILIES[architecture].renamed.items()}
     for core, values in stacked(weights).items():
         if arch in ("gemma2", "gemma3") and core.endswith("norm.weight"):
             values = values + np.float32(1)

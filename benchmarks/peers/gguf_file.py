@@ -12,8 +12,9 @@ import numpy as np
 
 from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.config import FAMILIES, ModelConfig
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
+from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.gguf_checkpoint import FAMILY_TENSORS, LAYER_TENSORS, TOP_TENSORS
 from lazyllm.checkpoints.tensors import Tensor
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from lazyllm.checkpoints.config import FAMILIES, ModelConfig
+from lazyllm.checkpoints.config import ModelConfig
+from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields, json_object, optional_fields, read_json
 from lazyllm.checkpoints.tensors import Tensor, experts_apart
 from lazyllm.checkpoints.tokenizer import Tokenizer

@@ -12,7 +12,8 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, core_tensors
-from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
