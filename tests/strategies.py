@@ -22,7 +22,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma = draw(st.booleans())
     layer_norm = not gemma and draw(st.booleans())
-    qk_norms = draw(QK_NORMS if not layer_norm else st.just({}))
+    qk_norms = draw(QK_NORMS if not layer_norm else st.sampled_from([{}, {"qk_norm": True}]))
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,

@@ -415,7 +415,7 @@ REFUSED = [
     (LLAMA, {"hidden_size": 36}, "hidden_size is 36; expected an even multiple"),
     (LLAMA, {"num_attention_heads": 4096, "head_dim": 512}, "is 4096; expected at most 1048576 values"),
     (LLAMA, {"bos_token_id": -1}, "bos_token_id is -1"),
-    ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is True; expected false: norms of q and k"),
+    ("CohereForCausalLM", {"use_qk_norm": 1}, "use_qk_norm is 1; expected true or false"),
     ("CohereForCausalLM", {"logit_scale": 0}, "logit_scale is 0; expected a number"),
     ("CohereForCausalLM", {"layer_norm_eps": "a"}, "layer_norm_eps is 'a'"),
     ("Cohere2ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),

@@ -46,8 +46,8 @@ class Family:
     `soft_caps`: of attention and logits, in files that leave them out.
     `ropes` and `scalings`: see `read_ropes`. `paired_rope`: RoPE turns neighbours of a head, not its halves.
     `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `cohere`: LayerNorm,
-    attention and FFN in parallel, and a factor on the logits. `query_growth`: q
-    grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
+    attention and FFN in parallel, a factor on the logits, norms of q and k if `use_qk_norm` says so.
+    `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors' names in
     files that differ from those that the core takes.
     """
 
@@ -276,7 +276,6 @@ DEFAULT_WINDOW = 4096
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
-    "use_qk_norm": (False, "norms of q and k with a weight for each head (Command R+)"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
     "compression_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),
@@ -413,7 +412,7 @@ class ModelConfig:
             tied=fields.flag("tie_word_embeddings", False),
             qkv_bias=read_bias(fields, family.qkv_bias),
             o_bias=read_bias(fields, family.o_bias),
-            qk_norm=family.qk_norm != "none",
+            qk_norm=family.qk_norm != "none" or (family.cohere and fields.flag("use_qk_norm", False)),
             wide_qk_norm=family.qk_norm == "wide",
             late_qk_norm=family.qk_norm == "late",
             windows=tuple(window if window < context else 0 for window in windows),
