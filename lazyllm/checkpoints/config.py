@@ -47,8 +47,8 @@ class Family:
     `ropes` and `scalings`: see `read_ropes`. `paired_rope`: RoPE turns neighbours of a head, not its halves.
     `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `cohere`: LayerNorm,
     attention and FFN in parallel, a factor on the logits, norms of q and k if `use_qk_norm` says so.
-    `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of tensors'
-    names in files that differ from those that the core takes.
+    `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of
+    tensors' names in files that differ from those that the core takes.
     """
 
     model_type: str
@@ -253,7 +253,7 @@ FAMILIES = {
     "Cohere2ForCausalLM": replace(
         COHERE,
         model_type="cohere2",
-        defaults=COHERE.defaults | {"sliding_window_pattern": 4},
+        defaults={**COHERE.defaults, "sliding_window_pattern": 4},
         windows="pattern",
         no_rope="full",
         ropes=one_rope(1e4),
