@@ -88,7 +88,7 @@ typedef struct lazy_config {
     bool norm_plus_one; /* norms multiply by 1 + weight */
     bool layer_norm;    /* norms subtract the mean first, and those of q and k have weights for each head; not with
                            wide_qk_norm, late_qk_norm or post_norms */
-    bool pre_norms;     /* RMS norm of the inputs of attention and FFN */
+    bool pre_norms;     /* RMS norm of the inputs of attention and FFN; these, post_norms or both */
     bool parallel;      /* attention and FFN both read the norm before attention; with pre_norms, not with post_norms */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */
     bool gelu;          /* the FFN's gate is GELU in its tanh form, not SiLU */

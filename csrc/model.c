@@ -69,6 +69,8 @@ static int check_config(const lazy_config *c, lazy_error *err)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: logit_scale is %g; it must be above 0", c->logit_scale);
     if (!isfinite(c->query_growth) || c->query_growth < 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth is %g; it must be at least 0", c->query_growth);
+    if (!c->pre_norms && !c->post_norms)
+        return lazy_fail(err, LAZY_CHECKPOINT, "config: neither pre_norms nor post_norms");
     if (c->query_growth > 0 && c->late_qk_norm)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_growth and late_qk_norm, which would norm it away");
     if (c->rotary_dim % 2)

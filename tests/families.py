@@ -151,7 +151,7 @@ FAMILIES = {
         family_config(
             "Phi3ForCausalLM",
             partial_rotary_factor=0.75,
-            original_max_position_embeddings=24,
+            original_max_position_embeddings=16,  # one of PREFIXES
             rope_scaling=LONGROPE,
             tie_word_embeddings=True,
         ),
@@ -162,10 +162,19 @@ FAMILIES = {
         family_config(
             "SmolLM3ForCausalLM",
             num_hidden_layers=4,
-            no_rope_layers=[1, 0, 1, 0],
             use_sliding_window=False,
             rope_theta=5e6,
             tie_word_embeddings=True,
+        )
+    ),
+    "smollm3-layers": Family(
+        family_config(
+            "SmolLM3ForCausalLM",
+            no_rope_layers=[1, 0, 0],
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+            use_sliding_window=True,
+            sliding_window=9,
+            rope_scaling=YARN,
         )
     ),
     "ministral3": Family(
@@ -188,6 +197,21 @@ FAMILIES = {
             tie_word_embeddings=True,
         )
     ),
+    "granite4": Family(
+        family_config(
+            "GraniteMoeHybridForCausalLM",
+            intermediate_size=7,
+            shared_intermediate_size=40,
+            num_local_experts=0,
+            layer_types=3 * ["attention"],
+            position_embedding_type="rope",
+            embedding_multiplier=6.0,
+            attention_multiplier=0.3,
+            residual_multiplier=0.4,
+            logits_scaling=4.0,
+            mamba_n_heads=1,
+        )
+    ),
     "olmo2": Family(family_config("Olmo2ForCausalLM", rope_theta=5e5), dtype="F32"),
     "olmo3": Family(
         family_config(
@@ -204,13 +228,13 @@ FAMILIES = {
             num_hidden_layers=4,
             head_dim=12,
             sliding_window=7,
-            sliding_window_pattern=3,
-            rope_scaling=LLAMA3,
+            sliding_window_pattern=4,
             rope_theta=1e6,
         )
     ),
     "exaone4-global": Family(
-        family_config("Exaone4ForCausalLM", layer_types=3 * ["full_attention"]) | {"sliding_window": None}
+        family_config("Exaone4ForCausalLM", layer_types=3 * ["full_attention"], rope_scaling=LLAMA3)
+        | {"sliding_window": None}
     ),
     "seed-oss": Family(
         family_config("SeedOssForCausalLM", head_dim=12, attention_bias=True, attention_out_bias=False)

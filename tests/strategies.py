@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from tiny import DTYPES, Shape, pruning
 
-NORMS = st.sampled_from([{}, {"post_norms": True}, {"post_norms": True, "pre_norms": False}])
+# without norms before attention q and k are as large as the hidden states, unless they are normed
+NORMS_BEHIND = {"post_norms": True, "pre_norms": False, "qk_norm": True}
 QK_NORMS = st.sampled_from(
     [{}, {"qk_norm": True}, {"qk_norm": True, "wide_qk_norm": True}, {"qk_norm": True, "late_qk_norm": True}]
 )
@@ -22,7 +23,8 @@ def shapes(draw: st.DrawFn) -> Shape:
     windows = draw(WINDOWS)
     gemma = draw(st.booleans())
     layer_norm = not gemma and draw(st.booleans())
-    qk_norms = draw(QK_NORMS if not layer_norm else st.sampled_from([{}, {"qk_norm": True}]))
+    norms = draw(st.sampled_from([{}, {"post_norms": True}, NORMS_BEHIND])) if gemma else {}
+    norms = draw(st.sampled_from([{}, {"qk_norm": True}]) if layer_norm else QK_NORMS) | norms
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
@@ -32,7 +34,6 @@ def shapes(draw: st.DrawFn) -> Shape:
         logit_cap=draw(st.sampled_from([0.0, 1.5])) if gemma else 0.0,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
-        **draw(NORMS if gemma else st.just({})),
         layer_norm=layer_norm,
         parallel=not gemma and draw(st.booleans()),
         gelu=gemma and draw(st.booleans()),
@@ -43,11 +44,11 @@ def shapes(draw: st.DrawFn) -> Shape:
         tied=draw(st.booleans()),
         qkv_bias=draw(st.booleans()),
         o_bias=draw(st.booleans()),
-        **qk_norms,
+        **norms,
         rope_scale=draw(st.sampled_from([1.0, 1.2])),
         rotary_dim=draw(st.sampled_from([None, None, 6])),
         paired_rope=draw(st.booleans()),
-        **draw(ROPES if "late_qk_norm" not in qk_norms else st.just({})),
+        **draw(ROPES if "late_qk_norm" not in norms else st.just({})),
         logit_scale=draw(st.sampled_from([1.0, 0.3])),
         dtype=draw(st.sampled_from(DTYPES)),
     )

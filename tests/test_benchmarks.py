@@ -418,6 +418,11 @@ def test_goals_depend_on_place_and_model() -> None:
 # ---- the peers' models -----------------------------------------------------------------------------
 
 
+def test_gguf_files_of_other_features_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot hold the features of GraniteForCausalLM"):
+        gguf_file.gguf_file(RECORDED / "families" / "granite", "F16", tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 @pytest.mark.parametrize("family", ["smollm2", "gemma3"])
 def test_gguf_file_holds_the_checkpoint(family: str, kind: str, tmp_path: Path) -> None:

@@ -296,3 +296,30 @@ def test_damaged_files_are_refused_or_stay_in_bounds(
         return
     size = path.stat().st_size
     assert all(offset >= 8 and nbytes >= 0 and offset + nbytes <= size for *_, offset, nbytes in tensors)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "words"),
+    [
+        (
+            "phi3",
+            "intermediate_size",
+            r"gate_up_proj.*expected 41 \+ 41 rows, of mlp\.gate_proj, mlp\.up_proj",
+        ),
+        (
+            "phi3",
+            "num_key_value_heads",
+            r"qkv_proj.*expected 32 \+ 8 \+ 8 rows, of self_attn\.q_proj, self_at",
+        ),
+        ("glm4", "intermediate_size", r"gate_up_proj.*has shape \[80, 32\]; expected 41 \+ 41 rows"),
+    ],
+)
+def test_a_tensor_of_several_matrices_has_their_rows(
+    family: str, field: str, words: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(RECORDED / "families" / family, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config[field] = {"intermediate_size": 41, "num_key_value_heads": 1}[field]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=words):
+        Checkpoint(folder)

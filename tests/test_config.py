@@ -40,6 +40,8 @@ def test_what_the_core_gets(family: str) -> None:
 
 PHI, SMOL, MINISTRAL = "Phi3ForCausalLM", "SmolLM3ForCausalLM", "Ministral3ForCausalLM"
 GRANITE, OLMO, EXAONE = "GraniteForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM"
+GRANITE4 = "GraniteMoeHybridForCausalLM"
+DENSE = {"layer_types": ["attention"] * 3, "num_local_experts": 0, "position_embedding_type": "rope"}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 9}
 PLAIN = {"qkv_bias": False, "o_bias": False, "qk_norm": False}
 OLD = dict.fromkeys(["rope_theta", "max_position_embeddings", "rms_norm_eps", "hidden_act"])
@@ -351,10 +353,19 @@ REFUSED = [
         {"architectures": ["Qwen3NextForCausalLM"]},
         "expected another architecture: it has recurrent layers",
     ),
+    (GRANITE4, {}, "layer_types is missing; expected layers of attention: it has recurrent layers, which"),
+    (GRANITE4, {"layer_types": ["mamba", "attention"]}, "layer_types is .*; expected layers of attention"),
+    (GRANITE4, DENSE | {"layer_types": 5}, "layer_types is 5; expected layers of attention"),
+    (GRANITE4, DENSE | {"num_local_experts": 2}, "num_local_experts is 2; expected 0"),
     (
-        LLAMA,
-        {"architectures": ["GraniteMoeHybridForCausalLM"]},
-        "recurrent layers, which cannot take a token later",
+        GRANITE4,
+        DENSE | {"num_local_experts": None},
+        "num_local_experts is 8; expected 0: mixtures of experts",
+    ),
+    (
+        GRANITE4,
+        DENSE | {"position_embedding_type": "nope"},
+        "position_embedding_type is 'nope'; expected 'rope'",
     ),
     (LLAMA, {"architectures": ["DeepseekV3ForCausalLM"]}, "another architecture: its layers keep latents"),
     (
@@ -366,7 +377,7 @@ REFUSED = [
     (
         PHI,
         {"rope_scaling": LONGROPE | FOUR | {"long_factor": [1, 1, 1, 0]}},
-        "long_factor is .*; expected a list of 4",
+        "rope_scaling: long_factor: 3 is 0; expected a number",
     ),
     (
         PHI,

@@ -61,6 +61,7 @@ def test_sessions_are_made_by_models_alone() -> None:
         ("rotary_dim", 3, "rotary_dim 3 is odd"),
         ("rotary_dim", 10, "rotary_dim is 10; it must be 1 to 8"),
         ("query_growth", float("nan"), "query_growth is nan; it must be at least 0"),
+        ("pre_norms", False, "neither pre_norms nor post_norms"),
         ("query_step", 0, "query_step is 0; it must be 1 to"),
         ("logit_scale", 0.0, "logit_scale is 0; it must be above 0"),
         ("query_scalar", -1.0, "query_scalar is -1; it must be at least 0"),
@@ -85,6 +86,9 @@ def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
     ropes = {"rope_scale": [1.0] * 5, "inv_freq": np.ones(5 * 4, np.float32)}
     with pytest.raises(CheckpointError, match="n_ropes is 5; it must be 1 to 4"):
         replace(made, config={**made.config, **ropes}).load()
+    growing = {"qk_norm": True, "late_qk_norm": True, "query_growth": 0.5}
+    with pytest.raises(CheckpointError, match="query_growth and late_qk_norm"):
+        replace(made, config={**made.config, **growing}).load()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,20 +14,30 @@ import tiny
 from lazyllm import CheckpointError, _core
 
 SHAPE = tiny.Shape(seed=31, n_layers=4)
+NORMS_BEHIND = replace(SHAPE, pre_norms=False, post_norms=True, qk_norm=True, wide_qk_norm=True)
 
 
 MATRICES = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 MATRICES += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+BEHIND = ["self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm", "post_feedforward_layernorm"]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("name", [*MATRICES, "input_layernorm", "post_attention_layernorm"])
-def test_each_damaged_tensor_of_a_layer_is_named_by_it(tmp_path: Path, name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [
+        *((SHAPE, name) for name in (*MATRICES, "input_layernorm", "post_attention_layernorm")),
+        *((NORMS_BEHIND, name) for name in (*MATRICES, *BEHIND)),
+    ],
+)
+def test_each_damaged_tensor_of_a_layer_is_named_by_it(
+    tmp_path: Path, shape: tiny.Shape, name: str, value: float
+) -> None:
     """With a stage after the layer, and one after the next, which meets the damage before the pass ends."""
     name = f"model.layers.1.{name}.weight"
-    weight = tiny.random_weights(SHAPE)[name].copy()
+    weight = tiny.random_weights(shape)[name].copy()
     weight[0] = value
-    made = tiny.build(SHAPE, tmp_path, {name: weight})
+    made = tiny.build(shape, tmp_path, {name: weight})
     model = made.load()
     for stages in ([], [(1, 0.5)], [(2, 0.5)], [(0, 0.9), (1, 0.8), (2, 0.5)]):
         session = model.session(tiny.pruning(stages))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from comparison import compare_pass
 from families import DEMO_EVERY, FAMILIES, RECORDED, Expected, greedy_tokens, open_model
+from reference import Reference
 from tiny import fewer_if_sanitized, pruning
-from tolerances import LOGITS, error
+from tolerances import LOGITS, NEAR_TIE, error
+from toys import stored_values
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
@@ -36,6 +40,22 @@ def test_logits_and_greedy_tokens(folder: Path) -> None:
     assert greedy_tokens(model, expected.prompt, len(expected.greedy)) == expected.greedy
 
 
+def test_pruned_passes_equal_the_reference(folder: Path) -> None:
+    """A prompt, decode steps and a follow-up, with revivals, beyond windows and longrope's switch."""
+    config, dtype = Checkpoint(folder).config, FAMILIES[folder.name].dtype
+    stages = [(0, 0.6), (1, 0.3)][: config.n_layers - 1]
+    rules = pruning(stages, sink=2)
+    reference = Reference(config.core(), stored_values(folder), rules)
+    session = open_model(folder).session(rules)
+    session.trace = True
+    for count, generated in ((14, False), (1, True), (1, True), (25, False), (1, True), (1, True)):
+        ids = np.random.default_rng(count).integers(0, config.vocab, count).tolist()
+        want = reference.forward(ids, generated)
+        assert reference.margin > NEAR_TIE
+        compare_pass(session, reference, session.forward(ids, generated=generated), want, dtype)
+    assert reference.computed < 1
+
+
 def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
     """Fails if a family was edited without running make_recorded.py again."""
     family, checkpoint = FAMILIES[folder.name], Checkpoint(folder)
@@ -51,6 +71,7 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
     [
         "mistral",
         "qwen2-window",
+        "cohere2",
         "gemma2",
         "gemma2-caps",
         "gemma3",
@@ -58,6 +79,7 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
         "phi3",
         "olmo3",
         "exaone4",
+        "smollm3-layers",
     ],
 )
 def test_prompts_are_several_times_longer_than_the_window(family: str) -> None:

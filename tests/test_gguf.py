@@ -20,6 +20,7 @@ from toys import (
     BYTE,
     CONTROL,
     LETTERS,
+    NAMED,
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
@@ -37,16 +38,24 @@ from lazyllm.checkpoints import checkpoint, gguf, pypi_models
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.checkpoints.gguf import convert, encode_floats
-from lazyllm.checkpoints.gguf_checkpoint import ARCHITECTURES, GgufCheckpoint
+from lazyllm.checkpoints.gguf_checkpoint import GgufCheckpoint
 from lazyllm.checkpoints.gguf_file import BLOCKS
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.commands.main import main
 
-NOT_IN_GGUF = {"llama3", "mistral", "qwen2-window", "gemma2-caps", "gemma3-layers"}
+NOT_IN_GGUF = {
+    "llama3",
+    "mistral",
+    "qwen2-window",
+    "gemma2-caps",
+    "gemma3-layers",
+    "smollm3-layers",
+    "exaone4-global",
+}
 ROUND_TRIPS = sorted(
     name
     for name, family in FAMILIES.items()
-    if family.config["architectures"][0] in ARCHITECTURES.values() and name not in NOT_IN_GGUF
+    if family.config["architectures"][0] in {name for _, name in NAMED} and name not in NOT_IN_GGUF
 )
 
 

@@ -9,13 +9,31 @@ import numpy as np
 from families import FAMILIES, RECORDED
 
 from lazyllm import _core
+from lazyllm.checkpoints import config as config_module
 from lazyllm.checkpoints.checkpoint import Checkpoint
-from lazyllm.checkpoints.gguf_checkpoint import FIELDS, GEMMA_TENSORS, LAYER_TENSORS, SOFT_CAPS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import (
+    ARCHITECTURES,
+    FAMILY_FIELDS,
+    FAMILY_TENSORS,
+    FIELDS,
+    LAYER_TENSORS,
+    LONGROPE,
+    PAIRED,
+    PATTERN,
+    SOFT_CAPS,
+    TOP_TENSORS,
+)
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 LETTERS = [chr(byte) for byte in range(0x21, 0x7E)] + ["Ġ"]
 Files = tuple[dict[str, Any], dict[str, np.ndarray]]
 """The metadata and tensors of a GGUF file."""
+NAMED = [*ARCHITECTURES.items(), ("olmo2", "Olmo3ForCausalLM")]
+"""Architectures by their names in GGUF files, of which one may hold several."""
+FUSED = {
+    **{f"self_attn.{name}_proj": "self_attn.qkv_proj" for name in "qkv"},
+    **{f"mlp.{name}_proj": "mlp.gate_up_proj" for name in ("gate", "up")},
+}
 CORPUS = ["the quick brown fox jumps over the lazy dog, it's 2024", "def f(x): return x", "hello world"] * 5
 
 
@@ -105,37 +123,45 @@ def as_gguf(family: str) -> Files:
 
 def gguf_files(config: dict[str, Any], weights: dict[str, np.ndarray]) -> Files:
     """A GGUF file of the model that a folder in Hugging Face layout would have with this config.json."""
-    arch = config["model_type"].removesuffix("_text")
-    gemma = arch in ("gemma2", "gemma3")
+    architecture = config["architectures"][0]
+    arch = next(arch for arch, named in NAMED if named == architecture)
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
+    head_dim = config.get("head_dim", config["hidden_size"] // heads)
     # the vocabulary is the tokenizer's, whose size may differ from the configuration's
-    fields = {key: config[name] for name, key in FIELDS.items() if name in config and name != "vocab_size"}
+    known = FIELDS | FAMILY_FIELDS.get(arch, {})
+    fields = {key: config[name] for name, key in known.items() if name in config and name != "vocab_size"}
     fields["attention.head_count_kv"] = kv_heads
-    if "head_dim" in config:
-        fields["rope.dimension_count"] = config["head_dim"]
-    if scaling := config.get("rope_scaling"):
+    if "head_dim" in config or "partial_rotary_factor" in config:
+        fields["rope.dimension_count"] = int(head_dim * config.get("partial_rotary_factor", 1))
+    tensors = {}
+    scaling = config.get("rope_scaling", {})
+    if "short_factor" in scaling:
+        tensors = {tensor: np.array(scaling[name], np.float32) for name, tensor in LONGROPE.items()}
+    elif "alpha" in scaling:
+        fields["rope.freq_base"] *= scaling["alpha"] ** (head_dim / (head_dim - 2))
+    elif scaling:
         fields |= {"rope.scaling.type": scaling.get("type", scaling.get("rope_type"))}
         fields |= {"rope.scaling.factor": scaling["factor"]}
         fields |= {"rope.scaling.original_context_length": scaling.get("original_max_position_embeddings", 1)}
-    if gemma:
-        for name in ("sliding_window", "sliding_window_pattern"):
-            if name in config:
-                fields[f"attention.{name}"] = config[name]
     fields |= {name: config[name] for name in SOFT_CAPS if name in config}
+    if arch == "olmo2" and "sliding_window" in config:
+        fields[PATTERN] = [(layer + 1) % 4 != 0 for layer in range(config["num_hidden_layers"])]
     metadata = {"general.architecture": arch} | {f"{arch}.{name}": value for name, value in fields.items()}
     short = {hf: name for name, hf in TOP_TENSORS.items()}
-    kinds = {hf: name for name, hf in (GEMMA_TENSORS if gemma else LAYER_TENSORS).items()}
-    tensors = {}
-    for hf, values in weights.items():
-        if gemma and hf.endswith("norm.weight"):
+    kinds = {hf: name for name, hf in (LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})).items()}
+    stored = {core: hf for hf, core in config_module.FAMILIES[architecture].renamed.items()}
+    for core, values in weights.items():
+        if arch in ("gemma2", "gemma3") and core.endswith("norm.weight"):
             values = values + np.float32(1)
-        if hf in short:
-            tensors[short[hf]] = values
+        if core in short:
+            tensors[short[core]] = values
             continue
-        layer, _, rest = hf.removeprefix("model.layers.").partition(".")
+        layer, _, rest = core.removeprefix("model.layers.").partition(".")
         kind, _, suffix = rest.rpartition(".")
-        if arch == "llama" and kinds[kind] in ("attn_q", "attn_k"):
-            values = interleaved(values, heads if kinds[kind] == "attn_q" else kv_heads)
-        tensors[f"blk.{layer}.{kinds[kind]}.{suffix}"] = values
+        name = kinds[FUSED.get(kind, kind) if FUSED.get(kind) in kinds else stored.get(kind, kind)]
+        if arch in PAIRED and name in ("attn_q", "attn_k"):
+            values = interleaved(values, heads if name == "attn_q" else kv_heads)
+        name = f"blk.{layer}.{name}.{suffix}"
+        tensors[name] = np.concatenate([tensors[name], values]) if name in tensors else values
     return metadata | byte_level_metadata("gpt-2", []), tensors

@@ -14,12 +14,13 @@ from benchmarks.peers.llama_cpp_peer import silent_api
 from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor
 from lazyllm.checkpoints.config import FAMILIES, ModelConfig
 from lazyllm.checkpoints.digest import weights_digest
-from lazyllm.checkpoints.gguf_checkpoint import GEMMA_TENSORS, LAYER_TENSORS, TOP_TENSORS
+from lazyllm.checkpoints.gguf_checkpoint import FAMILY_TENSORS, LAYER_TENSORS, TOP_TENSORS
 
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
 }  # where GGUF's name is not the model type's
+WRITTEN = ("llama", "qwen2", "qwen3", "gemma3")
 GEMMA3_PATTERN, GEMMA3_LOCAL_THETA = 6, 10000.0  # which llama.cpp assumes
 LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 QUANTIZED = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S"}  # llama.cpp's names of files of these blocks
@@ -62,6 +63,8 @@ def write(checkpoint: Checkpoint, kind: str, path: Path) -> None:
 
     config = checkpoint.config
     arch = architecture(config)
+    if arch not in WRITTEN:
+        raise ValueError(f"a GGUF file written here cannot hold the features of {config.architecture}")
     names = {tensor[0]: gguf_name(tensor[0], arch) for tensor in checkpoint.tensors}
     theta, divisors = rotary(config)
     writer = GGUFWriter(path, arch)
@@ -139,7 +142,7 @@ def gguf_name(name: str, arch: str) -> str:
     top = {theirs: ours for ours, theirs in TOP_TENSORS.items()}
     if name in top:
         return top[name]
-    layer_tensors = GEMMA_TENSORS if arch == "gemma3" else LAYER_TENSORS
+    layer_tensors = LAYER_TENSORS | FAMILY_TENSORS.get(arch, {})
     parts = {theirs: ours for ours, theirs in layer_tensors.items()}
     if (found := LAYER.fullmatch(name)) and found[2] in parts:
         return f"blk.{found[1]}.{parts[found[2]]}.{found[3]}"

@@ -274,9 +274,9 @@ def core_tensors(tensors: Iterable[Tensor], config: ModelConfig, source: Path) -
     for tensor in tensors:
         *place, suffix = tensor.name.split(".")
         layer, kind = place[:3], ".".join(place[3:])
+        kind = renamed.get(kind, kind)
         if kind not in fused:
-            renaming = {"name": ".".join([*layer, renamed[kind], suffix])} if kind in renamed else {}
-            yield tensor._replace(**renaming)
+            yield tensor._replace(name=".".join([*layer, kind, suffix]) if kind else tensor.name)
             continue
         parts, offset = fused[kind], tensor.offset
         if tensor.shape[:1] != (sum(parts.values()),):

@@ -17,6 +17,7 @@ from lazyllm.checkpoints.rope import (
     NO_ROPE,
     SCALINGS,
     SLIDING,
+    RopeRules,
     read_ropes,
     rope_table,
 )
@@ -35,20 +36,21 @@ class Family:
     """The features of a model family, as a row of FAMILIES.
 
     `defaults` are the values of fields that files may leave out. With `multimodal`, the text model's fields
-    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the field
-    that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field of this
-    name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads together;
-    of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows` are in all
-    layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if `use_sliding_window` is
-    set, in those that `layer_types` or else `max_window_layers` says. `no_rope`: in layers without RoPE,
-    those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model with windows, those
-    without one. `query_scalar` names the field whose root divides scores in place of the head dimension's.
-    `soft_caps`: of attention and logits, in files that leave them out.
-    `ropes` and `scalings`: see `read_ropes`. `paired_rope`: RoPE turns neighbours of a head, not its halves.
-    `partial_rope`: it may turn the first part of a head only. `multipliers`: Granite's. `cohere`: LayerNorm,
-    attention and FFN in parallel, a factor on the logits, norms of q and k if `use_qk_norm` says so.
-    `query_growth`: q grows with the position, as `llama_4_scaling_beta` says. `renamed` has the parts of
-    tensors' names in files that differ from those that the core takes.
+    are in the object `text_config`; its `model_type` may name another family's row. `activation` is the
+    field that names it, and the name. `qkv_bias` and `o_bias`: q, k and v, and o, have biases if the field
+    of this name says so; or they always have. `qk_norm`: of each head of q and k before RoPE; of all heads
+    together; of each head behind RoPE. `norms`: before attention and FFN, behind them, or both. `windows`
+    are in all layers; in those that `layer_types` or else `sliding_window_pattern` says; or, if
+    `use_sliding_window` is set, in those that `layer_types` or else `max_window_layers` says. `no_rope`: in
+    layers without RoPE, those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model
+    with windows, those without one. `query_scalar` names the field whose root divides scores in place of
+    the head dimension's. `ffn` names the FFN's width. `attention_only`: `layer_types` may name others.
+    `only`: more of UNSUPPORTED. `paired_rope`: RoPE turns neighbours of a head, not its halves.
+    `soft_caps`: of attention and
+    logits, in files that leave them out. `cohere`: LayerNorm, attention and FFN in parallel, a factor on the
+    logits, norms of q and k if `use_qk_norm` says so.
+    `multipliers`: Granite's. `query_growth`: q grows with the position, as `llama_4_scaling_beta` says.
+    `renamed` has the parts of tensors' names in files that differ from those that the core takes.
     """
 
     model_type: str
@@ -64,20 +66,21 @@ class Family:
     query_scalar: str | None = None
     soft_caps: tuple[float, float] = (0.0, 0.0)
     windows: Literal["none", "all", "pattern", "optional"] = "none"
-    ropes: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
-    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
-    partial_rope: bool = False
     no_rope: Literal["none", "listed", "full"] = "none"
+    ffn: str = "intermediate_size"
+    only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    attention_only: bool = False
     multipliers: bool = False
     cohere: bool = False
     query_growth: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def one_rope(theta: float) -> dict[str, tuple[str, float]]:
-    """The ropes of a family whose layers share one, with this base where the file has none."""
-    return {FULL: ("rope_theta", theta)}
+def based_on(theta: float) -> RopeRules:
+    """RoPE with this base frequency where the file has none."""
+    return RopeRules({FULL: ("rope_theta", theta)})
 
 
 ALL_BIASES: Any = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -106,7 +109,7 @@ GEMMA3 = Family(
     scaled_embedding=True,
     query_scalar="query_pre_attn_scalar",
     windows="pattern",
-    ropes={FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)},
+    rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
 )
 GEMMA2 = replace(
     GEMMA3,
@@ -119,9 +122,10 @@ GEMMA2 = replace(
     },
     qk_norm="none",
     soft_caps=(50.0, 30.0),
-    ropes=one_rope(1e4),
+    rope=based_on(1e4),
 )
 MISTRAL = Family("mistral", windows="all")
+PHI3_SCALINGS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1e6,
@@ -133,6 +137,7 @@ MINISTRAL3_ROPE = {
 }
 EPS = {"rms_norm_eps": 1e-5}
 OLMO2 = Family("olmo2", EPS, **ALL_BIASES, qk_norm="wide", norms="post")
+GRANITE = Family("granite", {"max_position_embeddings": 2048}, **ALL_BIASES, multipliers=True)
 GLM = Family(
     "glm",
     {
@@ -144,7 +149,7 @@ GLM = Family(
     },
     qkv_bias="attention_bias",
     paired_rope=True,
-    partial_rope=True,
+    rope=RopeRules(partial=True),
 )
 COHERE = Family(
     "cohere",
@@ -157,7 +162,7 @@ COHERE = Family(
         "eos_token_id": 255001,
     },
     **ALL_BIASES,
-    ropes=one_rope(5e5),
+    rope=based_on(5e5),
     paired_rope=True,
     cohere=True,
 )
@@ -171,15 +176,14 @@ FAMILIES = {
         "phi3",
         EPS | {"sliding_window": None, "original_max_position_embeddings": 4096},
         windows="all",
-        partial_rope=True,
-        scalings={"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")},
+        rope=RopeRules(scalings=PHI3_SCALINGS, partial=True),
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         {"sliding_window": None, "tie_word_embeddings": True},
         **ALL_BIASES,
         windows="optional",
-        ropes=one_rope(2e6),
+        rope=based_on(2e6),
         no_rope="listed",
     ),
     "Ministral3ForCausalLM": Family(
@@ -188,8 +192,21 @@ FAMILIES = {
         windows="all",
         query_growth=True,
     ),
-    "GraniteForCausalLM": Family(
-        "granite", {"max_position_embeddings": 2048}, **ALL_BIASES, multipliers=True
+    "GraniteForCausalLM": GRANITE,
+    "GraniteMoeHybridForCausalLM": replace(
+        GRANITE,
+        model_type="granitemoehybrid",
+        defaults={**GRANITE.defaults, "num_local_experts": 8, "position_embedding_type": "none"},
+        ffn="shared_intermediate_size",
+        attention_only=True,
+        only={
+            "num_local_experts": (0, "mixtures of experts"),
+            "position_embedding_type": ("rope", "layers without RoPE"),
+        },
+        renamed={
+            "shared_mlp.input_linear": "mlp.gate_up_proj",
+            "shared_mlp.output_linear": "mlp.down_proj",
+        },
     ),
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": replace(
@@ -197,7 +214,7 @@ FAMILIES = {
         model_type="olmo3",
         defaults=EPS | {"sliding_window_pattern": 4},
         windows="pattern",
-        ropes={FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)},
+        rope=RopeRules({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}),
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",
@@ -217,14 +234,14 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
         EPS | {"head_dim": 128, "tie_word_embeddings": True},
-        ropes=one_rope(5e5),
+        rope=based_on(5e5),
         paired_rope=True,
     ),
     "HeliumForCausalLM": Family(
         "helium",
         {"head_dim": 128, "rms_norm_eps": 1e-8},
         qkv_bias="attention_bias",
-        ropes=one_rope(1e5),
+        rope=based_on(1e5),
         paired_rope=True,
     ),
     "HunYuanDenseV1ForCausalLM": Family(
@@ -232,7 +249,7 @@ FAMILIES = {
         EPS,
         **ALL_BIASES,
         qk_norm="late",
-        scalings=SCALINGS | {"dynamic": "alpha"},
+        rope=RopeRules(scalings=SCALINGS | {"dynamic": "alpha"}),
         renamed={
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
@@ -256,16 +273,17 @@ FAMILIES = {
         defaults={**COHERE.defaults, "sliding_window_pattern": 4},
         windows="pattern",
         no_rope="full",
-        ropes=one_rope(1e4),
+        rope=based_on(1e4),
     ),
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
+ATTENTION = ["attention", FULL]
 REFUSED = {
     **dict.fromkeys(("Mamba", "Jamba", "NemotronH", "Lfm2", "RecurrentGemma", "Rwkv"), RECURRENT),
-    **dict.fromkeys(("Qwen3Next", "Qwen3_5", "GraniteMoeHybrid", "FalconH1", "Zamba", "Bamba"), RECURRENT),
+    **dict.fromkeys(("Qwen3Next", "Qwen3_5", "FalconH1", "Zamba", "Bamba"), RECURRENT),
     **dict.fromkeys(
         ("DeepseekV2", "DeepseekV3", "KimiK2"), "its layers keep latents in place of keys and values"
     ),
@@ -352,7 +370,11 @@ class ModelConfig:
         architecture = read_architecture(fields)
         fields, family = text_fields(fields, FAMILIES[architecture])
         fields.only(*family.activation, "other activations")
-        for name, (value, meaning) in UNSUPPORTED.items():
+        if family.attention_only:
+            layers = fields.get("layer_types")
+            if not isinstance(layers, list) or not layers or not all(kind in ATTENTION for kind in layers):
+                fields.refuse("layer_types", f"layers of attention: {RECURRENT}")
+        for name, (value, meaning) in {**UNSUPPORTED, **family.only}.items():
             fields.only(name, value, meaning)
         heads = fields.whole("num_attention_heads", MAX_WIDTH)
         kv_heads = fields.whole("num_key_value_heads", heads, default=heads)
@@ -360,14 +382,8 @@ class ModelConfig:
             fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
-        ropes = read_ropes(
-            fields,
-            family.ropes,
-            family.scalings,
-            head_dim,
-            fields.whole("max_position_embeddings", MAX_CONTEXT),
-            family.partial_rope,
-        )
+        context = fields.whole("max_position_embeddings", MAX_CONTEXT)
+        ropes = read_ropes(fields, family.rope, head_dim, context)
         context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
         table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
@@ -397,7 +413,7 @@ class ModelConfig:
             n_heads=heads,
             n_kv_heads=kv_heads,
             head_dim=head_dim,
-            ffn=fields.whole("intermediate_size", MAX_WIDTH),
+            ffn=fields.whole(family.ffn, MAX_WIDTH),
             vocab=vocab,
             context=context,
             norm_eps=fields.number(eps_name, 0.0, 0.1, default=1e-6) / residual**2,
@@ -516,7 +532,7 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
     windows = read_windows(fields, family, turns)
     if family.no_rope == "full" and fields.get("sliding_window") is not None:
         turns = [window > 0 for window in windows]
-    local = SLIDING if SLIDING in family.ropes else FULL
+    local = SLIDING if SLIDING in family.rope.bases else FULL
     kinds = [local if window else FULL for window in windows]
     return windows, [kind if turn else NO_ROPE for kind, turn in zip(kinds, turns, strict=True)]
 
@@ -553,7 +569,7 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
     else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
         sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.ropes):
+    if not any(sliding) or (fields.get("sliding_window") is None and SLIDING not in family.rope.bases):
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)
     return tuple(window if slides else 0 for slides in sliding)

@@ -62,7 +62,7 @@ def write_json(path: Path, contents: dict[str, Any]) -> None:
 
 def write_weights(checkpoint: GgufCheckpoint, path: Path, dtype: str, progress: bool) -> None:
     stored, width, _ = DTYPES[dtype]
-    tensors = checkpoint.tensors
+    tensors = checkpoint.named_tensors
     entries = {tensor.name: (stored, tensor.shape, math.prod(tensor.shape) * width) for tensor in tensors}
     with path.open("wb") as file, bar(len(tensors), "converting", "tensor", progress) as line:
         file.write(header_bytes(entries, {"format": "pt"}))
@@ -77,7 +77,7 @@ def hugging_face_values(checkpoint: GgufCheckpoint, tensor: Tensor) -> Iterator[
     (in each head the first of all pairs, then the second), Gemma's norms without the added 1."""
     config, projection = checkpoint.config, tensor.name.split(".")[-2]
     heads = {"q_proj": config.n_heads, "k_proj": config.n_kv_heads}.get(projection, 0)
-    paired = config.paired_rope and heads
+    paired = checkpoint.is_paired and heads
     if paired and tensor.shape[0] != heads * config.head_dim:
         rows = f"{tensor.shape[0]} rows; expected {heads} x {config.head_dim}"
         checkpoint.refuse_tensor(tensor.name, f"has {rows}")

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from lazyllm import _core
-from lazyllm.checkpoints.checkpoint import Checkpoint
+from lazyllm.checkpoints.checkpoint import Checkpoint, Tensor, core_tensors
 from lazyllm.checkpoints.config import FAMILIES, MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
+from lazyllm.checkpoints.rope import FULL, MAX_THETA, SLIDING, frequency_divisors, llama3
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
 from lazyllm.support.files import OpenedFile
@@ -27,7 +27,18 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "hunyuan-dense": "HunYuanDenseV1ForCausalLM",
+    "glm4": "Glm4ForCausalLM",
 }
+PAIRED = ("llama", "smollm3", "granite")
+"""Architectures whose files have the rows of q and k by RoPE's pairs, unlike those of Hugging Face."""
 FIELDS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -41,10 +52,20 @@ FIELDS = {
     "rope_theta": "rope.freq_base",
 }
 """Fields of config.json, which all architectures have, in the metadata of a GGUF file."""
-GEMMA3_FIELDS = {
-    "rope_local_base_freq": "rope.freq_base_swa",
-    "sliding_window": "attention.sliding_window",
-    "sliding_window_pattern": "attention.sliding_window_pattern",
+WINDOW = {"sliding_window": "attention.sliding_window"}
+PATTERN = "attention.sliding_window_pattern"
+FAMILY_FIELDS = {
+    "gemma2": WINDOW,
+    "gemma3": WINDOW | {"rope_local_base_freq": "rope.freq_base_swa", "sliding_window_pattern": PATTERN},
+    "phi3": WINDOW | {"original_max_position_embeddings": "rope.scaling.original_context_length"},
+    "granite": {
+        "attention_multiplier": "attention.scale",
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    },
+    "olmo2": WINDOW,
+    "exaone4": WINDOW,
 }
 ROPE_FIELDS = {
     "rope_type": "rope.scaling.type",
@@ -72,13 +93,28 @@ LAYER_TENSORS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-GEMMA_TENSORS = LAYER_TENSORS | {
+BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+GATE_AND_UP = {"ffn_up": "mlp.gate_up_proj"}
+FAMILY_TENSORS = {
+    **dict.fromkeys(("gemma2", "gemma3"), BEHIND | {"ffn_norm": "pre_feedforward_layernorm"}),
+    "phi3": GATE_AND_UP | {"attn_qkv": "self_attn.qkv_proj"},
+    "olmo2": BEHIND,
+    "exaone4": BEHIND,
+    "seed_oss": {"post_attention_norm": "post_attention_layernorm"},
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "glm4": GATE_AND_UP
+    | {"post_attention_norm": "post_self_attn_layernorm", "post_ffw_norm": "post_mlp_layernorm"},
+}
+"""Where they differ from LAYER_TENSORS."""
 LAYER_TENSOR = re.compile(r"blk\.(?P<layer>[0-9]{1,9})\.(?P<kind>\w+)\.(?P<suffix>weight|bias)")
 EMBEDDING, ROPE_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+LONGROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
 LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -86,8 +122,9 @@ LLAMA31_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 class GgufCheckpoint(Checkpoint):
     """Like `Checkpoint`, from a GGUF file in place of a folder; its tensors have Hugging Face's names.
 
-    `config_json` and `generation_config` are the contents of the files that a folder would have. Unlike what
-    these say, Gemma's norms have 1 added, and the rows of q and k of a Llama lie by RoPE's pairs.
+    `config_json` and `generation_config` are the contents of the files that a folder would have, and
+    `named_tensors` its tensors. Unlike what these say, Gemma's norms have 1 added, and with `is_paired` the
+    rows of q and k lie by RoPE's pairs.
     """
 
     def __init__(self, path: str | Path):
@@ -103,20 +140,23 @@ class GgufCheckpoint(Checkpoint):
             )
         self.gemma = self.arch in LAYERS_OF_27B
         self.stored = {tensor.name: tensor for tensor in tensors}
-        self.tensors = [
+        self.layer_tensors = LAYER_TENSORS | FAMILY_TENSORS.get(self.arch, {})
+        self.is_paired = self.arch in PAIRED
+        self.named_tensors = [
             tensor._replace(name=self.hugging_face_name(tensor.name))
             for tensor in tensors
-            if tensor.name != ROPE_DIVISORS
+            if tensor.name not in (ROPE_DIVISORS, *LONGROPE.values())
         ]
-        fields = FIELDS | GEMMA3_FIELDS | ROPE_FIELDS | dict(zip(SOFT_CAPS, SOFT_CAPS, strict=True))
+        caps = dict(zip(SOFT_CAPS, SOFT_CAPS, strict=True))
+        fields = FIELDS | FAMILY_FIELDS.get(self.arch, {}) | ROPE_FIELDS | caps
         self.names = {name: f"{self.arch}.{key}" for name, key in fields.items()}
         self.config_json, self.generation_config = self.read_config(), self.read_generation_config()
         config = ModelConfig.read(
             Fields(self.path, self.config_json, self.names), Fields(self.path, self.generation_config)
         )
-        self.config = replace(
-            config, name=self.path.stem, norm_plus_one=False, paired_rope=self.arch == "llama"
-        )
+        paired_rope = self.is_paired or config.paired_rope
+        self.config = replace(config, name=self.path.stem, norm_plus_one=False, paired_rope=paired_rope)
+        self.tensors = list(core_tensors(self.named_tensors, self.config, self.path))
 
     @cached_property
     def vocabulary(self) -> GgufVocabulary | None:
@@ -139,13 +179,15 @@ class GgufCheckpoint(Checkpoint):
         except NotImplementedError:
             raise CheckpointError(f"{self.path} has weights in {dtype}, which gguf cannot read") from None
 
+    def values_of(self, tensor: Tensor) -> np.ndarray:
+        return self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
+
     def hugging_face_name(self, name: str) -> str:
-        layer_tensors = GEMMA_TENSORS if self.gemma else LAYER_TENSORS
         part = LAYER_TENSOR.fullmatch(name)
         if name in TOP_TENSORS:
             return TOP_TENSORS[name]
-        if part and part["kind"] in layer_tensors:
-            return f"model.layers.{int(part['layer'])}.{layer_tensors[part['kind']]}.{part['suffix']}"
+        if part and part["kind"] in self.layer_tensors:
+            return f"model.layers.{int(part['layer'])}.{self.layer_tensors[part['kind']]}.{part['suffix']}"
         self.refuse_tensor(name, f"has no place in a {ARCHITECTURES[self.arch]} model")
 
     def refuse_tensor(self, name: str, problem: str) -> NoReturn:
@@ -169,29 +211,48 @@ class GgufCheckpoint(Checkpoint):
         values["rope_theta"] = fields.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
         for name in [name for name, value in values.items() if value is None]:
             fields.refuse(name, "a value: every GGUF file has it")
-        partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
+        architecture = ARCHITECTURES[self.arch]
+        if self.arch == "olmo2" and self.field(WINDOW["sliding_window"]):
+            architecture = "Olmo3ForCausalLM"
+        family, partial = FAMILIES[architecture], {}
+        if family.rope.partial:
+            turned = Fields(self.path, self.metadata).whole(
+                f"{self.arch}.rope.dimension_count", values["head_dim"], default=values["head_dim"]
+            )
+            values["partial_rotary_factor"] = turned / values["head_dim"]
+        else:
+            partial = {"rope.dimension_count": (values["head_dim"], "partial rotary embeddings")}
         for key, (value, meaning) in (UNSUPPORTED | partial).items():
             Fields(self.path, self.metadata).only(f"{self.arch}.{key}", value, meaning)
         config = {
-            "architectures": [ARCHITECTURES[self.arch]],
-            "model_type": FAMILIES[ARCHITECTURES[self.arch]].model_type,
+            "architectures": [architecture],
+            "model_type": family.model_type,
             **values,
             "tie_word_embeddings": "output.weight" not in self.stored,
             "torch_dtype": "float32",
             **self.special_ids(),
             **self.soft_caps(),
-            **(self.gemma_config(values) if self.gemma else {"hidden_act": "silu"}),
+            **(self.gemma_config(values) if self.gemma else self.family_config()),
         }
         if scaling := self.rope_scaling(values):
             config["rope_scaling"] = scaling
-        if self.arch == "llama" and "blk.0.attn_q.bias" in self.stored:
-            config["attention_bias"] = True
+        for field, tensor in ((family.o_bias, "attn_output"), (family.qkv_bias, "attn_q")):
+            if isinstance(field, str):
+                config[field] = f"blk.0.{tensor}.bias" in self.stored
         return config
 
     def soft_caps(self) -> dict[str, Any]:
         defaults = FAMILIES[ARCHITECTURES[self.arch]].soft_caps
         caps = {name: self.field(name, cap) for name, cap in zip(SOFT_CAPS, defaults, strict=True)}
         return {name: cap for name, cap in caps.items() if cap}
+
+    def family_config(self) -> dict[str, Any]:
+        """The fields that only some families have."""
+        config = {name: self.field(key) for name, key in FAMILY_FIELDS.get(self.arch, {}).items()}
+        config["sliding_window"] = config.get("sliding_window") or None  # 0: none
+        if isinstance(pattern := self.field(PATTERN), list):
+            config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
+        return {"hidden_act": "silu"} | config
 
     def gemma_config(self, values: dict[str, Any]) -> dict[str, Any]:
         """The fields that only Gemma 2 and 3 have."""
@@ -226,6 +287,11 @@ class GgufCheckpoint(Checkpoint):
     def rope_scaling(self, values: dict[str, Any]) -> dict[str, Any] | None:
         if ROPE_DIVISORS in self.stored:
             return self.llama3_scaling(values["rope_theta"], values["head_dim"])
+        if set(LONGROPE.values()) <= set(self.stored):
+            factors = {name: self.values_of(self.stored[tensor]) for name, tensor in LONGROPE.items()}
+            return {"rope_type": "longrope"} | {
+                name: [shortest(float(factor)) for factor in values] for name, values in factors.items()
+            }
         if self.field("rope.scaling.type", "none") == "none":
             return None
         scaling = {name: self.field(key) for name, key in ROPE_FIELDS.items()}
@@ -234,7 +300,7 @@ class GgufCheckpoint(Checkpoint):
     def llama3_scaling(self, theta: float, head_dim: int) -> dict[str, Any]:
         """Recovers Llama 3.1's scaling rule, which a GGUF file stores as one divisor per frequency."""
         tensor = self.stored[ROPE_DIVISORS]
-        divisors = self.widened(b"".join(self.chunks(tensor)), tensor.dtype)
+        divisors = self.values_of(tensor)
         scaling = {"rope_type": "llama3", "factor": shortest(float(divisors.max())), **LLAMA31_ROPE}
         plain = 1 / frequency_divisors(theta, head_dim)
         original = LLAMA31_ROPE["original_max_position_embeddings"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,6 +16,19 @@ MAX_THETA = 1e15
 SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 NO_ROPE = "no_rope"
+
+
+@dataclass(frozen=True)
+class RopeRules:
+    """How the config files of a family describe RoPE.
+
+    `bases` has the name and the default of the base frequency of each type of layer, of all if it has one;
+    `scalings` the rule that a type of scaling names. With `partial`, the first part of a head may be turned.
+    """
+
+    bases: Mapping[str, tuple[str, float]] = field(default_factory=lambda: {FULL: ("rope_theta", 10000.0)})
+    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,22 +50,14 @@ class Rope:
     query_growth: float
 
 
-def read_ropes(
-    fields: Fields,
-    bases: Mapping[str, tuple[str, float]],
-    scalings: Mapping[str, str],
-    head_dim: int,
-    context: int,
-    partial: bool,
-) -> dict[str, Rope]:
-    """The rope of each type of layer in `bases`, which has the name and the default of its base frequency,
-    and one that turns nothing.
+def read_ropes(fields: Fields, rules: RopeRules, head_dim: int, context: int) -> dict[str, Rope]:
+    """The rope of each type of layer, and one that turns nothing.
 
     `rope_scaling` is of the layers that see the whole context. In `rope_parameters`, which transformers 5
-    writes, a model of several ropes has an object for each type of layer. `scalings` has the rule that a type
-    of scaling names. With `partial`, RoPE may turn the first part of a head only.
+    writes, a model of several ropes has an object for each type of layer.
     """
     scaling, parameters = fields.section("rope_scaling"), fields.section("rope_parameters")
+    bases = rules.bases
     by_type = len(bases) > 1
     if by_type and not set(parameters.values) <= set(bases):
         fields.refuse("rope_parameters", f"an object with a rope for each of {', '.join(bases)}")
@@ -69,10 +74,7 @@ def read_ropes(
         theta = (rope if named else fields).number(
             "rope_theta" if named else theta_name, 1.0, MAX_THETA, default=default_theta
         )
-        rotary_dim = read_rotary_dim(fields, rope, head_dim) if partial else head_dim
-        for holder in () if partial else (fields, rope):
-            holder.only("partial_rotary_factor", 1.0, "partial rotary embeddings")
-        ropes[layer_type] = scaled_rope(fields, rope, scalings, theta, rotary_dim, head_dim, context)
+        ropes[layer_type] = scaled_rope(fields, rope, rules, theta, head_dim, context)
     none = (0.0,) * (head_dim // 2)
     ropes[NO_ROPE] = replace(ropes[FULL], inv_freq=none, long_inv_freq=none, scale=1.0)
     return ropes
@@ -80,44 +82,37 @@ def read_ropes(
 
 def rope_table(ropes: Mapping[str, Rope]) -> list[tuple[str, Rope]]:
     """The ropes with their names; if any changes with the context's length, its long form follows each."""
-    if all(rope.long_inv_freq == rope.inv_freq for rope in ropes.values()):
+    if all(rope.short_context == rope.context for rope in ropes.values()):
         return list(ropes.items())
     forms = [(name, rope, replace(rope, inv_freq=rope.long_inv_freq)) for name, rope in ropes.items()]
     return [(name, form) for name, *both in forms for form in both]
 
 
-def read_rotary_dim(fields: Fields, rope: Fields, head_dim: int) -> int:
-    holder = rope if rope.get("partial_rotary_factor") is not None else fields
-    rotary_dim = int(head_dim * holder.number("partial_rotary_factor", 0.0, 1.0, default=1.0))
-    if rotary_dim % 2 or not rotary_dim:
-        holder.refuse("partial_rotary_factor", f"a share of head_dim ({head_dim}) that is an even number")
-    return rotary_dim
-
-
 def scaled_rope(
-    fields: Fields,
-    rope: Fields,
-    scalings: Mapping[str, str],
-    theta: float,
-    rotary_dim: int,
-    head_dim: int,
-    context: int,
+    fields: Fields, rope: Fields, rules: RopeRules, theta: float, head_dim: int, context: int
 ) -> Rope:
     """The frequencies of base `theta`, scaled as `rope` says.
 
     The arithmetic is in float32, in transformers' order, powers rounded correctly: angles agree to the bit.
     """
+    name = "partial_rotary_factor"
+    for holder in () if rules.partial else (fields, rope):
+        holder.only(name, 1.0, "partial rotary embeddings")
+    holder = rope if rope.get(name) is not None else fields
+    rotary_dim = int(head_dim * holder.number(name, 0.0, 1.0, default=1.0))
+    if rotary_dim % 2 or not rotary_dim:
+        holder.refuse(name, f"a share of head_dim ({head_dim}) that is an even number")
     name = "rope_type" if rope.get("rope_type") is not None else "type"
-    if rope.get(name, "default") not in list(scalings):
-        rope.refuse(name, f"one of {', '.join(scalings)}: other scalings are not supported")
-    kind = scalings[rope.get(name, "default")]
+    if rope.get(name, "default") not in list(rules.scalings):
+        rope.refuse(name, f"one of {', '.join(rules.scalings)}: other scalings are not supported")
+    kind = rules.scalings[rope.get(name, "default")]
     if kind == "alpha":
         alpha = rope.number("alpha", 0.0, MAX_FACTOR)
         if rotary_dim > 2:  # with a single pair the base has no effect
             theta *= alpha ** (rotary_dim / (rotary_dim - 2))
     divisors = frequency_divisors(theta, rotary_dim)
-    inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, 0
-    long_inv_freq = None
+    inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, MAX_CONTEXT
+    long_inv_freq = inv_freq
     if kind == "linear":
         inv_freq = inv_freq / read_factor(rope)
     elif kind in ("llama3", "yarn", "longrope"):
@@ -145,8 +140,8 @@ def scaled_rope(
         scale=scale,
         context=context,
         rotary_dim=rotary_dim,
-        short_context=min(short_context or context, context),
-        long_inv_freq=of_head(inv_freq if long_inv_freq is None else long_inv_freq),
+        short_context=min(short_context, context),
+        long_inv_freq=of_head(long_inv_freq),
         original=original,
         query_growth=0.0 if growth is None else rope.number("llama_4_scaling_beta", 0.0, MAX_FACTOR),
     )
@@ -154,15 +149,11 @@ def scaled_rope(
 
 def read_factors(rope: Fields, name: str, rotary_dim: int) -> np.ndarray:
     """The divisors of longrope for contexts of one length, one for each pair."""
-    factors = rope.get(name)
-    pairs = rotary_dim // 2
-    if not isinstance(factors, list) or len(factors) != pairs or not all(map(is_factor, factors)):
-        rope.refuse(name, f"a list of {pairs} numbers above 0 and at most {MAX_FACTOR:g}")
-    return np.array(factors, np.float32)
-
-
-def is_factor(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-6 <= value <= MAX_FACTOR
+    factors, pairs = rope.get(name), rotary_dim // 2
+    if not isinstance(factors, list) or len(factors) != pairs:
+        rope.refuse(name, f"a list of {pairs} numbers")
+    parts = Fields(f"{rope.source}: {name}", dict(zip(map(str, range(pairs)), factors, strict=True)))
+    return np.array([parts.number(pair, 1e-6, MAX_FACTOR) for pair in parts.values], np.float32)
 
 
 def longrope_scale(rope: Fields, factor: float, original: int) -> float:
