@@ -146,8 +146,8 @@ typedef struct lazy_ops {
                        lazy_error *);
     /* qkv[n,(H+2G)D]: normalises (unless the norms are NULL) and rotates the heads of q in place and those of k into
      * kv.k[rows]; copies v into kv.v[rows]. Both are rounded to the type of K and V; a finite value beyond its range is
-     * an error. The norms are (D,), or H D and G D long, as config->wide_qk_norm and late_qk_norm say. q_rope,
-     * k_rope[position, D]: cosines of the D/2 angles, then their sines. */
+     * an error. The norms are (D,), or H D and G D long, as config->wide_qk_norm, late_qk_norm and layer_norm say.
+     * q_rope, k_rope[position, D]: cosines of the D/2 angles, then their sines. */
     int (*rotate)(lazy_stream *, void *qkv, const int32_t *rows, int n, lazy_kv, const float *q_rope,
                   const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *);
     /* y[r,H*D] = softmax over {j : rows[r] - window < in_play[j] <= rows[r]}, the tokens that row r sees, of q.k_j /

@@ -128,15 +128,16 @@ typedef enum use {
     USE_TABLE,
     USE_LAYER,
     USE_QKV,
-    USE_ROUTER
+    USE_ROUTER,
+    USE_HEADS
 } use; /* embedding or LM head; of a layer; q, k and v, one part each, or the norm of q or k; chooses experts, and is
-          never rounded */
+          never rounded; a norm of q or k, stored as (heads, head_dim) */
 
 /* True if the rows of this part are to be sorted. */
 static bool is_sorted(const binder *b, use use, int part)
 {
     const lazy_config *c = &b->model->config;
-    return (c->paired_rope || c->rotary_dim < c->head_dim) && use == USE_QKV && part < 2;
+    return (c->paired_rope || c->rotary_dim < c->head_dim) && (use == USE_QKV || use == USE_HEADS) && part < 2;
 }
 
 /* Concatenates up to three vectors (q, k and v biases), widens them to f32, adds `plus`, multiplies by `factor` and
@@ -149,7 +150,8 @@ static int bind_vector(binder *b, float **out, const char *const *names, const i
     lazy_dtype dtype[LAZY_MAX_PARTS];
     int total = 0;
     for (int i = 0; i < n_names; i++) {
-        int code = take(b, names[i], lengths[i], 0, &data[i], &dtype[i], err);
+        int cols = use == USE_HEADS ? b->model->config.head_dim : 0;
+        int code = take(b, names[i], cols ? lengths[i] / cols : lengths[i], cols, &data[i], &dtype[i], err);
         if (code) return code;
         total += lengths[i];
     }
@@ -353,9 +355,11 @@ static int bind_layer(binder *b, int l, lazy_error *err)
         (code = bind_layer_norm(b, &layer->ffn_post_norm, LAYER("post_feedforward_layernorm.weight"), err)))
         return code;
     if (c->qk_norm) {
-        int of_q = c->wide_qk_norm ? q : c->head_dim, of_k = c->wide_qk_norm ? kv : c->head_dim;
-        if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), of_q, USE_QKV, 1, err))) return code;
-        if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), of_k, USE_QKV, 1, err))) return code;
+        bool all = c->wide_qk_norm || c->layer_norm;
+        use use = c->layer_norm ? USE_HEADS : USE_QKV;
+        int of_q = all ? q : c->head_dim, of_k = all ? kv : c->head_dim;
+        if ((code = bind_norm(b, &layer->q_norm, LAYER("self_attn.q_norm.weight"), of_q, use, 1, err))) return code;
+        if ((code = bind_norm(b, &layer->k_norm, LAYER("self_attn.k_norm.weight"), of_k, use, 1, err))) return code;
     }
     if (c->qkv_bias) {
         code = bind_vector(b, &bias, LAYER("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),

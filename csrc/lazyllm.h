@@ -86,7 +86,8 @@ typedef struct lazy_config {
     bool wide_qk_norm;  /* over all heads of q together, and of k; with qk_norm */
     bool late_qk_norm;  /* behind RoPE; with qk_norm, not with wide_qk_norm */
     bool norm_plus_one; /* norms multiply by 1 + weight */
-    bool layer_norm;    /* norms subtract the mean first; not with qk_norm or post_norms */
+    bool layer_norm;    /* norms subtract the mean first, and those of q and k have weights for each head; not with
+                           wide_qk_norm, late_qk_norm or post_norms */
     bool pre_norms;     /* RMS norm of the inputs of attention and FFN; these, post_norms or both */
     bool parallel;      /* attention and FFN both read the norm before attention; with pre_norms, not with post_norms */
     bool post_norms;    /* RMS norm of the outputs of attention and FFN, before they are added to the hidden state */

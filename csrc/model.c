@@ -79,8 +79,9 @@ static int check_config(const lazy_config *c, lazy_error *err)
                          c->norm_eps);
     if (!isfinite(c->query_scalar) || c->query_scalar < 0)
         return lazy_fail(err, LAZY_CHECKPOINT, "config: query_scalar is %g; it must be at least 0", c->query_scalar);
-    if (c->layer_norm && (c->qk_norm || c->post_norms))
-        return lazy_fail(err, LAZY_CHECKPOINT, "config: layer_norm goes with norms before attention and FFN alone");
+    if (c->layer_norm && (c->wide_qk_norm || c->late_qk_norm || c->post_norms))
+        return lazy_fail(err, LAZY_CHECKPOINT,
+                         "config: layer_norm goes with norms before attention, FFN and RoPE alone");
     if (c->parallel && (!c->pre_norms || c->post_norms))
         return lazy_fail(err, LAZY_CHECKPOINT, "config: parallel goes with a norm before attention alone");
     if (!isfinite(c->attention_cap) || c->attention_cap < 0)

@@ -138,10 +138,15 @@ template <class F> __device__ __forceinline__ float head_factor(F value, int d, 
  * head; `to` may be `from`. rope: (D,) cosines, then sines, of the row's position. */
 template <class T>
 __device__ __forceinline__ void rotate_head(T *to, const T *from, const float *rope, const float *weight, int d,
-                                            float eps, bool late)
+                                            float eps, bool late, bool layer_norm)
 {
     int half = d / 2;
-    auto at = [&](int i) { return lazy_wide(from[i]); };
+    float mean = 0.0f;
+    if (layer_norm && weight) {
+        for (int i = threadIdx.x % 32; i < d; i += 32) mean += lazy_wide(from[i]);
+        mean = lazy_warp_sum(mean) / (float)d;
+    }
+    auto at = [&](int i) { return lazy_wide(from[i]) - mean; };
     auto turned = [&](int i) {
         return i < half ? at(i) * rope[i] - at(half + i) * rope[half + i]
                         : at(i) * rope[i - half] + at(i - half) * rope[i];
@@ -166,7 +171,8 @@ struct rotation {
     int n_heads, n_kv_heads, d, capacity;
     const float *q_rope, *k_rope, *q_norm, *k_norm;
     float eps;
-    bool late; /* the norms follow RoPE */
+    bool late;       /* the norms follow RoPE */
+    bool layer_norm; /* they subtract the mean, and have weights for each head */
 };
 
 /* qkv: (n, (H + 2G) D); k, v: (G, capacity, D); one warp per head of a row. Grid: (n, blocks of heads). */
@@ -177,8 +183,11 @@ template <class T> __global__ void __launch_bounds__(32 * HEAD_WARPS) rotate_row
     if (h >= t.n_heads + 2 * t.n_kv_heads) return;
     T *from = qkv + ((int64_t)blockIdx.x * (t.n_heads + 2 * t.n_kv_heads) + h) * d;
     int64_t slot = ((int64_t)g * t.capacity + position) * d, at = (int64_t)position * d;
-    if (h < t.n_heads) rotate_head(from, from, t.q_rope + at, t.q_norm, d, t.eps, t.late);
-    else if (h < t.n_heads + t.n_kv_heads) rotate_head(k + slot, from, t.k_rope + at, t.k_norm, d, t.eps, t.late);
+    const float *q_norm = t.q_norm && t.layer_norm ? t.q_norm + h * d : t.q_norm,
+                *k_norm = t.k_norm && t.layer_norm ? t.k_norm + g * d : t.k_norm;
+    if (h < t.n_heads) rotate_head(from, from, t.q_rope + at, q_norm, d, t.eps, t.late, t.layer_norm);
+    else if (h < t.n_heads + t.n_kv_heads)
+        rotate_head(k + slot, from, t.k_rope + at, k_norm, d, t.eps, t.late, t.layer_norm);
     else
         for (int i = threadIdx.x % 32; i < d; i += 32) v[slot + i] = from[i];
 }
@@ -273,8 +282,8 @@ int lazy_cuda_rotate(lazy_stream *stream, void *qkv, const int32_t *rows, int n,
 {
     const lazy_config *c = stream->config;
     bool wide = q_norm && c->wide_qk_norm;
-    rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,    q_rope,
-                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm };
+    rotation t = { rows,   c->n_heads,           c->n_kv_heads,        c->head_dim, kv.capacity,     q_rope,
+                   k_rope, wide ? NULL : q_norm, wide ? NULL : k_norm, eps,         c->late_qk_norm, c->layer_norm };
     return lazy_cuda_typed_op(stream, "rotation", err, [&](auto type, cudaStream_t queue) {
         using T = decltype(type);
         int stride = lazy_qkv_width(c), of_q = lazy_q_width(c), of_k = lazy_kv_width(c);

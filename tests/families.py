@@ -359,6 +359,7 @@ FAMILIES = {
             layer_norm_eps=1e-4,
             logit_scale=0.5,
             attention_bias=True,
+            use_qk_norm=True,
             tie_word_embeddings=True,
             rope_theta=8e6,
         )

@@ -38,14 +38,14 @@ def shapes(draw: st.DrawFn) -> Shape:
     gemma = draw(st.booleans())
     layer_norm = not gemma and draw(st.booleans())
     norms = draw(st.sampled_from([{}, {"post_norms": True}, NORMS_BEHIND])) if gemma else {}
-    norms = draw(QK_NORMS if not layer_norm else st.just({})) | norms
+    norms = draw(st.sampled_from([{}, {"qk_norm": True}]) if layer_norm else QK_NORMS) | norms
     return Shape(
         seed=draw(st.integers(0, 3)),
         windows=windows,
         local_theta=draw(st.sampled_from([None, 100.0])) if any(windows) else None,
         query_scalar=draw(st.sampled_from([None, 11.0])) if gemma else None,
         attention_cap=draw(st.sampled_from([0.0, 2.5])) if gemma else 0.0,
-        logit_cap=draw(st.sampled_from([0.0, 1.5])) if gemma else 0.0,
+        logit_cap=draw(st.sampled_from([0.0, 20.0])) if gemma else 0.0,
         embedding_scale=draw(st.sampled_from([1.0, 5.5])) if gemma else 1.0,
         norm_plus_one=gemma and draw(st.booleans()),
         layer_norm=layer_norm,

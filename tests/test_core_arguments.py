@@ -101,7 +101,7 @@ def test_the_frequencies_of_a_config(made: tiny.Tiny) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"layer_norm": True, "qk_norm": True}, "layer_norm goes with"),
+        ({"layer_norm": True, "wide_qk_norm": True}, "layer_norm goes with"),
         ({"layer_norm": True, "post_norms": True}, "layer_norm goes with"),
         ({"parallel": True, "pre_norms": False}, "parallel goes with"),
         ({"parallel": True, "post_norms": True}, "parallel goes with"),

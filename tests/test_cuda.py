@@ -71,6 +71,7 @@ SHAPES = {
         no_rope=(False, False, True),
         paired_rope=True,
         layer_norm=True,
+        qk_norm=True,
         parallel=True,
         logit_scale=0.25,
         tied=True,

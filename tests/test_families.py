@@ -69,7 +69,7 @@ def test_recorded_files_are_those_of_the_families(folder: Path) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        *("mistral", "qwen2-window", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"),
+        *("mistral", "qwen2-window", "cohere2", "gemma2", "gemma2-caps", "gemma3", "gemma3-layers"),
         *("phi3", "olmo3", "exaone4", "smollm3-layers", "mixtral-window", "qwen3-moe-steps"),
     ],
 )

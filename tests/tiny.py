@@ -241,8 +241,11 @@ def random_weights(shape: Shape) -> dict[str, np.ndarray]:
             weights[attention + "o_proj.bias"] = rng.normal(0.0, 0.3, shape.hidden)
         if shape.qk_norm:
             for name, rows in (("q", q_rows), ("k", kv_rows)):
-                size = rows if shape.wide_qk_norm else shape.head_dim
-                weights[attention + f"{name}_norm.weight"] = norm(size, 1.4)
+                size = rows if shape.wide_qk_norm or shape.layer_norm else shape.head_dim
+                weight = norm(size, 1.4)
+                weights[attention + f"{name}_norm.weight"] = (
+                    weight.reshape(-1, shape.head_dim) if shape.layer_norm else weight
+                )
     weights["model.norm.weight"] = norm(shape.hidden)
     if not shape.tied:
         weights["lm_head.weight"] = matrix(shape.vocab, shape.hidden)

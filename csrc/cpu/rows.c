@@ -78,6 +78,7 @@ static void turn_head(const rotating *t, float *head, const float *rope, const f
 {
     const lazy_config *c = t->stream->config;
     const lazy_row_kernels *kernels = kernels_of(t->stream)->rows;
+    if (norm && c->layer_norm) kernels->center_row(head, head, c->head_dim);
     if (norm && !c->late_qk_norm) kernels->norm_row(head, head, norm, c->head_dim, t->eps, false);
     rotate_head(head, rope, c->head_dim);
     if (norm && c->late_qk_norm) kernels->norm_row(head, head, norm, c->head_dim, t->eps, false);
@@ -92,7 +93,8 @@ static void rotate_rows(void *job, int task, int worker)
     lazy_dtype type = t->stream->backend->kv;
     bool fits = true, wide = t->q_norm && c->wide_qk_norm;
     const float *q_norm = wide ? NULL : t->q_norm, *k_norm = wide ? NULL : t->k_norm; /* of one head */
-    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d;
+    int d = c->head_dim, q_width = c->n_heads * d, kv_width = c->n_kv_heads * d,
+        step = q_norm && c->layer_norm ? d : 0; /* from one head's weights to the next one's */
     for (int r = task * ROWS_PER_TASK; r < block_end(task, ROWS_PER_TASK, t->n); r++) {
         float *q = t->qkv + (int64_t)r * lazy_qkv_width(c), *k = q + q_width, *v = k + kv_width;
         int64_t at = (int64_t)t->rows[r] * d;
@@ -100,9 +102,9 @@ static void rotate_rows(void *job, int task, int worker)
             kernels->rows->norm_row(q, q, t->q_norm, q_width, t->eps, false);
             kernels->rows->norm_row(k, k, t->k_norm, kv_width, t->eps, false);
         }
-        for (int h = 0; h < c->n_heads; h++) turn_head(t, q + h * d, t->q_rope + at, q_norm);
+        for (int h = 0; h < c->n_heads; h++) turn_head(t, q + h * d, t->q_rope + at, step ? q_norm + h * step : q_norm);
         for (int g = 0; g < c->n_kv_heads; g++) {
-            turn_head(t, k + g * d, t->k_rope + at, k_norm);
+            turn_head(t, k + g * d, t->k_rope + at, step ? k_norm + g * step : k_norm);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.k, g, t->rows[r]), k + g * d, type, d);
             fits &= lazy_narrow(kv_row(t->stream, t->kv, t->kv.v, g, t->rows[r]), v + g * d, type, d);
         }

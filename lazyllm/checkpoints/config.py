@@ -36,6 +36,7 @@ MAX_VOCAB = 1 << 24
 MAX_QUERY_SCALAR = MAX_CAP = 1e6
 MAX_EXPERTS = 1024
 MULTIPLIERS = 1e-3, 1e3
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 DESCRIPTION = ("name", "architecture", "bos_token_id", "eos_token_ids")
 
 
@@ -149,6 +150,7 @@ class ModelConfig:
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
+        caps = read_soft_caps(fields, family)
         return cls(
             name=model_name(path) if path else "",
             architecture=architecture,
@@ -172,13 +174,13 @@ class ModelConfig:
             tied=fields.flag("tie_word_embeddings", False),
             qkv_bias=read_bias(fields, family.qkv_bias),
             o_bias=read_bias(fields, family.o_bias),
-            qk_norm=family.qk_norm != "none",
+            qk_norm=family.qk_norm != "none" or (family.cohere and fields.flag("use_qk_norm", False)),
             wide_qk_norm=family.qk_norm == "wide",
             late_qk_norm=family.qk_norm == "late",
             windows=tuple(window if window < context else 0 for window in windows),
             query_scalar=query_scalar,
-            attention_cap=read_cap(fields, "attn_logit_softcapping", family.soft_caps[0]),
-            logit_cap=read_cap(fields, "final_logit_softcapping", family.soft_caps[1]),
+            attention_cap=caps[0],
+            logit_cap=caps[1],
             embedding_scale=embedding / residual,
             logit_scale=logit_scale,
             norm_plus_one=family.norm_plus_one,
@@ -268,11 +270,17 @@ def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:
     return head_dim
 
 
-def read_cap(fields: Fields, name: str, default: float) -> float:
-    """A soft cap; 0 where there is none, which a file may say by null."""
-    if fields.get(name) is None:
-        return 0.0 if name in fields.values else default
-    return fields.number(name, 0.0, MAX_CAP)
+def read_soft_caps(fields: Fields, family: Family) -> list[float]:
+    """The caps of attention and logits; 0 where there is none, which a file may say by null."""
+    caps = []
+    for name, default in zip(SOFT_CAPS, family.soft_caps or (0.0, 0.0), strict=True):
+        if family.soft_caps is None:
+            fields.only(name, None, f"soft caps in a {family.model_type}")
+        is_given = fields.get(name) is not None
+        caps.append(
+            fields.number(name, 0.0, MAX_CAP) if is_given else 0.0 if name in fields.values else default
+        )
+    return caps
 
 
 def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[int, ...], list[str]]:

@@ -45,8 +45,8 @@ class Family:
     scaled_embedding: bool = False
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
-    soft_caps: tuple[float, float] = (0.0, 0.0)
-    """Of attention and logits, in files that leave them out."""
+    soft_caps: tuple[float, float] | None = None
+    """Of attention and logits, in files that leave them out; 0 is none. None: the family has no soft caps."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
@@ -66,7 +66,8 @@ class Family:
     multipliers: bool = False
     """Granite's."""
     cohere: bool = False
-    """LayerNorm, attention and FFN in parallel, and a factor on the logits."""
+    """LayerNorm, attention and FFN in parallel, a factor on the logits; norms of q and k if `use_qk_norm` is
+    set."""
     query_growth: bool = False
     """q grows with the position, as `llama_4_scaling_beta` says."""
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +105,7 @@ GEMMA3 = Family(
     norm_plus_one=True,
     scaled_embedding=True,
     query_scalar="query_pre_attn_scalar",
+    soft_caps=(0.0, 0.0),
     windows="pattern",
     rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
 )
@@ -311,7 +313,6 @@ DEFAULT_WINDOW = 4096
 UNSUPPORTED: dict[str, tuple[Any, str]] = {
     "mlp_bias": (False, "biases in the MLP"),
     "use_bias": (False, "biases in the MLP"),
-    "use_qk_norm": (False, "norms of q and k with a weight for each head (Command R+)"),
     "use_bidirectional_attention": (False, "passes that are not causal"),
     "clip_qkv": (None, "clipped queries, keys and values"),
     "quantization_config": (None, "quantized checkpoints (use one in bf16, f16 or f32)"),

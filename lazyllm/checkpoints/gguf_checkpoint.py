@@ -12,7 +12,7 @@ import numpy as np
 
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint, core_tensors
-from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
+from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, SOFT_CAPS, ModelConfig
 from lazyllm.checkpoints.families import FAMILIES
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
@@ -81,7 +81,6 @@ ROPE_FIELDS = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
-SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 TOP_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -271,7 +270,7 @@ class GgufCheckpoint(Checkpoint):
         return {"hidden_act": "silu"} | config
 
     def soft_caps(self) -> dict[str, Any]:
-        defaults = FAMILIES[self.architecture].soft_caps
+        defaults = FAMILIES[self.architecture].soft_caps or (0.0, 0.0)
         caps = {name: self.field(name, cap) for name, cap in zip(SOFT_CAPS, defaults, strict=True)}
         return {name: cap for name, cap in caps.items() if cap}
 

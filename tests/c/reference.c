@@ -286,9 +286,10 @@ static int reference_checked_rmsnorm(lazy_stream *stream, void *y, const void *x
     return LAZY_OK;
 }
 
-static void rotate_head(float *head, int d, const float *rope, const float *weight, float eps, bool late)
+static void rotate_head(float *head, int d, const float *rope, const float *weight, float eps, bool late,
+                        bool layer_norm)
 {
-    if (weight && !late) norm(head, head, d, weight, eps, false, false);
+    if (weight && !late) norm(head, head, d, weight, eps, false, layer_norm);
     for (int i = 0; i < d / 2; i++) {
         double a = head[i], b = head[d / 2 + i], c = rope[i], s = rope[d / 2 + i];
         head[i] = (float)(a * c - b * s);
@@ -301,15 +302,19 @@ static int reference_rotate(lazy_stream *stream, void *qkv, const int32_t *rows,
                             const float *k_rope, const float *q_norm, const float *k_norm, float eps, lazy_error *err)
 {
     const lazy_config *c = stream->config;
-    int d = c->head_dim;
+    int d = c->head_dim, step = c->layer_norm ? d : 0;
     bool fits = true, wide = c->wide_qk_norm, late = c->late_qk_norm;
     for (int r = 0; r < n; r++) {
         float *q = (float *)qkv + (int64_t)r * lazy_qkv_width(c), *k = q + c->n_heads * d, *v = k + c->n_kv_heads * d;
         int64_t at = (int64_t)rows[r] * d;
         if (wide && q_norm) norm(q, q, c->n_heads * d, q_norm, eps, false, false);
         if (wide && k_norm) norm(k, k, c->n_kv_heads * d, k_norm, eps, false, false);
-        for (int h = 0; h < c->n_heads; h++) rotate_head(q + h * d, d, q_rope + at, wide ? NULL : q_norm, eps, late);
-        for (int g = 0; g < c->n_kv_heads; g++) rotate_head(k + g * d, d, k_rope + at, wide ? NULL : k_norm, eps, late);
+        for (int h = 0; h < c->n_heads; h++)
+            rotate_head(q + h * d, d, q_rope + at, wide || !q_norm ? NULL : q_norm + h * step, eps, late,
+                        c->layer_norm);
+        for (int g = 0; g < c->n_kv_heads; g++)
+            rotate_head(k + g * d, d, k_rope + at, wide || !k_norm ? NULL : k_norm + g * step, eps, late,
+                        c->layer_norm);
         for (int g = 0; g < c->n_kv_heads; g++) {
             fits &= lazy_narrow(kv_row(stream, kv, kv.k, g, rows[r]), k + g * d, stream->backend->kv, d);
             fits &= lazy_narrow(kv_row(stream, kv, kv.v, g, rows[r]), v + g * d, stream->backend->kv, d);

@@ -810,7 +810,8 @@ static void test_rotate(side fast, side plain, int n, bool normed)
     double error = fmax(error_of(k[0], k[1], kv_size), error_of(v[0], v[1], kv_size));
     for (int r = 0; r < n; r++)
         error = fmax(error, error_of(q[0] + (size_t)r * width, q[1] + (size_t)r * width, q_width));
-    check(error < TOLERANCE, "%s rotate n %d%s: error %.2g", fast.backend->variant, n, normed ? ", normed" : "", error);
+    check(error < TOLERANCE, "%s rotate n %d, head %zu%s%s: error %.2g", fast.backend->variant, n, d,
+          normed ? ", normed" : "", c->layer_norm ? " by layer norm" : "", error);
     check(all_freed(), "%s rotate n %d: wrote outside its outputs", fast.backend->variant, n);
 }
 
@@ -1151,6 +1152,9 @@ static void test_rows_and_attention(const char *variant, const lazy_config *conf
         fast.config->layer_norm = false;
         test_checked_norm(plain, n, random_int(1, 200));
         test_rotate(fast, plain, n, n % 2);
+        fast.config->layer_norm = plain.config->layer_norm = !config->wide_qk_norm && !config->late_qk_norm;
+        test_rotate(fast, plain, n, n % 4 < 3);
+        fast.config->layer_norm = plain.config->layer_norm = false;
     }
     for (int i = 0; i < 30; i++) {
         int m = random_int(1, 300), n = random_int(1, m);

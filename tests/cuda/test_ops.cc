@@ -715,15 +715,21 @@ static void test_checked_rmsnorm(const rig &r, int n, int d, float value, int no
     check(y.read() == same.read(), "other bits than rmsnorm");
 }
 
-/* wide, late: the norms are over all heads, or behind RoPE */
-static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit, bool wide = false, bool late = false)
+/* wide, late: the norms are over all heads, or behind RoPE; layer_norm: they subtract the mean, with weights for each
+ * head */
+static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit, bool wide = false, bool late = false,
+                        bool layer_norm = false)
 {
     lazy_config &c = r.config;
+    c.layer_norm = layer_norm;
     c.wide_qk_norm = wide;
     c.late_qk_norm = late;
     now("%s rotate n %d, head_dim %d, heads %d to %d%s%s%s%s, of values up to %g", r.name(), n, c.head_dim, c.n_heads,
         c.n_kv_heads, q_normed ? ", q normed" : "", k_normed ? ", k normed" : "", wide ? ", wide" : "",
-        late ? ", late" : "", limit);
+        late         ? ", late"
+        : layer_norm ? ", layer norm"
+                     : "",
+        limit);
     int length = 2 * n + 3, capacity = length + 4;
     size_t d = (size_t)c.head_dim, width = (size_t)(c.n_heads + 2 * c.n_kv_heads) * d, q_width = (size_t)c.n_heads * d;
     size_t cache_size = (size_t)(c.n_kv_heads * capacity) * d;
@@ -731,8 +737,8 @@ static void test_rotate(rig &r, int n, bool q_normed, bool k_normed, float limit
     floats qkv = random_values(r.type, (size_t)n * width, limit), k = random_values(r.type, cache_size),
            v = random_values(r.type, cache_size);
     floats q_rope = random_values(LAZY_F32, (size_t)length * d), k_rope = random_values(LAZY_F32, (size_t)length * d),
-           q_norm = random_values(LAZY_F32, wide ? q_width : d),
-           k_norm = random_values(LAZY_F32, wide ? (size_t)c.n_kv_heads * d : d);
+           q_norm = random_values(LAZY_F32, wide || layer_norm ? q_width : d),
+           k_norm = random_values(LAZY_F32, wide || layer_norm ? (size_t)c.n_kv_heads * d : d);
     input positions(r.gpu, rows), q_angles(r.gpu, q_rope), k_angles(r.gpu, k_rope), of_q(r.gpu, q_norm),
         of_k(r.gpu, k_norm);
     output got_qkv(r.gpu, narrowed(r.type, qkv)), got_k(r.gpu, narrowed(r.type, k)), got_v(r.gpu, narrowed(r.type, v));
@@ -1073,6 +1079,8 @@ static void test_heads(lazy_dtype type, int head_dim, int group, bool thorough)
     test_rotate(r, random_int(2, 9), thorough, !thorough, 1);
     test_rotate(r, 2, true, true, 1, true);
     test_rotate(r, 2, true, true, 1, false, true);
+    test_rotate(r, 3, true, thorough, 1, false, false, true);
+    r.config.layer_norm = false;
     if (thorough) test_rotate(r, 2, true, true, huge(type));
     r.config.wide_qk_norm = r.config.late_qk_norm = false;
 }
