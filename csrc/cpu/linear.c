@@ -386,6 +386,11 @@ int lazy_cpu_multiply_experts(lazy_stream *stream, float *y, const float *x, con
         .sorted = sorted,
     };
     b.all.kernels = best_products(&b.all);
+    for (int e = 1; e < sorted->n_experts; e++) {
+        product p = b.all;
+        p.w += e;
+        if (best_products(&p) != b.all.kernels) b.all.kernels = products_of(stream); /* for experts of any format */
+    }
     b.unpacked = b.all.kernels->dots && 4 * w->cols <= HALF_SCRATCH;
     b.all.n = sorted->begin[sorted->n_experts];
     int code = convert(&b.all, b.unpacked, err), n_active = 0, n_tasks = 0;

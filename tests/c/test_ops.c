@@ -439,36 +439,42 @@ static void test_gated(side fast, side plain, int n, int cols)
     check(all_freed(), "%s gated n %d: wrote outside its output", fast.backend->variant, n);
 }
 
-enum { EXPERTS = 6, EXPERT_FFN = 44 };
+enum { EXPERTS = 6 };
 
 typedef struct expert_weights {
     lazy_experts experts;
     lazy_matrix gate_up[EXPERTS], down[EXPERTS];
 } expert_weights;
 
-/* Random weights of experts; the router has the same weights for two of them. */
-static void random_experts(expert_weights *w, int d, lazy_dtype dtype)
+/* Random weights of experts, of a dtype of its own each where mixed; the router has the same weights for two. */
+static void random_experts(expert_weights *w, int d, int ffn, lazy_dtype first, bool mixed)
 {
     w->experts = (lazy_experts){ random_matrix(1, EXPERTS, d, LAZY_F32, false, false), w->gate_up, w->down };
     float *router = (float *)w->experts.router.part[0].data;
     memcpy(router + 4 * d, router + d, (size_t)d * sizeof *router);
     for (int e = 0; e < EXPERTS; e++) {
-        w->gate_up[e] = random_matrix(1, EXPERT_FFN, d, dtype, false, false);
-        w->gate_up[e].part[1] = random_matrix(1, EXPERT_FFN, d, dtype, false, false).part[0];
+        lazy_dtype dtype = mixed ? (lazy_dtype)((first + e) % LAZY_N_DTYPES) : first;
+        w->gate_up[e] = random_matrix(1, ffn, d, dtype, false, false);
+        w->gate_up[e].part[1] = random_matrix(1, ffn, d, dtype, false, false).part[0];
         w->gate_up[e].n_parts = 2;
-        w->gate_up[e].rows = 2 * EXPERT_FFN;
-        w->down[e] = random_matrix(1, d, EXPERT_FFN, dtype, false, false);
+        w->gate_up[e].rows = 2 * ffn;
+        w->down[e] = random_matrix(1, d, ffn, dtype, false, false);
     }
 }
 
-static void test_mix_experts(side fast, side plain, int n, int d, lazy_dtype dtype, bool accumulate)
+static void test_mix_experts(side fast, side plain, int n, int d, lazy_dtype dtype, bool mixed, bool accumulate)
 {
     expert_weights w, taken;
-    random_experts(&w, d, dtype);
+    random_experts(&w, d, fast.stream->config->expert_ffn, dtype, mixed);
     taken.experts = (lazy_experts){ w.experts.router, taken.gate_up, taken.down };
+    bool fixed_gate = true, fixed_down = true; /* if all experts can be */
     for (int e = 0; e < EXPERTS; e++) {
-        taken.gate_up[e] = weights_as_operands(&w.gate_up[e], in_fixed_point(fast, &w.gate_up[e], n));
-        taken.down[e] = weights_as_operands(&w.down[e], in_fixed_point(fast, &w.down[e], n));
+        fixed_gate = fixed_gate && in_fixed_point(fast, &w.gate_up[e], n);
+        fixed_down = fixed_down && in_fixed_point(fast, &w.down[e], n);
+    }
+    for (int e = 0; e < EXPERTS; e++) {
+        taken.gate_up[e] = weights_as_operands(&w.gate_up[e], fixed_gate);
+        taken.down[e] = weights_as_operands(&w.down[e], fixed_down);
     }
     size_t size = (size_t)n * (size_t)d;
     float *x = random_floats(size), *got = guarded(size), *want = guarded(size), *others = random_floats(size),
@@ -492,7 +498,7 @@ static void test_spoilt_router(side fast, float bad)
 {
     expert_weights w;
     float x[16], y[16];
-    random_experts(&w, 16, LAZY_F32);
+    random_experts(&w, 16, fast.stream->config->expert_ffn, LAZY_F32, false);
     ((float *)w.experts.router.part[0].data)[16 * random_int(0, EXPERTS - 1) + 3] = bad;
     for (int i = 0; i < 16; i++) x[i] = -1;
     fast.backend->ops->mix_experts(fast.stream, y, x, 1, &w.experts, false, NULL);
@@ -503,6 +509,7 @@ static void test_spoilt_router(side fast, float bad)
 
 static void test_experts(const char *variant)
 {
+    uint64_t before = seed; /* these change no other test's data */
     for (int k = 1; k <= EXPERTS; k += 2) {
         lazy_config config = { .n_layers = 1,
                                .n_heads = 1,
@@ -510,22 +517,29 @@ static void test_experts(const char *variant)
                                .head_dim = 2,
                                .ffn = 1,
                                .n_experts = EXPERTS,
-                               .expert_ffn = EXPERT_FFN,
+                               .expert_ffn = k == 5 ? 256 : 44,
                                .experts_per_token = k,
                                .normed_experts = k > 1,
                                .gelu = k == 3 };
         side fast = open_side(variant, &config, 3), plain = open_side("reference", &config, 1);
         for (int i = 0; i < 24; i++) {
             int n = i % 4 == 0 ? UNPACKED_ROWS_LIMIT + random_int(1, 80) : random_int(1, i % 4 == 1 ? 4 : 60);
-            test_mix_experts(fast, plain, n, random_int(1, 100), (lazy_dtype)(i % 3), i % 2);
+            test_mix_experts(fast, plain, n, random_int(1, 100), k == 5 ? LAZY_F32 : (lazy_dtype)(i % 3), false, i % 2);
         }
-        test_mix_experts(fast, plain, 12, 1024, LAZY_BF16, true);
+        test_mix_experts(fast, plain, 12, 1024, LAZY_BF16, false, true);
+        for (int i = 0; k == 5 && i < 4 * LAZY_N_DTYPES; i++)
+            test_mix_experts(fast, plain,
+                             i % 4 < 2    ? 1 + i % 4
+                             : i % 4 == 2 ? random_int(3, 60)
+                                          : UNPACKED_ROWS_LIMIT + 9,
+                             256, (lazy_dtype)(i / 4), i % 8 > 3, i % 2);
         test_spoilt_router(fast, NAN);
         test_spoilt_router(fast, INFINITY);
         test_spoilt_router(fast, -INFINITY);
         close_side(plain);
         close_side(fast);
     }
+    seed = before;
 }
 
 static void test_rmsnorm(side fast, side plain, int n, int d)
