@@ -103,6 +103,7 @@ int lazy_cuda_check_wgmma(lazy_cuda *cuda, lazy_error *err);
 /* products.cu */
 int lazy_cuda_matmul(lazy_stream *, void *, const void *, int, const lazy_matrix *, bool, lazy_error *);
 int lazy_cuda_gated(lazy_stream *, void *, const void *, int, const lazy_matrix *, lazy_error *);
+int lazy_cuda_f32_product(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 int lazy_cuda_logits(lazy_stream *, float *, const void *, int, const lazy_matrix *, lazy_error *);
 /* y[i, :] = x[i / share, :] W^T with matrix chosen[i] of w; y is of gate and up the gated product. */
 int lazy_cuda_multiply_pairs(lazy_stream *, void *y, const void *x, int n, int share, const int32_t *chosen,

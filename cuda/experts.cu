@@ -159,7 +159,7 @@ int lazy_cuda_mix_experts(lazy_stream *stream, void *y, const void *x, int n, co
     const lazy_config *c = stream->config;
     bool sorted = n > LAZY_GEMV_ROWS;
     int d = experts->router.cols, k = c->experts_per_token;
-    int code = lazy_cuda_logits(stream, s->router_logits, x, n, &experts->router, err);
+    int code = lazy_cuda_f32_product(stream, s->router_logits, x, n, &experts->router, err);
     if (!code)
         code = lazy_cuda_op(stream, "routing", err, [&](cudaStream_t queue) {
             return lazy_launch(route_rows, dim3(n), dim3(32), 0, queue, s->weights, s->chosen, s->router_logits,

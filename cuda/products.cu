@@ -191,10 +191,15 @@ int lazy_cuda_matmul(lazy_stream *stream, void *y, const void *x, int n, const l
     return multiply(stream, y, x, n, w, accumulate, err);
 }
 
+int lazy_cuda_f32_product(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
+{
+    return multiply(stream, y, x, n, w, false, err);
+}
+
 int lazy_cuda_logits(lazy_stream *stream, float *y, const void *x, int n, const lazy_matrix *w, lazy_error *err)
 {
     float cap = stream->config->logit_cap;
-    int code = multiply(stream, y, x, n, w, false, err);
+    int code = lazy_cuda_f32_product(stream, y, x, n, w, err);
     if (code || !cap) return code;
     return lazy_cuda_op(stream, "capping logits", err, [&](cudaStream_t queue) {
         return lazy_launch(cap_logits, blocks_of(n, w->rows, THREADS), dim3(THREADS), 0, queue, y, w->rows, cap);

@@ -20,7 +20,8 @@ from lazyllm.method import LABEL_WIDTH
 def config_of(n_layers: int, **shape: Any) -> ModelConfig:
     """A model's config with these fields; those that counted work does not read are None."""
     others = dict.fromkeys(field.name for field in dataclasses.fields(ModelConfig))
-    return ModelConfig(**{**others, "n_layers": n_layers, "windows": (0,) * n_layers, **shape})
+    layers = {"n_layers": n_layers, "windows": (0,) * n_layers, "expert_layers": (0,) * n_layers}
+    return ModelConfig(**{**others, **layers, **shape})
 
 
 SMOL = config_of(30, hidden=576, n_heads=9, n_kv_heads=3, head_dim=64, ffn=1536, vocab=49152)
@@ -374,7 +375,8 @@ def test_for_speedup_prunes_no_earlier_than_it_must(target: float, layers: list[
 
 def test_for_speedup_of_tiny_models_and_prompts() -> None:
     for n_layers in range(2, 9):
-        model = dataclasses.replace(SMALL, n_layers=n_layers, windows=(0,) * n_layers)
+        layers = {"n_layers": n_layers, "windows": (0,) * n_layers, "expert_layers": (0,) * n_layers}
+        model = dataclasses.replace(SMALL, **layers)
         pruning = Pruning.for_speedup(1.05, model, 7, scoring="paper")
         pruning.check(model)
         assert pruning.speedup(model, 7) >= 1.05

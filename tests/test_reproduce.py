@@ -104,7 +104,7 @@ def test_rivals_of_one_stage_stand_where_their_authors_have_them_or_below() -> N
     """30 layers. The layer falls when the least keep would not reach the speedup, and skips windows."""
     model: Any = SimpleNamespace(
         **{"n_layers": 30, "hidden": 576, "n_heads": 9, "n_kv_heads": 3, "head_dim": 64, "ffn": 1536},
-        **{"vocab": 49152, "windows": (0,) * 30},
+        **{"vocab": 49152, "windows": (0,) * 30, "expert_layers": (0,) * 30},
     )
     local: Any = SimpleNamespace(**{**vars(model), "windows": (0, 512, 512) * 10})
     for method, least, depth in ((FastKV, 0.2, 14), (CLAA, 0.2, 14), (GemFilter, 0.1, 12)):

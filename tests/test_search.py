@@ -81,7 +81,7 @@ def outcome(found: Search) -> list[tuple[Any, ...]]:
 @pytest.fixture(params=[(0,), (24, 24, 0)], ids=["full", "windows"])
 def space(request: pytest.FixtureRequest, llm: LLM) -> Space:
     windows = tuple(request.param[layer % len(request.param)] for layer in range(30))
-    return Space(replace(llm.config, n_layers=30, windows=windows), 1000, 1.5, 3.0)
+    return Space(replace(llm.config, n_layers=30, windows=windows, expert_layers=(0,) * 30), 1000, 1.5, 3.0)
 
 
 def random_study(seed: int = 0) -> Any:
