@@ -235,7 +235,7 @@ static int reference_mix_experts(lazy_stream *stream, void *y, const void *x, in
         const float *from = (const float *)x + (int64_t)r * d;
         float *to = (float *)y + (int64_t)r * d;
         double total = 0;
-        reference_logits(stream, logits, from, 1, &experts->router, err);
+        reference_matmul(stream, logits, from, 1, &experts->router, false, err); /* without a soft cap */
         for (int e = 0; e < n_experts; e++)
             if (!c->normed_experts || is_chosen(logits, n_experts, k, e)) total += exp(logits[e]);
         for (int i = 0; i < d; i++) sums[i] = accumulate ? to[i] : 0;
