@@ -99,10 +99,11 @@ class checkpoint
         config.norm_eps = 1e-5f;
         config.inv_freq = inv_freq.data();
         const float rope_scale = 1;
-        const int32_t layer_rope[LAYERS] = {};
+        const int32_t layer_rope[LAYERS] = {}, expert_layers[LAYERS] = {};
         config.n_ropes = 1;
         config.rope_scale = &rope_scale;
         config.layer_rope = layer_rope;
+        config.expert_layers = expert_layers;
         config.short_context = CONTEXT;
         config.rotary_dim = head;
         config.query_step = 1;
