@@ -12,8 +12,7 @@ from lazyllm.evaluation import report
 from lazyllm.evaluation.intervals import interval, student_t
 from lazyllm.evaluation.summary import Speed, Summary
 from lazyllm.evaluation.token_use import token_use
-from lazyllm.pictures.figure import Dot
-from lazyllm.pictures.scores import plot_scores
+from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.support.tables import Table
 
 
@@ -163,7 +162,7 @@ def test_means_are_of_unrounded_scores() -> None:
     summary = Summary(rows, lambda name: "code")
     difference = summary.difference("p")
     assert difference is not None
-    assert summary.mean_score("p") - summary.mean_score("dense") == pytest.approx(difference.value, abs=1e-9)
+    assert summary.mean("p").value - summary.mean("dense").value == pytest.approx(difference.value, abs=1e-9)
     cells = {line[0]: line[1:] for line in report.scores_table(summary).rows}
     assert cells["lcc"] == ["66.67", "33.33"]
     assert cells["paired difference to dense [95 %]"][1].startswith("-33.33 ")

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM
 
-SUMMARY = "answer a question about a long document, dense and pruned, side by side"
-EXAMPLE = "--out demo-output"
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
 QUESTION = "In which town were the bells cast?"
 KNOWN_ANSWER = "Lindau"

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Command(NamedTuple):
-    """A command: one line on it, an example of its arguments, a function that adds these to a parser, and one
-    that takes their values and returns an exit code."""
+    """A command: a function that adds its arguments to a parser, one that takes their values and returns an
+    exit code, one line on it, and an example of its arguments."""
 
-    SUMMARY: str
-    EXAMPLE: str
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    summary: str
+    example: str = ""
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------
@@ -41,6 +41,10 @@ def whole_numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 1024,4096") from None
+
+
+def speedups(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
 def utf8(text: str) -> str:
@@ -82,6 +86,7 @@ READERS: Mapping[str | None, Callable[[str], Any]] = {
     "X": float,
     "N,…": whole_numbers,
     "NAME,…": names,
+    "LOW,HIGH": speedups,
     "TEXT": utf8,
 }
 """By the metavar of an argument: the type of its values, which else are text."""

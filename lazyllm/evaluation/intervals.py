@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ LEVEL = 0.95
 ANGLES = 4001  # of the numerical integral
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     value: float
     low: float
     high: float

@@ -22,6 +22,9 @@ class Speed(NamedTuple):
     of_sums: float
     median: float
 
+    def __str__(self) -> str:
+        return f"{self.of_sums:.2f} ({self.median:.2f})"
+
 
 class Summary:
     """Statistics over rows without an error; `failed` has the others. `category` maps data sets.
@@ -80,18 +83,12 @@ class Summary:
     def _values(self, setting: str, name: str) -> np.ndarray:
         return np.array([100 * row["score"] for row in self.of(setting, [name]).values()])
 
-    def category_score(self, setting: str, category: str) -> float:
-        return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
-
-    def mean_score(self, setting: str) -> float:
-        """Mean over the categories, each with the same weight."""
-        return float(np.mean([self.category_score(setting, category) for category in self.categories]))
-
     def mean(self, setting: str, category: str | None = None) -> Interval:
-        """Mean over the categories, or over the data sets of one category, with its interval."""
-        value = self.mean_score(setting) if category is None else self.category_score(setting, category)
-        groups = [[self._values(setting, name) for name in names] for names in self._chosen(category)]
-        return interval(value, groups, 0, 100)
+        """Mean with its interval, over the categories, each with the same weight, or over one's data sets."""
+        chosen = self._chosen(category)
+        value = np.mean([np.mean([self.score(setting, name) for name in names]) for names in chosen])
+        groups = [[self._values(setting, name) for name in names] for names in chosen]
+        return interval(float(value), groups, 0, 100)
 
     def difference(self, setting: str, category: str | None = None) -> Interval | None:
         """Difference to dense over common items, as `mean`; None if a data set has no common item."""

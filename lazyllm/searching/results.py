@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.report import report_text
 from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.methods import Preset
 from lazyllm.pruning import Pruning
@@ -96,7 +95,7 @@ class Search(Frame):
 
     def text(self) -> str:
         """The front as a table for a terminal."""
-        return report_text(self.heading, {"front": self.table}, [])
+        return f"{self.heading}\n\n{self.table.title}\n\n{self.table.text()}"
 
     __repr__ = text
 

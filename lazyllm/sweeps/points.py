@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -11,25 +11,20 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
 from lazyllm.method import Method
-from lazyllm.pictures.figure import Dot
-from lazyllm.pictures.pareto import plot_pareto
+from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning
 from lazyllm.scoring import Scoring
 from lazyllm.support.optional import package
-from lazyllm.support.tables import Table, with_bounds
+from lazyllm.support.tables import Table
 
 if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
-SCORE_AXIS = "score, mean of the categories (95 % interval)"
-KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
-SPEEDUP_AXES = {
-    "ttft_speedup": "speedup of the first token against dense (measured, ratio of sums)",
-    "counted_speedup": "counted speedup of prefill",
-}
+SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 MAY_VARY = {
     "layer",
     "keep",
@@ -97,7 +92,7 @@ class Point:
             value = getattr(self, item.name)
             if isinstance(value, Interval):
                 names = (item.name, f"{item.name}_low", f"{item.name}_high")
-                flat |= zip(names, astuple(value), strict=True)
+                flat |= zip(names, value, strict=True)
             else:
                 flat[item.name] = value
         return {name: value for name, value in flat.items() if value == value}  # NaN is not
@@ -151,46 +146,31 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
 
     def dots(points: Iterable[Point]) -> list[Dot]:
         qualities = [(point, point.score if scored else point.kl) for point in points]
-        return [
-            Dot(point.setting, getattr(point, speedup), quality.value, quality.low, quality.high)
-            for point, quality in qualities
-        ]
+        return [Dot(point.setting, getattr(point, speedup), *quality) for point, quality in qualities]
 
-    return plot_pareto(
-        dots(points),
-        dots(front(points, speedup)),
-        DENSE_LABEL,
-        SCORE_AXIS if scored else KL_AXIS,
-        SPEEDUP_AXES[speedup],
-        title,
-        file,
-        is_divergence=not scored,
-    )
+    on_front = dots(front(points, speedup))
+    return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
 
 
 def plain(value: Interval) -> list[float | None]:
     """Value, low and high for JSON, which has no NaN."""
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in astuple(value)]
+    return [None if isnan(bound) else round(bound, DIGITS) for bound in value]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
 
 
-def cell(value: float | Interval, form: str) -> str:
-    return with_bounds(astuple(value) if isinstance(value, Interval) else [value], form)
-
-
 COLUMNS: dict[str, Callable[[Point], str]] = {
     "setting": lambda point: point.setting,
-    "score": lambda point: cell(point.score, ".2f"),
+    "score": lambda point: cell(point.score),
     "KL": lambda point: cell(point.kl, ".4f"),
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
     "TTFT speedup": lambda point: (
-        "" if isnan(point.ttft_speedup) else f"{point.ttft_speedup:.2f} ({point.ttft_speedup_median:.2f})"
+        "" if isnan(point.ttft_speedup) else str(Speed(point.ttft_speedup, point.ttft_speedup_median))
     ),
-    "counted speedup": lambda point: cell(point.counted_speedup, ".2f"),
+    "counted speedup": lambda point: cell(point.counted_speedup),
     "computed": lambda point: cell(point.computed, ".1%"),
     "reached the top": lambda point: cell(point.reached_top, ".1%"),
     "prompts": lambda point: str(point.prompts),
