@@ -109,10 +109,7 @@ def measurements(summary: Summary, label: str) -> dict[str, Any]:
     measured: dict[str, tuple[np.ndarray, float, float]] = {"needles": (needles, 0, 100)}
     if label != DENSE_LABEL:
         measured |= {"needles_to_dense": (needles - dense, -100, 100), "kl": (paired("kl")[1], 0, inf)}
-    return {
-        name: plain(interval(float(values.mean()), [[values]], low, high))
-        for name, (values, low, high) in measured.items()
-    }
+    return {name: plain(interval([[values]], low, high)) for name, (values, low, high) in measured.items()}
 
 
 def rank(measured: Mapping[str, Any]) -> tuple[float, float]:

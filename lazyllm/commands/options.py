@@ -8,25 +8,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lazyllm.evaluation.options import IN_PYTHON, RunOptions, options_of
 from lazyllm.support.files import user_path
 
 if TYPE_CHECKING:
+    from lazyllm.evaluation.report import Results
     from lazyllm.llm import LLM
-    from lazyllm.longbench import Run
-    from lazyllm.sweeps.sweep import Sweep
 
 
-class Command(NamedTuple):
-    """A command: a function that adds its arguments to a parser, one that takes their values and returns an
-    exit code, one line on it, and an example of its arguments."""
-
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
-    summary: str
-    example: str = ""
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command with the values of its arguments and returns an exit code."""
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------
@@ -204,7 +197,7 @@ def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict
     return keywords
 
 
-def print_result(result: Run | Sweep) -> int:
+def print_result(result: Results) -> int:
     """Prints the tables and where the report is; the exit code is 1 if items failed, else 0."""
     print(f"{result.text()}\n\nwrote {result.folder}")
     return 1 if result.summary.failed else 0

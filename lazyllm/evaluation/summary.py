@@ -85,10 +85,8 @@ class Summary:
 
     def mean(self, setting: str, category: str | None = None) -> Interval:
         """Mean with its interval, over the categories, each with the same weight, or over one's data sets."""
-        chosen = self._chosen(category)
-        value = np.mean([np.mean([self.score(setting, name) for name in names]) for names in chosen])
-        groups = [[self._values(setting, name) for name in names] for names in chosen]
-        return interval(float(value), groups, 0, 100)
+        groups = [[self._values(setting, name) for name in names] for names in self._chosen(category)]
+        return interval(groups, 0, 100)
 
     def difference(self, setting: str, category: str | None = None) -> Interval | None:
         """Difference to dense over common items, as `mean`; None if a data set has no common item."""
@@ -98,8 +96,7 @@ class Summary:
             groups.append([ours - dense for dense, ours in filter(None, pairs)])
             if len(groups[-1]) < len(names):
                 return None
-        value = np.mean([np.mean([sample.mean() for sample in group]) for group in groups])
-        return interval(float(value), groups, -100, 100)
+        return interval(groups, -100, 100)
 
     def _chosen(self, category: str | None) -> list[list[str]]:
         return list(self.categories.values()) if category is None else [self.categories[category]]
@@ -163,8 +160,7 @@ class Summary:
 
     def pooled(self, setting: str, field: str, high: float = inf) -> Interval:
         """Mean of a field, whose values are from 0 to `high`, over all items, with its interval."""
-        values = np.array([row[field] for row in self.of(setting).values()], float)
-        return interval(self.average(setting, field), [[values]], 0, high)
+        return interval([[np.array([row[field] for row in self.of(setting).values()], float)]], 0, high)
 
     def count(self, setting: str, field: str) -> int:
         """Number of items with a true `field`."""

@@ -14,7 +14,7 @@ import numpy as np
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.tasks import ItemPrompt, Tasks
-from lazyllm.evaluation.token_use import used
+from lazyllm.evaluation.token_use import by_layer, used
 from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
@@ -165,6 +165,7 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
         **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
+        "in_play": by_layer(passes[0]["in_play"]),
         "used": used(answer.pruning, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
     }

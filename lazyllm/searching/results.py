@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,7 @@ def points_of(study: Study) -> Iterator[Point]:
             pruning.label,
             pruning,
             prompts=len(kl),
-            kl=interval(float(kl.mean()), [[kl]], 0.0, inf),
+            kl=interval([[kl]], 0.0),
             kl_median=float(np.median(kl)),
             counted_speedup=trial.user_attrs[SPEEDUP],
             stopped=trial.state == states().PRUNED,

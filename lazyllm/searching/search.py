@@ -20,15 +20,7 @@ from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import (
-    KL,
-    SETTING,
-    SPEEDUP,
-    opened,
-    optuna_module,
-    states,
-    tried,
-)
+from lazyllm.searching.study import KL, SETTING, SPEEDUP, opened, optuna_module, states, tried
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
