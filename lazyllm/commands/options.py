@@ -176,12 +176,12 @@ def read_prompts(args: argparse.Namespace) -> list[str] | None:
 
 
 def loaded(args: argparse.Namespace) -> LLM:
+    from inspect import signature
+
     from lazyllm.checkpoints.pypi_models import demo_model
     from lazyllm.llm import load
 
-    keywords = keywords_of(
-        args, "revision", "file", "device", "threads", "compute", "weights", "kv", "cache_weights"
-    )
+    keywords = keywords_of(args, *signature(load).parameters)
     if "scheduler" in args:
         keywords["device"] = "cpu"
     return load(args.model if "model" in args else demo_model(), **keywords)

@@ -23,8 +23,8 @@ def by_layer(counts: np.ndarray) -> dict[str, Any]:
 
 
 def used(method: Method, out: Generation, n_layers: int) -> dict[str, list[int]] | None:
-    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are pruned:
-    revived tokens may then be generated ones."""
+    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are
+    pruned: revived tokens may then be generated ones."""
     if (method.core() or {}).get("prune_generated"):
         return None
     computed = out.passes["computed"].reshape(-1, n_layers).copy()

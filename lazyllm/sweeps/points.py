@@ -16,7 +16,6 @@ from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
 from lazyllm.method import Method
 from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning
-from lazyllm.scoring import Scoring
 from lazyllm.support.optional import package
 from lazyllm.support.tables import Table
 
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
 
 TITLE = "Settings: quality [95 %], speed against dense"
 SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
-MAY_VARY = {
-    "layer",
-    "keep",
-    "stopped",
-    "note",
-    *(option.name for cls in (Pruning, Scoring) for option in fields(cls)),
-}
-"""Columns that a frame has if their values differ."""
 UNKNOWN = Interval(nan, nan, nan)
 DIGITS = 6
 
@@ -221,10 +212,11 @@ class Frame:
             for point in self
         ]
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
+        may_be_left_out = {"stopped", "note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
-            if name in MAY_VARY and frame[name].nunique() < 2:
+            if name in may_be_left_out and frame[name].nunique() < 2:
                 del frame[name]
         return frame
 

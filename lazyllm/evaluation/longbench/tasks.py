@@ -24,7 +24,7 @@ class LongBench(Tasks):
         data = options.data or ""
         available = items.available(data)
         names = list(options.datasets or (name for name in ENGLISH if name in available))
-        items.require(data, names)
+        items.available(data, *names)
         if not names:
             raise FileNotFoundError(
                 f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
