@@ -10,7 +10,7 @@ import pytest
 
 from lazyllm.evaluation import report
 from lazyllm.evaluation.intervals import interval, student_t
-from lazyllm.evaluation.summary import Speed, Summary
+from lazyllm.evaluation.summary import NO_SPEED, Speed, Summary
 from lazyllm.evaluation.token_use import token_use
 from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.support.tables import Table
@@ -56,12 +56,10 @@ def test_summary_by_hand() -> None:
     assert summary.score("p", "lcc") == 37.5
     assert summary.mean("p").value == pytest.approx((37.5 + 100) / 2)
     difference = summary.difference("p")
-    assert difference is not None
     assert difference.value == pytest.approx(-37.5 / 2)
     assert difference.low < difference.value < difference.high  # one degree of freedom: wide
     assert difference.low - difference.value == pytest.approx(-12.706 * 6.25, abs=0.01)
     speed = summary.speed("p", "ttft")
-    assert speed is not None
     assert speed.of_sums == pytest.approx(20 / 7)
     assert speed.median == pytest.approx(3.0)
 
@@ -80,7 +78,7 @@ def test_times_by_hand() -> None:
     assert summary.score("p", "lcc") == 100
     speeds = {setting: summary.speed(setting, "ttft") for setting in "pqr"}
     # dense was timed on the item of q elsewhere
-    assert speeds == {"p": Speed(2.0, 2.0), "q": None, "r": Speed(2.0, 2.0)}
+    assert speeds == {"p": Speed(2.0, 2.0), "q": NO_SPEED, "r": Speed(2.0, 2.0)}
     assert report.times_table(summary).rows == [
         ["slow", "dense", "3", "1.00 (1.00)", "1.00 (1.00)"],
         ["slow", "p", "3", "2.00 (2.00)", "2.00 (2.00)"],
@@ -128,7 +126,6 @@ def test_intervals_of_a_summary_hold_the_mean_95_times_in_100() -> None:
         told = [summary.mean("dense"), summary.mean("dense", "1"), summary.difference("p")]
         told.append(summary.difference("p", "2"))
         for place, (one, truth) in enumerate(zip(told, (50, 50, -10, -10), strict=True)):
-            assert one is not None
             hits[place] += one.low <= truth <= one.high
     assert hits / n_trials == pytest.approx(0.95, abs=0.02)
 
@@ -160,7 +157,6 @@ def test_means_are_of_unrounded_scores() -> None:
     rows += [row("p", "lcc", number, float(number < 1), 1.0) for number in range(3)]
     summary = Summary(rows, lambda name: "code")
     difference = summary.difference("p")
-    assert difference is not None
     assert summary.mean("p").value - summary.mean("dense").value == pytest.approx(difference.value, abs=1e-9)
     cells = {line[0]: line[1:] for line in report.scores_table(summary).rows}
     assert cells["lcc"] == ["66.67", "33.33"]
@@ -173,7 +169,6 @@ def test_differences_pair_the_items_that_both_have() -> None:
     rows.append({"setting": "p", "dataset": "lcc", "item": "2", "error": "ValueError: too long"})
     summary = Summary(rows, lambda name: "code")
     difference = summary.difference("p")
-    assert difference is not None
     assert difference.value == pytest.approx(-25)
     assert report.scores_table(summary).rows[-2:] == [["items", "3", "2"], ["items paired", "3", "2"]]
 

@@ -103,7 +103,7 @@ def measurements(summary: Summary, label: str) -> dict[str, Any]:
 
     def paired(field: str) -> np.ndarray:
         """The values of dense and of the setting, on the prompts that have any."""
-        return np.array(summary.paired(label, lambda row: row.get(field)))
+        return summary.paired(label, lambda row: row.get(field))
 
     dense, needles = 100 * paired("score")
     measured: dict[str, tuple[np.ndarray, float, float]] = {"needles": (needles, 0, 100)}

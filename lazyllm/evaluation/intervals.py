@@ -19,17 +19,20 @@ class Interval(NamedTuple):
     high: float
 
 
+def mean(values: Sequence[float] | np.ndarray) -> float:
+    """The mean; nan of no values."""
+    return float(np.mean(values)) if len(values) else math.nan
+
+
 def interval(
     groups: Sequence[Sequence[np.ndarray]], low: float = -math.inf, high: float = math.inf
 ) -> Interval:
     """The mean over groups of the mean over samples of the mean of each sample, with its interval.
 
     Items are drawn within each sample, as data sets are fixed. `low` and `high` are the least and the
-    greatest value there can be. The bounds are nan if a sample has fewer than two values, and the mean too if
-    it has none.
+    greatest value there can be. The bounds are nan if a sample has fewer than two values.
     """
-    means = [[sample.mean() if len(sample) else math.nan for sample in group] for group in groups]
-    value = float(np.mean([np.mean(group) for group in means]))
+    value = mean([mean([mean(sample) for sample in group]) for group in groups])
     if any(len(sample) < 2 for group in groups for sample in group):
         return Interval(value, math.nan, math.nan)
     # the share of each sample in the variance of the mean, and its degrees of freedom

@@ -8,10 +8,8 @@ from math import inf, nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lazyllm.evaluation.generated.tasks import AT, kind_of, task_and_length
-from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.intervals import Interval, mean
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
 from lazyllm.support.files import write_whole
@@ -26,13 +24,13 @@ Environments = Mapping[str, Mapping[str, Any]]
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def cell(value: float | Interval | None, form: str = ".2f") -> str:
-    """A number, or a value with its interval; empty for None and NaN."""
+def cell(value: float | Interval, form: str = ".2f") -> str:
+    """A number, or a value with its interval; empty for NaN."""
     return with_bounds(value if isinstance(value, Interval) else [value], form)
 
 
 def speedups(summary: Summary, setting: str, environment: str | None = None) -> list[str]:
-    return [str(summary.speed(setting, timing, environment=environment) or "") for timing in TIMINGS]
+    return [str(summary.speed(setting, timing, environment=environment)) for timing in TIMINGS]
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -47,7 +45,7 @@ def scores_table(summary: Summary) -> Table:
         rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
     means = (cell(summary.mean(label)) for label in settings)
     rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
-    differences = (None if label == DENSE_LABEL else summary.difference(label) for label in settings)
+    differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
     rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
     if summary.uneven:
         rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
@@ -114,8 +112,7 @@ def lengths_table(summary: Summary) -> Table:
         for part, low, high in LENGTH_BINS:
             scores = [[row["score"] for row in items if low <= row["length"] < high] for items in of_settings]
             if any(scores):
-                means = (100 * float(np.mean(values)) if values else nan for values in scores)
-                rows.append([f"{name}, {part}", *map(cell, means)])
+                rows.append([f"{name}, {part}", *(cell(100 * mean(values)) for values in scores)])
     return Table("LongBench-E by length, in words", ["data set", *summary.settings], rows)
 
 
@@ -127,8 +124,8 @@ def generated_lengths_table(summary: Summary) -> Table:
             by_length.setdefault(task_and_length(name)[1], []).append(name)
     rows = []
     for length, names in by_length.items():
-        means = (np.mean([summary.score(label, name) for name in names]) for label in summary.settings)
-        rows.append([f"{length} tokens, {len(names)} tasks", *(cell(float(mean)) for mean in means)])
+        means = (mean([summary.score(label, name) for name in names]) for label in summary.settings)
+        rows.append([f"{length} tokens, {len(names)} tasks", *map(cell, means)])
     return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +65,10 @@ class Run(Results):
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
-        dots = []
-        for setting in summary.settings:
-            speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
-            speedup = speed.of_sums if speed else nan
-            dots.append(Dot(setting, speedup, *mean))
+        dots = [
+            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting))
+            for setting in summary.settings
+        ]
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
         return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
 from lazyllm.evaluation.report import cell
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary
 from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, LAZY, Published
 from lazyllm.support.tables import Table
 
@@ -56,7 +56,7 @@ class Line:
     def speedups(self, timing: str) -> list[float]:
         """The speedups of the settings that have one."""
         speeds = (self.summary.speed(label, timing, self.datasets) for label in self.labels)
-        return [speed.of_sums for speed in speeds if speed]
+        return [speed.of_sums for speed in speeds if speed != NO_SPEED]
 
     def average(self, field: str) -> str:
         shares = [self.summary.average(label, field, self.datasets) for label in self.labels]

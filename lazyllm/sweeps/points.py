@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.intervals import Interval, mean
 from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
 from lazyllm.method import Method
@@ -92,24 +92,22 @@ class Point:
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
     """The point of each setting, by the rows of a summary."""
     for setting, method in methods.items():
-        rows = [row for row in summary.rows if row["setting"] == setting]
-        kl = [row["kl"] for row in rows if "kl" in row]
-        speed = summary.speed(setting, "ttft") or Speed(nan, nan)
-        operations = summary.paired(setting, lambda row: row["flops"])
+        kl, speed = summary.values(setting, "kl"), summary.speed(setting, "ttft")
+        operations = summary.paired(setting, lambda row: row["flops"]).sum(axis=1)
         yield Point(
             setting=setting,
             pruning=method,
-            prompts=len(rows),
+            prompts=len(summary.of(setting)),
             failed=sum(row["setting"] == setting for row in summary.failed),
             changed_nothing=summary.count(setting, "changed_nothing"),
-            score=summary.mean(setting) if rows and "score" in rows[0] else UNKNOWN,
-            kl=summary.pooled(setting, "kl") if kl else UNKNOWN,
-            kl_median=float(np.median(kl)) if kl else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0) if kl else UNKNOWN,
-            ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
+            score=summary.mean(setting),
+            kl=summary.pooled(setting, "kl"),
+            kl_median=float(np.median(kl)) if len(kl) else nan,
+            agreement=summary.pooled(setting, "agreement", 1.0),
+            ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
-            counted_speedup=float(operations[0].sum() / operations[1].sum()) if operations else nan,
+            counted_speedup=float(operations[0] / operations[1]) if operations.all() else nan,
             computed=summary.average(setting, "computed"),
             reached_top=summary.average(setting, "reached_top"),
         )
@@ -158,9 +156,7 @@ COLUMNS: dict[str, Callable[[Point], str]] = {
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
-    "TTFT speedup": lambda point: (
-        "" if isnan(point.ttft_speedup) else str(Speed(point.ttft_speedup, point.ttft_speedup_median))
-    ),
+    "TTFT speedup": lambda point: str(Speed(point.ttft_speedup, point.ttft_speedup_median)),
     "counted speedup": lambda point: cell(point.counted_speedup),
     "computed": lambda point: cell(point.computed, ".1%"),
     "reached the top": lambda point: cell(point.reached_top, ".1%"),
