@@ -91,7 +91,8 @@ class Summary:
 
         def differences(name: str) -> np.ndarray:
             dense, ours = self.paired(setting, lambda row: 100 * row["score"], [name])
-            return np.subtract(ours, dense)
+            sample: np.ndarray = ours - dense
+            return sample
 
         return self._mean(differences, category, -100)
 
