@@ -19,7 +19,7 @@ SCORE_AXIS = "score, mean of the categories (95 % interval)"
 KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
 MEASURED_AXIS = "speedup of the first token against dense (measured, ratio of sums)"
 COUNTED_AXIS = "counted speedup of prefill"
-WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.2
+WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 FRONT, OTHERS = COLOURS[0], "0.65"
 

@@ -32,11 +32,10 @@ class Line:
 
     def heading(self) -> str:
         """The category; beside the paper's results, also how many of its data sets were run."""
-        if self.category is None:
-            return ALL
-        n_run, n_all = len(self.datasets), len(CATEGORIES.get(self.category, ()))
+        name = self.category or ALL
+        n_run, n_all = len(self.datasets), len(CATEGORIES.get(name, ()))
         is_part = self.published and n_run < n_all
-        return f"{self.category} ({n_run} of {n_all} data sets)" if is_part else self.category
+        return f"{name} ({n_run} of {n_all} data sets)" if is_part else name
 
     def scores(self) -> list[float]:
         return [self.summary.mean(label, self.category).value for label in self.labels]
