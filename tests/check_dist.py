@@ -26,6 +26,8 @@ PACKAGE_FILES = (
     "*.pyi",
     "demo_document.txt",
     "published.csv",
+    "heat_map.css",
+    "heat_map.html",
     "texts/*",
     "datasets.json",
     "official/*",

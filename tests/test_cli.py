@@ -250,10 +250,10 @@ def test_tables_on_the_terminal_are_aligned_text(
 
 
 def test_ctrl_c_is_code_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    def interrupted(args: object) -> int:
+    def interrupted() -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "info", cli.COMMANDS["info"]._replace(run=interrupted))
+    monkeypatch.setattr("lazyllm.machine.info.info", interrupted)
     assert cli.main(["info"]) == 130
     assert capsys.readouterr().err == "lazyllm: interrupted\n"
 

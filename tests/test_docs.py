@@ -18,7 +18,7 @@ import lazyllm
 from lazyllm.commands.main import main, parser
 from lazyllm.methods import as_method
 from lazyllm.support.json_text import parse_json
-from lazyllm.sweeps.space import combined
+from lazyllm.sweeps.sweep import combined
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -26,7 +26,7 @@ from lazyllm.reproduce import figures, reproduce
 from lazyllm.reproduce.figures import share_that_holds
 from lazyllm.reproduce.paper import BASELINE, LAZY, METHODS, OTHER, SETUPS, PaperSetup, rivals, setup_of
 from lazyllm.reproduce.reproduction import TARGETS
-from lazyllm.reproduce.tables import Results, first_token
+from lazyllm.reproduce.tables import Comparison, first_token
 
 TASKS = {"qasper": "Read. {context} Question: {input} Answer:", "lcc": "{context}{input}"}
 OPTIONS: dict[str, Any] = {
@@ -185,7 +185,7 @@ def test_the_first_tokens_time_by_hand() -> None:
         return {**about, "timing": timing, "new_tokens": n_new, "prompt_tokens": 100 * n_new}
 
     summary = Summary([row(2.0, 3.0, 11), row(4.0, 6.0, 21)], str.upper)
-    table = first_token(Results(summary, {}, {}))
+    table = first_token(Comparison(summary, {}, {}))
     assert [cells[1] for cells in table.rows] == ["1600", "16", "30.0", "67 %"]  # a step takes 0.1 s
     assert [cells[2] for cells in table.rows] == ["3376", "68", "21", "23 %"]
 
@@ -254,7 +254,7 @@ def test_failed_items_are_told(
     monkeypatch.setattr(
         LongBench,
         "score",
-        lambda tasks, task, *rest: 1 / 0 if task.name == "lcc" else score(tasks, task, *rest),
+        lambda tasks, name, *rest: 1 / 0 if name == "lcc" else score(tasks, name, *rest),
     )
     asked = {**OPTIONS, "limit": 1, "methods": ["lazyllm", "static"]}
     made = reproduce(llm, "table1", out=tmp_path / "part", data=data, **asked)

@@ -30,6 +30,7 @@ from lazyllm.evaluation.generated.tasks import (
     string_match,
 )
 from lazyllm.evaluation.longbench.items import checked_item
+from lazyllm.evaluation.options import NiahOptions, RulerOptions
 from lazyllm.pictures.needle_map import CHARACTERS_PER_INCH, panel_title, plot_needle_map
 
 NEEDLE = re.compile(r"(?:The|One) secret code of (\S+) is (\S+)\.")
@@ -368,13 +369,14 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_lengths_too_short_for_some_tasks_name_the_way_out() -> None:
     with pytest.raises(ValueError, match="length 256 is too short for") as error:
-        ruler_items(pieces, None, [1024, 256], 1, 0)
+        ruler_items(pieces, RulerOptions(lengths=[1024, 256], count=1))
     ((length, listed),) = re.findall(r"of (\d+) or more, or only the tasks (\S+) \(", str(error.value))
     tasks = listed.split(",")
-    assert len(ruler_items(pieces, tasks, [256], 1, 0)) == len(tasks)
-    assert len(ruler_items(pieces, None, [int(length)], 1, 0)) == len(TASKS) - len(QA)
+    assert len(ruler_items(pieces, RulerOptions(tasks=tasks, lengths=[256], count=1))) == len(tasks)
+    enough = RulerOptions(lengths=[int(length)], count=1)
+    assert len(ruler_items(pieces, enough)) == len(TASKS) - len(QA)
     with pytest.raises(ValueError, match=r"length 20 is too short for .*; choose lengths of \d+ or more$"):
-        ruler_items(pieces, None, [20], 1, 0)
+        ruler_items(pieces, RulerOptions(lengths=[20], count=1))
 
 
 # ---- the beginning of the answer -------------------------------------------------------------------
@@ -435,7 +437,7 @@ def questions_folder(folder: Path, longbench: bool) -> Path:
 @pytest.mark.parametrize("longbench", [False, True])
 def test_questions_stand_among_other_documents(longbench: bool, tmp_path: Path) -> None:
     folder = questions_folder(tmp_path / "qa", longbench)
-    items = ruler_items(pieces, None, [700], 3, 0, qa=folder)
+    items = ruler_items(pieces, RulerOptions(lengths=[700], count=3, qa=folder))
     assert {"qa_1@700", "qa_2@700"} < {*items}
     for name, own in (("qa_1", 1), ("qa_2", 5 if longbench else 10)):
         questions = read_questions(folder, name)
@@ -484,7 +486,8 @@ def test_string_match_by_hand() -> None:
 
 def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: Path) -> None:
     for folder, task, word in ((None, "niah_single_1", "road"), (prose, "niah_single_2", "ferry")):
-        grid = niah_items(pieces, [400, 800], depths=[0, 50, 100], count=2, prose=folder)
+        options = NiahOptions(lengths=[400, 800], depths=[0, 50, 100], count=2, prose=folder)
+        grid = niah_items(pieces, options)
         assert [*grid] == [f"{task}@400", f"{task}@800"]
         items = [item for items in grid.values() for item in items]
         assert [(item["length"], item["depth"], item["_id"]) for item in items] == [
@@ -496,9 +499,9 @@ def test_a_grid_has_each_length_and_depth_in_noise_or_in_the_users_prose(prose: 
         assert len({item["answers"][0] for item in items}) == 4
         assert all(word in item["context"] for item in items)
     with pytest.raises(ValueError, match="lengths must be different numbers, at least one"):
-        niah_items(pieces, [])
+        niah_items(pieces, NiahOptions(lengths=[]))
     with pytest.raises(ValueError, match="depths must be different numbers"):
-        niah_items(pieces, [500], depths=[10, 10.0])
+        niah_items(pieces, NiahOptions(lengths=[500], depths=[10, 10.0]))
 
 
 ROWS = [

@@ -171,7 +171,7 @@ def test_without_optuna_the_error_names_the_extra(
 def test_the_divergence_by_hand(llm: LLM) -> None:
     ids, pruning = list(range(5, 90)), Pruning({1: 0.3, 3: 0.2})
     answer, logits = greedy_answer(llm.session(), ids, 6, llm.eos_token_ids)
-    pruned = np.array(list(forced_logits(llm, ids, answer, pruning)))
+    pruned = np.array(list(forced_logits(llm.session(pruning), ids, answer)))
     reference = DenseAnswer(answer, logits)
     assert divergence(llm, pruning, ids, reference) == pytest.approx(kl_divergence(logits, pruned).mean())
     assert divergence(llm, Pruning(), ids, reference) == 0

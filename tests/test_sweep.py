@@ -24,13 +24,13 @@ from lazyllm.evaluation.generated.tasks import prompt_encoder
 from lazyllm.evaluation.intervals import Interval
 from lazyllm.evaluation.manifest import MANIFEST, new_manifest
 from lazyllm.evaluation.results import ITEMS, RunFolder
-from lazyllm.pictures.figure import Dot, draw_dot, new_figure
-from lazyllm.pictures.pareto import number_dots
+from lazyllm.pictures.figure import new_figure
+from lazyllm.pictures.quality import Dot, draw_dot, number_dots
 from lazyllm.pruning import Pruning
 from lazyllm.sampling import log_softmax
 from lazyllm.scoring import Scoring
 from lazyllm.sweeps.points import Frame, Point, front, plot_points
-from lazyllm.sweeps.space import settings_of
+from lazyllm.sweeps.sweep import settings_of
 
 pytestmark = pytest.mark.usefixtures("png_only")
 SPACE = {"stages": [{1: 0.6, 3: 0.3}, {2: 0.9}], "smooth": [1, 3]}
@@ -88,7 +88,7 @@ def test_the_answer_forced_is_the_one_that_dense_generates(llm: lazyllm.LLM) -> 
     ids = list(range(5, 90))
     answer, logits = greedy_answer(llm.session(), ids, 12, llm.eos_token_ids)
     assert answer == llm.generate(ids, max_new_tokens=12).token_ids
-    assert (logits == np.array(list(forced_logits(llm, ids, answer)))).all()
+    assert (logits == np.array(list(forced_logits(llm.session(), ids, answer)))).all()
     assert greedy_answer(llm.session(), ids, 12, {answer[3]})[0] == answer[: answer.index(answer[3]) + 1]
     other, before = greedy_answer(llm.session(), ids, 12, {answer[0]}, never_first=[answer[0]])
     assert other[0] == logits[0].argsort()[-2]
@@ -102,7 +102,7 @@ def test_divergence_of_a_line_is_that_of_its_logits(llm: lazyllm.LLM, swept: laz
     (item,) = generate("niah_single_2", encode, 560, 1, 0)
     ids = encode(RULER["niah_single_2"].template.format(**item), item["answer_prefix"])
     answer = llm.generate(ids, max_new_tokens=16).token_ids
-    dense, pruned = (np.array(list(forced_logits(llm, ids, answer, one))) for one in (None, setting))
+    dense, pruned = (np.array(list(forced_logits(llm.session(one), ids, answer))) for one in (None, setting))
     (row,) = (row for row in swept.rows if (row["setting"], row["item"]) == (setting.label, item["_id"]))
     assert row["forced_tokens"] == len(answer)
     assert row["kl"] == pytest.approx(kl_divergence(dense, pruned).mean())

@@ -22,8 +22,8 @@ import lazyllm
 from lazyllm import longbench
 from lazyllm.commands.main import main
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model
-from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
-from lazyllm.evaluation.options import RunOptions
+from lazyllm.evaluation.generated.tasks import GeneratedTasks
+from lazyllm.evaluation.options import RulerOptions, RunOptions
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import checked_settings
 from lazyllm.evaluation.trial import planned, scored_answer
@@ -176,8 +176,8 @@ def test_a_missing_package_is_named(
 
 
 def recipe_and_trials(llm: lazyllm.LLM, count: int, settings: Any = SETTINGS) -> tuple[Recipe, list[Any]]:
-    items = ruler_items(prompt_encoder(llm.tokenizer, "none"), ["niah_single_1"], [560], count, 0)
-    tasks = GeneratedTasks(items, RULER, {}, RunOptions(wrapper="none"))
+    kind = RulerOptions(tasks=["niah_single_1"], lengths=[560], count=count, wrapper="none")
+    tasks = GeneratedTasks(llm, kind)
     options = RunOptions(wrapper="none", warm_ups=0, workers=2, worker_threads=1)
     methods = checked_settings(settings)
     expected = {**conditions_of_model(llm, "none", False), **conditions_behind(llm, methods, False)}

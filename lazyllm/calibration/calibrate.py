@@ -13,9 +13,8 @@ from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.calibration.schedules import candidates
 from lazyllm.evaluation.divergence import TOKENS
 from lazyllm.evaluation.intervals import interval
-from lazyllm.evaluation.manifest import read_manifest
 from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.results import Key, read_rows
+from lazyllm.evaluation.results import Key
 from lazyllm.evaluation.runner import checked_settings, run_items
 from lazyllm.evaluation.summary import DENSE_LABEL, Summary, failure
 from lazyllm.evaluation.trial import planned
@@ -26,7 +25,7 @@ from lazyllm.pruning import Pruning
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.sweeps.points import plain
-from lazyllm.sweeps.sweep import measure_of, results_folder
+from lazyllm.sweeps.sweep import measure_of
 
 PER_KIND, SEED = 3, 102  # generated prompts of each kind and length
 FOLDER_SUFFIX = ".calibration"
@@ -56,18 +55,17 @@ def calibrate(
     file = None if out is None else checked_file(user_path(out))
     model = llm if isinstance(llm, LLM) else load(llm)
     options = RunOptions(warm_ups=0, retry_failed=True, progress=progress)
-    tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, options, lengths)
+    tasks = CalibrationTasks(model, encoded(model, prompts or (), TOKENS), PER_KIND, SEED, lengths)
     n_prompt = tasks.median_tokens(model)
     prunings = [*dict.fromkeys(candidates(speedup, model.config, n_prompt))]
     settings = checked_settings([Pruning(), *prunings])
     conditions = {"measure": "calibration", "forced tokens": TOKENS}
-    with results_folder(file and file.with_suffix(FOLDER_SUFFIX)) as name:
-        folder = Path(name)
-        run_items(model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions)
-        keys = {trial.key for trial in planned(settings, tasks)}
-        rows = [row for row in read_rows(folder) if Key.of(row) in keys]
-        manifest = read_manifest(folder)
-    summary = Summary(rows, category=str)
+    folder = file and file.with_suffix(FOLDER_SUFFIX)
+    rows, manifest = run_items(
+        model, settings, tasks, folder, options, measure_of("both", TOKENS), conditions
+    )
+    keys = {trial.key for trial in planned(settings, tasks)}
+    summary = Summary([row for row in rows if Key.of(row) in keys], category=str)
     for row in summary.failed:
         raise RuntimeError(failure(row))
     measured = {label: measurements(summary, label) for label in settings}
@@ -76,7 +74,7 @@ def calibrate(
         found,
         found.speedup(model.config, n_prompt),
         manifest,
-        {"trials": len(rows) // len(settings), "tokens": n_prompt},
+        {"trials": sum(summary.items.values()), "tokens": n_prompt},
         [
             (pruning, pruning.speedup(model.config, n_prompt), measured[pruning.label])
             for pruning in (Pruning(), *prunings)
@@ -105,16 +103,13 @@ def measurements(summary: Summary, label: str) -> dict[str, Any]:
 
     def paired(field: str) -> np.ndarray:
         """The values of dense and of the setting, on the prompts that have any."""
-        return np.array(summary.paired(label, lambda row: row.get(field)))
+        return summary.paired(label, lambda row: row.get(field))
 
     dense, needles = 100 * paired("score")
     measured: dict[str, tuple[np.ndarray, float, float]] = {"needles": (needles, 0, 100)}
     if label != DENSE_LABEL:
         measured |= {"needles_to_dense": (needles - dense, -100, 100), "kl": (paired("kl")[1], 0, inf)}
-    return {
-        name: plain(interval(float(values.mean()), [[values]], low, high))
-        for name, (values, low, high) in measured.items()
-    }
+    return {name: plain(interval([[values]], low, high)) for name, (values, low, high) in measured.items()}
 
 
 def rank(measured: Mapping[str, Any]) -> tuple[float, float]:

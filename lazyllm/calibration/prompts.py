@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from lazyllm.evaluation.chats import chat_wrapper, wrapped_ids
-from lazyllm.evaluation.generated.tasks import RULER, GeneratedTasks, prompt_encoder, ruler_items
-from lazyllm.evaluation.options import RunOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task
+from lazyllm.evaluation.generated.tasks import GeneratedTasks
+from lazyllm.evaluation.options import RulerOptions
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten
 from lazyllm.llm import LLM
 from lazyllm.prompt import Prompt as UserPrompt
 from lazyllm.support import checked
@@ -30,39 +30,33 @@ class CalibrationTasks(GeneratedTasks):
         own: Mapping[str, Sequence[int]],
         count: int,
         seed: int,
-        options: RunOptions,
         lengths: Sequence[int] | None = None,
     ) -> None:
         lengths = checked_lengths(lengths, llm.config.context)
-        encode = prompt_encoder(llm.tokenizer, options.wrapper)
-        items: dict[str, Sequence[dict[str, Any]]] = dict(ruler_items(encode, NEEDLES, lengths, count, seed))
+        options = RulerOptions(tasks=NEEDLES, lengths=lengths, count=count, seed=seed)
+        super().__init__(llm, options, MAX_NEW_TOKENS)
         if own:
-            items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
-        selection = {"lengths": lengths, "items of each kind": count, "seed": seed}
-        super().__init__(items, RULER, selection, options, MAX_NEW_TOKENS)
+            self.items[OWN] = [{"_id": name, "ids": list(ids)} for name, ids in own.items()]
 
     def check(self, llm: LLM) -> None:
         """Checks nothing: `encoded` and `checked_lengths` have checked that all prompts fit."""
 
     def ids_by_kind(self, llm: LLM) -> list[list[list[int]]]:
         """The token ids of the prompts of each data set."""
-        return [
-            [self.prompt(llm, self.task(name), item).ids for item in items]
-            for name, items in self.items.items()
-        ]
+        return [[self.prompt(llm, name, item).ids for item in items] for name, items in self.items.items()]
 
     def median_tokens(self, llm: LLM) -> int:
         return int(np.median([len(ids) for prompts in self.ids_by_kind(llm) for ids in prompts]))
 
-    def task(self, name: str) -> Task:
-        return Task(OWN, OWN, MAX_NEW_TOKENS) if name == OWN else super().task(name)
+    def max_new_tokens(self, name: str) -> int:
+        return MAX_NEW_TOKENS if name == OWN else super().max_new_tokens(name)
 
     def prompt(
-        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        if task.name == OWN:
-            return ItemPrompt(item["ids"], len(item["ids"]), False, "none")
-        return super().prompt(llm, task, item, shorten)
+        if name == OWN:
+            return ItemPrompt(item["ids"], False, "none")
+        return super().prompt(llm, name, item, shorten)
 
 
 def checked_lengths(lengths: Sequence[int] | None, context: int) -> list[int]:

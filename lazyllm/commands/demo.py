@@ -9,13 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lazyllm.commands import options
+from lazyllm.commands.options import Run
 
 if TYPE_CHECKING:
     from lazyllm.generation import Generation
     from lazyllm.llm import LLM
 
-SUMMARY = "answer a question about a long document, dense and pruned, side by side"
-EXAMPLE = "--out demo-output"
 DOCUMENT = Path(__file__).with_name("demo_document.txt")
 QUESTION = "In which town were the bells cast?"
 KNOWN_ANSWER = "Lindau"
@@ -25,11 +24,13 @@ TIMED_RUNS = 3
 WARM_UP_TOKENS = 64
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def demo(parser: argparse.ArgumentParser) -> Run:
+    """Answer a question about a long document, dense and pruned, side by side."""
     options.add_model(parser)
     options.add(parser, "--speedup", f"of the first token, by counted work; default {SPEEDUP:g}", "X")
     out = "for demo.html and demo.png; default demo-output"
     options.add(parser, "--out", out, "DIR", type=options.out_folder)
+    return run
 
 
 def run(args: argparse.Namespace) -> int:

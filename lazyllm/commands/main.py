@@ -6,28 +6,31 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from lazyllm.commands import calibrate, demo, generate, report, reproduce, runs, search, small, sweep
+from lazyllm.commands import runs, small
+from lazyllm.commands.demo import demo
+from lazyllm.commands.options import Run
 
-COMMANDS: dict[str, Any] = {
-    "info": small.INFO,
-    "generate": generate,
-    "convert": small.CONVERT,
-    "model": small.MODEL,
-    "demo": demo,
-    "longbench": runs.LONGBENCH,
-    "ruler": runs.RULER,
-    "niah": runs.NIAH,
-    "reproduce": reproduce,
-    "sweep": sweep,
-    "report": report,
-    "calibrate": calibrate,
-    "search": search,
-    "lm-eval": small.LM_EVAL,
+COMMANDS: dict[Callable[[argparse.ArgumentParser], Run], str] = {
+    small.info: "",
+    small.generate: "--chat --prompt-file question.txt --speedup 2",
+    small.convert: "model.gguf model-folder",
+    small.model: "gemma3-270m gemma-folder",
+    demo: "--out demo-output",
+    runs.longbench: "--model DIR --data LONGBENCH --pruning dense --speedup 2 --out run",
+    runs.ruler: "--model DIR --lengths 1024,4096 --pruning dense --speedup 2 --out run",
+    runs.niah: "--model DIR --lengths 1024,2048,4096,8000 --depths 0,25,50,75,100 --out run",
+    runs.reproduce: "table1 figure7 --model Llama-2-7b-chat-hf --data LONGBENCH --out reproduction",
+    runs.sweep: "--speedup 1.5 --speedup 2 --speedup 3 --out sweep",
+    runs.report: "here/run there/run --out both",
+    runs.calibrate: "--model DIR --speedup 2.5 --out preset.json",
+    runs.search: "--model DIR --speedup 1.5,3 --budget 40 --out search",
+    small.lm_eval: "--model lazyllm --tasks arc_easy "
+    """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
 }
-"""In the order that --help lists them: a `Command`, or a module with its fields."""
+"""In the order that --help lists them, with an example of its arguments: functions that add the arguments of
+a command to its parser and return what runs it. Their docstring is its help."""
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 
 
@@ -62,14 +65,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
+    for command, example in COMMANDS.items():
+        name, summary = command.__name__.replace("_", "-"), command.__doc__ or ""
+        own = commands.add_parser(
             name,
-            help=module.SUMMARY,
-            description=f"{module.SUMMARY[0].upper()}{module.SUMMARY[1:]}.",
-            epilog=f"example:\n  lazyllm {name} {module.EXAMPLE}".rstrip(),
+            help=summary[:1].lower() + summary[1:].removesuffix("."),
+            description=summary,
+            epilog=f"example:\n  lazyllm {name} {example}".rstrip(),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.set_defaults(run=module.run)
-        module.add(command)
+        own.set_defaults(run=command(own))
     return top

@@ -8,25 +8,18 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lazyllm.evaluation.options import IN_PYTHON, RunOptions, options_of
 from lazyllm.support.files import user_path
 
 if TYPE_CHECKING:
+    from lazyllm.evaluation.report import Results
     from lazyllm.llm import LLM
-    from lazyllm.longbench import Run
-    from lazyllm.sweeps.sweep import Sweep
 
 
-class Command(NamedTuple):
-    """A command: one line on it, an example of its arguments, a function that adds these to a parser, and one
-    that takes their values and returns an exit code."""
-
-    SUMMARY: str
-    EXAMPLE: str
-    add: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command with the values of its arguments and returns an exit code."""
 
 
 # ---- types of values: each is checked before a model is loaded -----------------------------------
@@ -41,6 +34,10 @@ def whole_numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 1024,4096") from None
+
+
+def speedups(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split(","))
 
 
 def utf8(text: str) -> str:
@@ -82,6 +79,7 @@ READERS: Mapping[str | None, Callable[[str], Any]] = {
     "X": float,
     "N,…": whole_numbers,
     "NAME,…": names,
+    "LOW,HIGH": speedups,
     "TEXT": utf8,
 }
 """By the metavar of an argument: the type of its values, which else are text."""
@@ -178,12 +176,12 @@ def read_prompts(args: argparse.Namespace) -> list[str] | None:
 
 
 def loaded(args: argparse.Namespace) -> LLM:
+    from inspect import signature
+
     from lazyllm.checkpoints.pypi_models import demo_model
     from lazyllm.llm import load
 
-    keywords = keywords_of(
-        args, "revision", "file", "device", "threads", "compute", "weights", "kv", "cache_weights"
-    )
+    keywords = keywords_of(args, *signature(load).parameters)
     if "scheduler" in args:
         keywords["device"] = "cpu"
     return load(args.model if "model" in args else demo_model(), **keywords)
@@ -199,7 +197,7 @@ def of_run(args: argparse.Namespace, kind: type[RunOptions], *more: str) -> dict
     return keywords
 
 
-def print_result(result: Run | Sweep) -> int:
+def print_result(result: Results) -> int:
     """Prints the tables and where the report is; the exit code is 1 if items failed, else 0."""
     print(f"{result.text()}\n\nwrote {result.folder}")
     return 1 if result.summary.failed else 0

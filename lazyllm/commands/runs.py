@@ -1,4 +1,4 @@
-"""`lazyllm longbench`, `niah` and `ruler`: a function of lazyllm.longbench each, with its options."""
+"""The commands whose results are a folder: runs, sweeps, searches, calibrations, and their reports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,29 @@ import argparse
 import sys
 
 from lazyllm.commands import options
-from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions
+from lazyllm.commands.options import Run
+from lazyllm.evaluation.options import OF_PRESET, DataOptions, NiahOptions, RulerOptions, RunOptions
 
 
-def command(function: str, kind: type[RunOptions], summary: str, example: str) -> options.Command:
-    def add(parser: argparse.ArgumentParser) -> None:
-        options.add_pruning(parser)
-        options.add_run(parser, kind)
+def longbench(parser: argparse.ArgumentParser) -> Run:
+    """Run LongBench under one setting or several, time it, score it; run again, it resumes."""
+    return of_function(parser, "run", DataOptions)
+
+
+def ruler(parser: argparse.ArgumentParser) -> Run:
+    """Run generated long-context tasks like RULER's under one setting or several; run again, it resumes."""
+    return of_function(parser, "run_ruler", RulerOptions)
+
+
+def niah(parser: argparse.ArgumentParser) -> Run:
+    """Look for a needle at every depth of texts of several lengths, and draw a heat map."""
+    return of_function(parser, "run_niah", NiahOptions)
+
+
+def of_function(parser: argparse.ArgumentParser, function: str, kind: type[RunOptions]) -> Run:
+    """Runs a function of lazyllm.longbench, which has options of this kind."""
+    options.add_pruning(parser)
+    options.add_run(parser, kind)
 
     def run(args: argparse.Namespace) -> int:
         from lazyllm import longbench
@@ -23,25 +39,132 @@ def command(function: str, kind: type[RunOptions], summary: str, example: str) -
         result = getattr(longbench, function)(options.loaded(args), **options.of_run(args, kind))
         return options.print_result(result)
 
-    return options.Command(summary, f"--model DIR {example} --out run", add, run)
+    return run
 
 
-PRUNING = "--pruning dense --speedup 2"
-LONGBENCH = command(
-    "run",
-    DataOptions,
-    "run LongBench under one setting or several, time it, score it; run again, it resumes",
-    f"--data LONGBENCH {PRUNING}",
-)
-RULER = command(
-    "run_ruler",
-    RulerOptions,
-    "run generated long-context tasks like RULER's under one setting or several; run again, it resumes",
-    f"--lengths 1024,4096 {PRUNING}",
-)
-NIAH = command(
-    "run_niah",
-    NiahOptions,
-    "look for a needle at every depth of texts of several lengths, and draw a heat map",
-    "--lengths 1024,2048,4096,8000 --depths 0,25,50,75,100",
-)
+def reproduce(parser: argparse.ArgumentParser) -> Run:
+    """Make the paper's tables and figures for a checkpoint; run again, it runs what is missing."""
+    targets = "table1, table2, figure1, figure2, figure5, figure6, figure7"
+    parser.add_argument("targets", nargs="+", metavar="WHAT", help=targets)
+    preset = "llama-2-7b-chat, xgen-7b-8k-inst or smollm2-135m-instruct; default: by the checkpoint's name"
+    options.add(parser, "--preset", preset, "NAME")
+    options.add(parser, "--speedup", "of all methods, by counted work; default that of the preset", "X")
+    options.add(parser, "--seeds", "of random drop, default 5", "N")
+    methods = "random, static, compress, fastkv, claa, gemfilter, lazyllm, recommended; default: all"
+    options.add(parser, "--methods", methods, "NAME,…")
+    options.add_run(parser, DataOptions, max_length=OF_PRESET, wrapper=OF_PRESET)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.reproduce import reproduce
+
+        keywords = options.of_run(args, DataOptions, "preset", "speedup", "seeds", "methods")
+        result = reproduce(options.loaded(args), args.targets, **keywords)
+        print("\n".join([result.text(), "", *(f"wrote {path}" for path in result.files)]).lstrip())
+        if result.failed:
+            print(f"{result.failed} results failed; items.jsonl of the runs says why", file=sys.stderr)
+        return 1 if result.failed else 0
+
+    return run
+
+
+def sweep(parser: argparse.ArgumentParser) -> Run:
+    """Try many settings on the same prompts: divergence from dense, speed, a Pareto picture; it resumes."""
+    options.add_pruning(parser)
+    space = (
+        'in place of --pruning: lists of values as JSON, whose product is taken, such as {"layer": '
+        '[5, 10], "keep": [0.5, 0.7]} (one stage) or {"stages": [{"10": 0.7}], "smooth": [1, 13]}'
+    )
+    options.add(parser, "--space", space, "AXES")
+    measure = "kl (default): dense's own answer teacher-forced; score: answers, scored; or both"
+    options.add(parser, "--measure", measure)
+    options.add(parser, "--tokens", "of dense's answer at most, default 16", "N")
+    options.add_run(parser, DataOptions)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.support.json_text import parse_json
+        from lazyllm.sweeps.sweep import sweep
+
+        keywords = options.of_run(args, DataOptions, "measure", "tokens")
+        if ("space" in args) == ("pruning" in args):
+            raise ValueError("give --space, or --pruning once for each setting")
+        space = (
+            keywords.pop("pruning") if "pruning" in args else parse_json(args.space, "--space", strict=True)
+        )
+        return options.print_result(sweep(options.loaded(args), space, **keywords))
+
+    return run
+
+
+def report(parser: argparse.ArgumentParser) -> Run:
+    """Make the report of a run or sweep anew, or one report of the folders of several machines."""
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="of runs or sweeps under equal conditions")
+    out = "for the results of all folders and the report; needed for more than one folder"
+    options.add(parser, "--out", out, "DIR", type=options.out_folder)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.evaluation.manifest import SCORE, read_manifest
+        from lazyllm.longbench import Run, merge
+        from lazyllm.support.files import user_path
+        from lazyllm.sweeps.sweep import Sweep
+
+        if "out" not in args and len(args.folders) > 1:
+            raise ValueError("several folders need --out, the folder for the results of all of them")
+        folder = merge(args.folders, args.out) if "out" in args else user_path(args.folders[0])
+        scored = read_manifest(folder)["conditions"]["measure"] == SCORE
+        result = Run(folder) if scored else Sweep.read(folder)
+        result.report()
+        return options.print_result(result)
+
+    return run
+
+
+def calibrate(parser: argparse.ArgumentParser) -> Run:
+    """Try a few schedules of a wished speedup on a checkpoint; the best is a preset; it resumes."""
+    options.add_model(parser)
+    options.add(parser, "--speedup", "counted speedup of prefill, default 2.5", "X")
+    own = "a prompt of yours beside the generated ones (repeatable)"
+    options.add(parser, "--prompt-file", own, "FILE", action="append")
+    lengths = "tokens of the generated prompts with their answers, default 1024,2048"
+    options.add(parser, "--lengths", lengths, "N,…")
+    out = "the preset, such as preset.json; --pruning takes it. The folder preset.calibration is resumed"
+    options.add(parser, "--out", out, "FILE", type=options.out_file, required=True)
+    options.add_device(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.calibration.calibrate import calibrate, checked_file
+
+        checked_file(args.out)
+        prompts = options.read_prompts(args)
+        keywords = options.keywords_of(args, "speedup", "lengths", "out")
+        print(f"{calibrate(options.loaded(args), prompts, **keywords)!r}\n\nwrote {args.out}")
+        return 0
+
+    return run
+
+
+def search(parser: argparse.ArgumentParser) -> Run:
+    """Search stages and options that lose least, by Optuna; it resumes, and processes share the work."""
+    options.add_model(parser)
+    speedup = "range of counted speedups of prefill, default 1.5,3"
+    options.add(parser, "--speedup", speedup, "LOW,HIGH")
+    budget = "settings to try, by all processes with the same --out, default 40"
+    options.add(parser, "--budget", budget, "N")
+    own = "a prompt of yours (repeatable, at least 3); default: generated ones with needles"
+    options.add(parser, "--prompt-file", own, "FILE", action="append")
+    options.add(parser, "--seed", "of the proposals, default 0", "N")
+    preset = "write preset.json: the setting that diverges least with a speedup of at least X"
+    options.add(parser, "--preset", preset, "X")
+    options.add_out(parser, "a search there continues")
+    options.add_device(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.searching.search import search
+
+        keywords = options.keywords_of(args, "speedup", "budget", "seed", "out")
+        result = search(options.loaded(args), options.read_prompts(args), **keywords)
+        print(f"{result.text()}\n\nwrote {result.folder}")
+        if "preset" in args:
+            print(f"wrote {result.preset(speedup=args.preset).save(args.out / 'preset.json')}")
+        return 0
+
+    return run

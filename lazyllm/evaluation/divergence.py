@@ -11,7 +11,6 @@ import numpy as np
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Trial, prepared
 from lazyllm.llm import LLM
-from lazyllm.method import Method
 from lazyllm.sampling import log_softmax
 from lazyllm.session import Session
 from lazyllm.support import checked
@@ -27,14 +26,9 @@ class DenseAnswer(NamedTuple):
 
 
 def forced_logits(
-    llm: LLM, prompt_ids: Sequence[int], answer_ids: Sequence[int], pruning: Method | None = None
+    session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[int]
 ) -> Iterator[np.ndarray]:
     """The logits (vocab,) before each token of the answer, whose tokens are run as generated ones."""
-    return forced_in(llm.session(pruning), prompt_ids, answer_ids)
-
-
-def forced_in(session: Session, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Iterator[np.ndarray]:
-    """`forced_logits` in the caller's session, which may be inspected between two tokens."""
     yield session.forward(prompt_ids, progress=False)
     for token in answer_ids[:-1]:
         yield session.forward([token], generated=True)
@@ -83,7 +77,7 @@ class Divergence:
         ready = prepared(llm, tasks, trial)
         session = llm.session(ready.method)
         rows, counts, times = [], [], [time.perf_counter()]
-        for row in forced_in(session, ready.prompt.ids, dense.tokens):
+        for row in forced_logits(session, ready.prompt.ids, dense.tokens):
             rows.append(row)
             times.append(time.perf_counter())
             counts.append(session.last_pass)
@@ -97,8 +91,8 @@ class Divergence:
 
     def _dense_answer(self, llm: LLM, tasks: Tasks, trial: Trial) -> DenseAnswer:
         if self._last is None or self._last[0] is not trial.item:
-            prompt = tasks.prompt(llm, trial.task, trial.item)
-            stops = tasks.stops(llm, trial.task)
+            prompt = tasks.prompt(llm, trial.key.dataset, trial.item)
+            stops = tasks.stops(llm, trial.key.dataset)
             ends = {*llm.eos_token_ids, *stops.ids}
             answer = greedy_answer(llm.session(), prompt.ids, self.tokens, ends, stops.never_first)
             self._last = trial.item, answer

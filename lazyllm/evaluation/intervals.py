@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,21 +13,26 @@ LEVEL = 0.95
 ANGLES = 4001  # of the numerical integral
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     value: float
     low: float
     high: float
 
 
+def mean(values: Sequence[float] | np.ndarray) -> float:
+    """The mean; nan of no values."""
+    return float(np.mean(values)) if len(values) else math.nan
+
+
 def interval(
-    value: float, groups: Sequence[Sequence[np.ndarray]], low: float = -math.inf, high: float = math.inf
+    groups: Sequence[Sequence[np.ndarray]], low: float = -math.inf, high: float = math.inf
 ) -> Interval:
-    """The interval of `value`, the mean over groups of the mean over samples of the mean of each sample.
+    """The mean over groups of the mean over samples of the mean of each sample, with its interval.
 
     Items are drawn within each sample, as data sets are fixed. `low` and `high` are the least and the
     greatest value there can be. The bounds are nan if a sample has fewer than two values.
     """
+    value = mean([mean([mean(sample) for sample in group]) for group in groups])
     if any(len(sample) < 2 for group in groups for sample in group):
         return Interval(value, math.nan, math.nan)
     # the share of each sample in the variance of the mean, and its degrees of freedom

@@ -1,23 +1,22 @@
-"""Report of a run: its tables and pictures, as Markdown, CSV and LaTeX files and as text for a terminal."""
+"""Results of a run: tables and pictures, as Markdown, CSV and LaTeX files and as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from contextlib import suppress
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from lazyllm.evaluation.generated.tasks import AT, task_and_length
-from lazyllm.evaluation.intervals import Interval
-from lazyllm.evaluation.longbench.datasets import LENGTH_BINS, is_by_length, length_bin
+from lazyllm.evaluation.generated.tasks import AT, kind_of, task_and_length
+from lazyllm.evaluation.intervals import Interval, mean
+from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, failure
 from lazyllm.support.files import write_whole
-from lazyllm.support.tables import BOLD, Table
+from lazyllm.support.tables import BOLD, Table, with_bounds
 
 REPORT = "report.md"
-SETTINGS = "settings"
+LENGTH_BINS = (("0-4k", 0, 4000), ("4-8k", 4000, 8000), ("8k+", 8000, inf))
 TIMINGS = {"ttft": "TTFT speedup", "seconds": "generation speedup"}
 Environments = Mapping[str, Mapping[str, Any]]
 
@@ -25,26 +24,13 @@ Environments = Mapping[str, Mapping[str, Any]]
 # ---- cells ---------------------------------------------------------------------------------------
 
 
-def figure(value: float) -> str:
-    return "" if value != value else f"{value:.2f}"
-
-
-def with_interval(value: Interval | None, signed: bool = False) -> str:
-    if value is None or value.value != value.value:
-        return ""
-    sign = "+" if signed else ""
-    text = f"{value.value:{sign}.2f}"
-    return text if value.low != value.low else f"{text} [{value.low:{sign}.2f}, {value.high:{sign}.2f}]"
-
-
-def with_deviation(values: Sequence[float]) -> str:
-    """Mean ± standard deviation."""
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+def cell(value: float | Interval, form: str = ".2f") -> str:
+    """A number, or a value with its interval; empty for NaN."""
+    return with_bounds(value if isinstance(value, Interval) else [value], form)
 
 
 def speedups(summary: Summary, setting: str, environment: str | None = None) -> list[str]:
-    speeds = (summary.speed(setting, timing, environment=environment) for timing in TIMINGS)
-    return [f"{speed.of_sums:.2f} ({speed.median:.2f})" if speed else "" for speed in speeds]
+    return [str(summary.speed(setting, timing, environment=environment)) for timing in TIMINGS]
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -54,13 +40,13 @@ def scores_table(summary: Summary) -> Table:
     """One row per data set, category and mean; one column per setting."""
     settings, rows = summary.settings, []
     for category, names in summary.categories.items():
-        rows += [[name, *(figure(summary.score(label, name)) for label in settings)] for name in names]
-        means = (with_interval(summary.mean(label, category)) for label in settings)
+        rows += [[name, *(cell(summary.score(label, name)) for label in settings)] for name in names]
+        means = (cell(summary.mean(label, category)) for label in settings)
         rows.append([f"{BOLD}{category}{BOLD} [95 %]", *means])
-    means = (with_interval(summary.mean(label)) for label in settings)
+    means = (cell(summary.mean(label)) for label in settings)
     rows.append([f"{BOLD}mean of the categories{BOLD} [95 %]", *means])
-    differences = (None if label == DENSE_LABEL else summary.difference(label) for label in settings)
-    rows.append(["paired difference to dense [95 %]", *(with_interval(each, True) for each in differences)])
+    differences = (nan if label == DENSE_LABEL else summary.difference(label) for label in settings)
+    rows.append(["paired difference to dense [95 %]", *(cell(each, "+.2f") for each in differences)])
     if summary.uneven:
         rows.append(["items", *(str(len(summary.of(label))) for label in settings)])
         dense = summary.of(DENSE_LABEL).keys()
@@ -74,7 +60,7 @@ def speed_table(summary: Summary, environments: Environments) -> Table:
     rows = [
         [
             setting,
-            figure(summary.mean_score(setting)),
+            cell(summary.mean(setting).value),
             *speedups(summary, setting),
             f"{summary.average(setting, 'computed'):.1%}",
             f"{summary.average(setting, 'reached_top'):.1%}",
@@ -119,15 +105,14 @@ def environments_table(summary: Summary, environments: Environments) -> Table:
 def lengths_table(summary: Summary) -> Table:
     """LongBench-E's table: scores of each of its data sets by the length of the items."""
     rows = []
-    for name in filter(is_by_length, summary.datasets):
+    for name in summary.datasets:
+        if not (name in DATA_SETS and name.endswith("_e")):
+            continue
         of_settings = [summary.of(label, [name]).values() for label in summary.settings]
-        for part in LENGTH_BINS:
-            scores = [
-                [row["score"] for row in items if length_bin(row["length"]) == part] for items in of_settings
-            ]
+        for part, low, high in LENGTH_BINS:
+            scores = [[row["score"] for row in items if low <= row["length"] < high] for items in of_settings]
             if any(scores):
-                means = (100 * float(np.mean(values)) if values else nan for values in scores)
-                rows.append([f"{name}, {part}", *map(figure, means)])
+                rows.append([f"{name}, {part}", *(cell(100 * mean(values)) for values in scores)])
     return Table("LongBench-E by length, in words", ["data set", *summary.settings], rows)
 
 
@@ -139,45 +124,79 @@ def generated_lengths_table(summary: Summary) -> Table:
             by_length.setdefault(task_and_length(name)[1], []).append(name)
     rows = []
     for length, names in by_length.items():
-        means = (np.mean([summary.score(label, name) for name in names]) for label in summary.settings)
-        rows.append([f"{length} tokens, {len(names)} tasks", *(figure(float(mean)) for mean in means)])
+        means = (mean([summary.score(label, name) for name in names]) for label in summary.settings)
+        rows.append([f"{length} tokens, {len(names)} tasks", *map(cell, means)])
     return Table("Generated tasks, mean by length", ["length", *summary.settings], rows)
 
 
-def run_tables(summary: Summary, manifest: Mapping[str, Any]) -> dict[str, Table]:
-    """The tables of a run that have rows, by the name of their files."""
-    tables = {
-        "scores": scores_table(summary),
-        "speed": speed_table(summary, manifest["environments"]),
-        "times": times_table(summary),
-        "lengths": lengths_table(summary),
-        "generated_lengths": generated_lengths_table(summary),
-    }
-    return {name: table for name, table in tables.items() if table.rows}
+# ---- results -------------------------------------------------------------------------------------
 
 
-# ---- the report ----------------------------------------------------------------------------------
+def category_of(name: str) -> str:
+    """The category of a LongBench data set or of a generated task at a length."""
+    return DATA_SETS[name].category if name in DATA_SETS else kind_of(name).category
 
 
-def report_text(heading: str, tables: Mapping[str, Table], failed: Sequence[Row]) -> str:
-    """The report for a terminal, without pictures and conditions."""
-    parts = [heading, *(f"{table.title}\n\n{table.text()}" for table in tables.values())]
-    return "\n\n".join([*parts, *failures(failed)])
+class Results:
+    """The rows and the manifest of a run or sweep; `folder` is None for a sweep without `out`."""
 
+    def __init__(self, rows: Sequence[Row], manifest: Mapping[str, Any], folder: Path | None) -> None:
+        self.rows, self.manifest, self.folder = rows, manifest, folder
+        self.summary = Summary(rows, category_of)
 
-def failures(failed: Sequence[Row]) -> list[str]:
-    if not failed:
-        return []
-    return ["Failed items, which are in no score:", "\n".join(f"- {failure(row)}" for row in failed)]
+    @property
+    def heading(self) -> str:
+        return f"{self.manifest['model']}: {len(self.summary.rows)} results"
 
+    @property
+    def tables(self) -> dict[str, Table]:
+        """By the name of its files."""
+        return {
+            "scores": scores_table(self.summary),
+            "speed": speed_table(self.summary, self.manifest["environments"]),
+            "times": times_table(self.summary),
+            "lengths": lengths_table(self.summary),
+            "generated_lengths": generated_lengths_table(self.summary),
+        }
 
-def conditions(summary: Summary, manifest: Mapping[str, Any]) -> str:
-    """The conditions, without the settings' fields, and how the items were chosen."""
-    lines = [
-        f"- {name}: {plain(value)}" for name, value in manifest["conditions"].items() if name != SETTINGS
-    ]
-    lines += [f"- items of a call: {plain(selection)}" for selection in manifest["selections"]]
-    return "\n".join([*lines, f"- items with results: {plain(summary.items)}"])
+    def draw(self) -> list[Path]:
+        """Draws the pictures of the report."""
+        raise NotImplementedError
+
+    def text(self) -> str:
+        """The tables of the report, aligned for a terminal."""
+        tables = [f"{table.title}\n\n{table.text()}" for table in self.tables.values() if table.rows]
+        return "\n\n".join([self.heading, *tables, *self._failures])
+
+    def report(self) -> Path:
+        """Writes report.md, each table as .csv and .tex and, with matplotlib, the pictures, to the folder."""
+        if self.folder is None:
+            raise ValueError("a report goes to the sweep's folder; give the sweep one with out=")
+        parts = [f"# {self.heading}"]
+        for name, table in self.tables.items():
+            if table.rows:
+                parts += [f"## {table.title}", table.markdown()]
+                write_whole(self.folder / f"{name}.csv", table.csv())
+                write_whole(self.folder / f"{name}.tex", table.latex())
+        with suppress(ImportError):
+            parts += [f"![]({picture.name})" for picture in self.draw()]
+        where = environments_table(self.summary, self.manifest["environments"])
+        parts += [*self._failures, f"## {where.title}", where.markdown(), "## Conditions", self._conditions]
+        write_whole(self.folder / REPORT, "\n\n".join(parts) + "\n")
+        return self.folder / REPORT
+
+    @property
+    def _failures(self) -> list[str]:
+        failed = [f"- {failure(row)}" for row in self.summary.failed]
+        return ["Failed items, which are in no score:", "\n".join(failed)] if failed else []
+
+    @property
+    def _conditions(self) -> str:
+        """The conditions, without the settings' fields, and how the items were chosen."""
+        facts = [item for item in self.manifest["conditions"].items() if item[0] != "settings"]
+        facts += [("items of a call", selection) for selection in self.manifest["selections"]]
+        facts += [("items with results", self.summary.items)]
+        return "\n".join(f"- {name}: {plain(value)}" for name, value in facts)
 
 
 def plain(value: object) -> str:
@@ -185,26 +204,3 @@ def plain(value: object) -> str:
     if not isinstance(value, Mapping):
         return str(value)
     return ", ".join(f"{name} {inner}" for name, inner in value.items()) or "none"
-
-
-def write_report(
-    folder: Path,
-    heading: str,
-    tables: Mapping[str, Table],
-    pictures: Sequence[str],
-    summary: Summary,
-    manifest: Mapping[str, Any],
-) -> Path:
-    """Writes report.md, and each table as .csv and .tex under its key in `tables`."""
-    parts = [f"# {heading}"]
-    for table in tables.values():
-        parts += [f"## {table.title}", table.markdown()]
-    parts += [f"![]({name})" for name in pictures]
-    parts += failures(summary.failed)
-    where = environments_table(summary, manifest["environments"])
-    parts += [f"## {where.title}", where.markdown(), "## Conditions", conditions(summary, manifest)]
-    for name, table in tables.items():
-        write_whole(folder / f"{name}.csv", table.csv())
-        write_whole(folder / f"{name}.tex", table.latex())
-    write_whole(folder / REPORT, "\n\n".join(parts) + "\n")
-    return folder / REPORT

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
-from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazyllm.evaluation.generated.ruler import TASKS
-from lazyllm.evaluation.generated.tasks import (
-    NIAH,
-    RULER,
-    GeneratedTasks,
-    needles_found,
-    niah_items,
-    prompt_encoder,
-    ruler_items,
-    task_and_length,
-)
+from lazyllm.evaluation.generated.tasks import NIAH, GeneratedTasks, needles_found
 from lazyllm.evaluation.longbench.datasets import DATA_SETS
 from lazyllm.evaluation.longbench.items import GET
 from lazyllm.evaluation.longbench.tasks import LongBench
 from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, NiahOptions, RulerOptions, RunOptions, documented
-from lazyllm.evaluation.report import report_text, run_tables, write_report
+from lazyllm.evaluation.report import Results
 from lazyllm.evaluation.results import read_rows
 from lazyllm.evaluation.runner import Settings, checked_settings, run_items
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.token_use import token_use_by_setting
 from lazyllm.llm import LLM, checked_llm
-from lazyllm.pictures.figure import Dot
 from lazyllm.pictures.needle_map import plot_needle_map
-from lazyllm.pictures.scores import plot_scores
+from lazyllm.pictures.quality import Dot, plot_scores
 from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.support.files import user_path
 from lazyllm.support.optional import package
@@ -44,29 +32,22 @@ if TYPE_CHECKING:
 PICTURE, NEEDLE_MAP, TOKEN_USE = "scores.png", "heat_map.png", "token_use.png"
 
 
-def category_of(name: str) -> str:
-    """The category of a LongBench data set or of a generated task at a length."""
-    return DATA_SETS[name].category if name in DATA_SETS else TASKS[task_and_length(name)[0]].category
-
-
-class Run:
+class Run(Results):
     """The results in a folder, of a run that has ended or was interrupted."""
 
+    folder: Path
+
     def __init__(self, folder: str | Path) -> None:
-        self.folder = user_path(folder)
-        self.manifest: dict[str, Any] = read_manifest(self.folder)
-        if (measure := self.manifest["conditions"]["measure"]) != SCORE:
-            raise ValueError(f"{self.folder} holds no scored answers but the measure {measure!r}")
-        self.rows: list[dict[str, Any]] = read_rows(self.folder)
+        path = user_path(folder)
+        manifest = read_manifest(path)
+        if (measure := manifest["conditions"]["measure"]) != SCORE:
+            raise ValueError(f"{path} holds no scored answers but the measure {measure!r}")
+        super().__init__(read_rows(path), manifest, path)
 
     def __repr__(self) -> str:
         n_failed = len(self.summary.failed)
         failed = f", {n_failed} failed" if n_failed else ""
         return f"<Run {self.folder}: {len(self.rows)} rows{failed}, {len(self.summary.settings)} settings>"
-
-    @cached_property
-    def summary(self) -> Summary:
-        return Summary(self.rows, category_of)
 
     def scores(self) -> dict[str, dict[str, float]]:
         """By setting: the score of each data set, 0 to 100, rounded to 0.01 like the benchmark's own."""
@@ -84,36 +65,21 @@ class Run:
     def plot(self, file: str | Path | None = None) -> Path:
         """Draws the score against the speedup of the first token; needs matplotlib."""
         summary = self.summary
-        dots = []
-        for setting in summary.settings:
-            speed, mean = summary.speed(setting, "ttft"), summary.mean(setting)
-            speedup = speed.of_sums if speed else nan
-            dots.append(Dot(setting, speedup, mean.value, mean.low, mean.high))
+        dots = [
+            Dot(setting, summary.speed(setting, "ttft").of_sums, *summary.mean(setting))
+            for setting in summary.settings
+        ]
         title = f"{self.manifest['model']}: {len(summary.datasets)} data sets, {len(summary.rows)} results"
         return plot_scores(dots, DENSE_LABEL, user_path(file) if file else self.folder / PICTURE, title)
 
-    @property
-    def _heading(self) -> str:
-        return f"{self.manifest['model']}: {len(self.summary.rows)} results"
-
-    def text(self) -> str:
-        """The tables of the report, aligned for a terminal."""
-        tables = run_tables(self.summary, self.manifest)
-        return report_text(self._heading, tables, self.summary.failed)
-
-    def report(self) -> Path:
-        """Writes report.md, the tables and, with matplotlib, the pictures."""
-        rows = self.summary.rows
-        try:
-            pictures = [self.plot().name]
-            if panels := token_use_by_setting(rows):
-                pictures.append(plot_token_use(panels, self.folder / TOKEN_USE).name)
-            if self.manifest["conditions"].get("tasks") == NIAH and rows:
-                pictures.insert(0, plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP).name)
-        except ImportError:
-            pictures = []
-        tables = run_tables(self.summary, self.manifest)
-        return write_report(self.folder, self._heading, tables, pictures, self.summary, self.manifest)
+    def draw(self) -> list[Path]:
+        rows, pictures = self.summary.rows, []
+        if self.manifest["conditions"].get("tasks") == NIAH and rows:
+            pictures.append(plot_needle_map(needles_found(rows), self.folder / NEEDLE_MAP))
+        pictures.append(self.plot())
+        if panels := token_use_by_setting(rows):
+            pictures.append(plot_token_use(panels, self.folder / TOKEN_USE))
+        return pictures
 
 
 @documented(DataOptions)
@@ -131,14 +97,14 @@ def run(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) 
 @documented(RulerOptions)
 def run_ruler(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs generated tasks of RULER's kinds. `pruning` and `out` are those of `run`."""
-    return completed_run(llm, pruning, ruler_tasks, out, RulerOptions.of(options))
+    return completed_run(llm, pruning, GeneratedTasks, out, RulerOptions.of(options))
 
 
 @documented(NiahOptions)
 def run_niah(llm: LLM, pruning: Settings = None, *, out: str | Path, **options: Any) -> Run:
     """Runs one needle at each depth of texts of each length; the report has a needle map. `pruning` and `out`
     are those of `run`."""
-    return completed_run(llm, pruning, niah_tasks, out, NiahOptions.of(options))
+    return completed_run(llm, pruning, GeneratedTasks, out, NiahOptions.of(options))
 
 
 def completed_run(
@@ -176,18 +142,4 @@ def tasks_of(llm: LLM, options: DataOptions) -> Tasks:
         lengths=[options.max_length],
         count=RulerOptions.count if options.limit is None else options.limit,
     )
-    return ruler_tasks(llm, generated, options.max_new_tokens)
-
-
-def ruler_tasks(llm: LLM, options: RulerOptions, max_new_tokens: int | None = None) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.wrapper)
-    items = ruler_items(
-        encode, options.tasks, options.lengths, options.count, options.seed, options.prose, options.qa
-    )
-    return GeneratedTasks(items, RULER, options.selection, options, max_new_tokens)
-
-
-def niah_tasks(llm: LLM, options: NiahOptions) -> GeneratedTasks:
-    encode = prompt_encoder(llm.tokenizer, options.wrapper)
-    items = niah_items(encode, options.lengths, options.depths, options.count, options.seed, options.prose)
-    return GeneratedTasks(items, NIAH, options.selection, options)
+    return GeneratedTasks(llm, generated, options.max_new_tokens)

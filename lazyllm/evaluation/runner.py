@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeGuard
 
 from lazyllm.checkpoints import digest
 from lazyllm.evaluation.conditions import conditions_behind, conditions_of_model, contents, environment
-from lazyllm.evaluation.manifest import SCORE, new_manifest
+from lazyllm.evaluation.manifest import SCORE, Manifest, new_manifest
 from lazyllm.evaluation.options import RunOptions
 from lazyllm.evaluation.results import RunFolder
 from lazyllm.evaluation.summary import DENSE_LABEL, failure
@@ -62,20 +63,23 @@ def run_items(
     llm: LLM,
     settings: Mapping[str, Method],
     tasks: Tasks,
-    out: Path,
+    out: Path | None,
     options: RunOptions,
     measure: Measure = scored_answer,
     measured: Mapping[str, Any] = MEASURED,
-) -> None:
-    """Runs the trials that have no row in the folder yet, here or on workers. Each item runs under all
-    settings in turn, so that load on the machine affects them alike. `measured` describes the measure in the
-    manifest.
+) -> tuple[list[dict[str, Any]], Manifest]:
+    """All rows of the folder, which is temporary if `out` is None, and its manifest, after a run here or on
+    workers of the trials that had no row.
+
+    Each item runs under all settings in turn, so that load on the machine affects them alike. `measured`
+    describes the measure in the manifest.
     """
     for method in settings.values():
         method.check(llm.config)
     tasks.check(llm)
     recipe = Recipe.of(llm, tasks, measure, options)
     with ExitStack() as stack:
+        path = out or Path(stack.enter_context(TemporaryDirectory(prefix="lazyllm-")))
         client = stack.enter_context(connected(options, settings)) if options.on_workers else None
         if client and options.scheduler:
             common = client.submit(conditions_there, recipe, pure=False).result()
@@ -88,7 +92,7 @@ def run_items(
         digests = contents(tasks.items)
         plan = list(planned(settings, tasks))
         again = {trial.key for trial in plan} if options.retry_failed else ()
-        folder = stack.enter_context(RunFolder(out, manifest, digests, again))
+        folder = stack.enter_context(RunFolder(path, manifest, digests, again))
         done = folder.done
         trials = [trial for trial in plan if trial.key not in done]
         recipe = replace(recipe, expected=expected, digests=digest.known())
@@ -107,6 +111,7 @@ def run_items(
             line.update()
         if client:
             folder.sort([trial.key for trial in plan])
+    return folder.rows, folder.manifest
 
 
 def results_here(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval, interval
+from lazyllm.evaluation.intervals import Interval, interval, mean
 
 Row = Mapping[str, Any]
 Item = tuple[str, str]
@@ -21,6 +21,12 @@ class Speed(NamedTuple):
 
     of_sums: float
     median: float
+
+    def __str__(self) -> str:
+        return "" if isnan(self.of_sums) else f"{self.of_sums:.2f} ({self.median:.2f})"
+
+
+NO_SPEED = Speed(nan, nan)
 
 
 class Summary:
@@ -74,38 +80,25 @@ class Summary:
 
     def score(self, setting: str, name: str) -> float:
         """Mean score of a data set; nan without a row."""
-        values = self._values(setting, name)
-        return float(values.mean()) if len(values) else nan
-
-    def _values(self, setting: str, name: str) -> np.ndarray:
-        return np.array([100 * row["score"] for row in self.of(setting, [name]).values()])
-
-    def category_score(self, setting: str, category: str) -> float:
-        return float(np.mean([self.score(setting, name) for name in self.categories[category]]))
-
-    def mean_score(self, setting: str) -> float:
-        """Mean over the categories, each with the same weight."""
-        return float(np.mean([self.category_score(setting, category) for category in self.categories]))
+        return mean(100 * self.values(setting, "score", [name]))
 
     def mean(self, setting: str, category: str | None = None) -> Interval:
-        """Mean over the categories, or over the data sets of one category, with its interval."""
-        value = self.mean_score(setting) if category is None else self.category_score(setting, category)
-        groups = [[self._values(setting, name) for name in names] for names in self._chosen(category)]
-        return interval(value, groups, 0, 100)
+        """Mean with its interval, over the categories, each with the same weight, or over one's data sets."""
+        return self._mean(lambda name: 100 * self.values(setting, "score", [name]), category, 0)
 
-    def difference(self, setting: str, category: str | None = None) -> Interval | None:
-        """Difference to dense over common items, as `mean`; None if a data set has no common item."""
-        groups = []
-        for names in self._chosen(category):
-            pairs = [self.paired(setting, lambda row: 100 * row["score"], [name]) for name in names]
-            groups.append([ours - dense for dense, ours in filter(None, pairs)])
-            if len(groups[-1]) < len(names):
-                return None
-        value = np.mean([np.mean([sample.mean() for sample in group]) for group in groups])
-        return interval(float(value), groups, -100, 100)
+    def difference(self, setting: str, category: str | None = None) -> Interval:
+        """Difference to dense over common items, as `mean`; nan if a data set has no common item."""
 
-    def _chosen(self, category: str | None) -> list[list[str]]:
-        return list(self.categories.values()) if category is None else [self.categories[category]]
+        def differences(name: str) -> np.ndarray:
+            dense, ours = self.paired(setting, lambda row: 100 * row["score"], [name])
+            sample: np.ndarray = ours - dense
+            return sample
+
+        return self._mean(differences, category, -100)
+
+    def _mean(self, sample: Callable[[str], np.ndarray], category: str | None, low: float) -> Interval:
+        categories = self.categories if category is None else [category]
+        return interval([[sample(name) for name in self.categories[each]] for each in categories], low, 100)
 
     # ---- times -----------------------------------------------------------------------------------
 
@@ -133,15 +126,14 @@ class Summary:
         timing: str,
         datasets: Sequence[str] | None = None,
         environment: str | None = None,
-    ) -> Speed | None:
-        """Speedup of "ttft" or "seconds" in an environment, by default the setting's; None without an item in
-        common with dense there."""
-        name = environment or self.environment_of(setting)
-        times = name and self.paired(setting, lambda row: row["timing"][timing], datasets, name)
-        if not times:
-            return None
-        dense, ours = times
-        return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+    ) -> Speed:
+        """Speedup of "ttft" or "seconds" in an environment, by default the setting's; NO_SPEED without an
+        item in common with dense there."""
+        if name := environment or self.environment_of(setting):
+            dense, ours = self.paired(setting, lambda row: row["timing"][timing], datasets, name)
+            if len(ours):
+                return Speed(float(dense.sum() / ours.sum()), float(np.median(dense / ours)))
+        return NO_SPEED
 
     # ---- any value -------------------------------------------------------------------------------
 
@@ -151,27 +143,27 @@ class Summary:
         value: Callable[[Row], float | None],
         datasets: Sequence[str] | None = None,
         environment: str | None = None,
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Values of dense and of the setting on common items where both are known; None if there are none."""
+    ) -> np.ndarray:
+        """Values (2, n) of dense and of the setting on common items where both are known."""
         dense, ours = (self.of(label, datasets, environment) for label in (DENSE_LABEL, setting))
         pairs = [(value(dense[item]), value(ours[item])) for item in sorted(dense.keys() & ours.keys())]
-        known = [pair for pair in pairs if None not in pair]
-        if not known:
-            return None
-        return np.array([pair[0] for pair in known]), np.array([pair[1] for pair in known])
+        return np.array([pair for pair in pairs if None not in pair], float).reshape(-1, 2).T
+
+    def values(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> np.ndarray:
+        """The values of a field, of the items that have it."""
+        rows = self.of(setting, datasets).values()
+        return np.array([row[field] for row in rows if field in row], float)
 
     def average(self, setting: str, field: str, datasets: Sequence[str] | None = None) -> float:
-        values = [row[field] for row in self.of(setting, datasets).values()]
-        return float(np.mean(values)) if values else nan
+        return mean(self.values(setting, field, datasets))
 
     def pooled(self, setting: str, field: str, high: float = inf) -> Interval:
         """Mean of a field, whose values are from 0 to `high`, over all items, with its interval."""
-        values = np.array([row[field] for row in self.of(setting).values()], float)
-        return interval(self.average(setting, field), [[values]], 0, high)
+        return interval([[self.values(setting, field)]], 0, high)
 
     def count(self, setting: str, field: str) -> int:
         """Number of items with a true `field`."""
-        return sum(bool(row[field]) for row in self.of(setting).values())
+        return int(self.values(setting, field).sum())
 
 
 def item_of(row: Row) -> Item:

@@ -15,10 +15,9 @@ Shorten = Callable[[str], str]
 
 @dataclass(frozen=True)
 class ItemPrompt:
-    """Token ids of an item. `n_tokens_unwrapped` is the length before the prompt was `cut` and wrapped."""
+    """Token ids of an item, which was `cut` if it was too long."""
 
     ids: list[int]
-    n_tokens_unwrapped: int
     cut: bool
     wrapper: Wrapper
 
@@ -30,15 +29,6 @@ class Stops:
 
     ids: tuple[int, ...] = ()
     never_first: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Task:
-    """One data set, as the runner needs it."""
-
-    name: str
-    category: str
-    max_new_tokens: int
 
 
 class Tasks(Protocol):
@@ -53,17 +43,19 @@ class Tasks(Protocol):
     def check(self, llm: LLM) -> None:
         """Raises an error that would otherwise fail every item."""
 
-    def task(self, name: str) -> Task: ...
+    def max_new_tokens(self, name: str) -> int:
+        """The limit of an answer to an item of the data set of that name."""
+
     def prompt(
-        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
         """The prompt of an item; `shorten` is applied to its context, after a cut to the longest length."""
 
-    def stops(self, llm: LLM, task: Task) -> Stops:
+    def stops(self, llm: LLM, name: str) -> Stops:
         return Stops()
 
     def prediction(self, llm: LLM, text: str) -> str:
         """The part of an answer that is scored."""
         return post_process(chat_wrapper(llm.tokenizer, self.wrapper), text)
 
-    def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float: ...
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float: ...

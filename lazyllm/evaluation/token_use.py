@@ -11,22 +11,25 @@ from lazyllm.generation import Generation
 from lazyllm.method import Method
 
 Rows = Sequence[Mapping[str, Any]]
-Used = dict[str, list[int]]
 
 
-def used(method: Method, out: Generation, n_layers: int) -> Used | None:
-    """By layer: how many prompt tokens it has computed by each new token. Layers equal to the layer below are
-    left out. None if generated tokens are pruned: revived tokens may then be generated ones."""
+def by_layer(counts: np.ndarray) -> dict[str, Any]:
+    """Counts of layers, without those of a layer that are equal to the layer's below, as plain data."""
+    return {
+        str(layer): own.tolist()
+        for layer, own in enumerate(counts)
+        if layer == 0 or (own != counts[layer - 1]).any()
+    }
+
+
+def used(method: Method, out: Generation, n_layers: int) -> dict[str, list[int]] | None:
+    """By layer: how many prompt tokens it has computed by each new token. None if generated tokens are
+    pruned: revived tokens may then be generated ones."""
     if (method.core() or {}).get("prune_generated"):
         return None
     computed = out.passes["computed"].reshape(-1, n_layers).copy()
     computed[1:] -= 1  # a decode step computes its own token in every layer
-    total = computed.cumsum(axis=0)
-    return {
-        str(layer): [int(n) for n in total[:, layer]]
-        for layer in range(n_layers)
-        if layer == 0 or (total[:, layer] != total[:, layer - 1]).any()
-    }
+    return by_layer(computed.cumsum(axis=0).T)
 
 
 def token_use(rows: Rows) -> dict[int, np.ndarray]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from lazyllm.errors import CheckpointError, DeviceError
 from lazyllm.evaluation.results import Key
-from lazyllm.evaluation.tasks import ItemPrompt, Task, Tasks
-from lazyllm.evaluation.token_use import used
+from lazyllm.evaluation.tasks import ItemPrompt, Tasks
+from lazyllm.evaluation.token_use import by_layer, used
 from lazyllm.generation import Generation, Request
 from lazyllm.llm import LLM
 from lazyllm.method import Method
@@ -35,7 +36,6 @@ class Trial:
     """One item under one setting."""
 
     key: Key
-    task: Task
     item: Mapping[str, Any]
     method: Method
 
@@ -85,7 +85,7 @@ def planned(settings: Mapping[str, Method], tasks: Tasks) -> Iterator[Trial]:
     for name, items in tasks.items.items():
         for item in items:
             for label, method in settings.items():
-                yield Trial(Key(label, name, str(item["_id"])), tasks.task(name), item, method)
+                yield Trial(Key(label, name, str(item["_id"])), item, method)
 
 
 def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
@@ -98,25 +98,19 @@ def warm_up(llm: LLM, tasks: Tasks, trials: Sequence[Trial], runs: int) -> None:
     if not runs:
         return
 
-    def answer(ids: list[int], method: Method) -> dict[str, Any]:
-        llm.generate(ids, method, max_new_tokens=WARM_UP_NEW, progress=False)
+    def answer(llm: LLM, tasks: Tasks, trial: Trial, max_tokens: int | None = None) -> dict[str, Any]:
+        ready = prepared(llm, tasks, trial)
+        llm.generate(ready.prompt.ids[:max_tokens], ready.method, max_new_tokens=WARM_UP_NEW, progress=False)
         return {}
 
-    def short(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        max_tokens = min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW)
-        return answer(tasks.prompt(llm, trial.task, trial.item).ids[:max_tokens], Pruning())
-
-    def whole(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
-        ready = prepared(llm, tasks, trial)
-        return answer(ready.prompt.ids, ready.method)
-
+    short = partial(answer, max_tokens=min(WARM_UP_TOKENS, llm.config.context - WARM_UP_NEW))
+    for trial in islice(cycle(trials), runs):
+        result_row(llm, tasks, replace(trial, method=Pruning()), short)
     first: dict[str, Trial] = {}
     for trial in trials:
         first.setdefault(trial.key.setting, trial)
-    for trial in islice(cycle(trials), runs):
-        result_row(llm, tasks, trial, short)
     for trial in first.values():
-        result_row(llm, tasks, trial, whole)
+        result_row(llm, tasks, trial, answer)
 
 
 def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[str, Any]:
@@ -130,7 +124,7 @@ def result_row(llm: LLM, tasks: Tasks, trial: Trial, measure: Measure) -> dict[s
 
 
 def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
-    whole, method = tasks.prompt(llm, trial.task, trial.item), trial.method
+    whole, method = tasks.prompt(llm, trial.key.dataset, trial.item), trial.method
     if not method.compresses:
         return Prepared(whole, whole, method)
     times = []
@@ -141,16 +135,16 @@ def prepared(llm: LLM, tasks: Tasks, trial: Trial) -> Prepared:
         times.append(time.perf_counter())
         return short
 
-    prompt = tasks.prompt(llm, trial.task, trial.item, shorten)
+    prompt = tasks.prompt(llm, trial.key.dataset, trial.item, shorten)
     return Prepared(prompt, whole, method.without_compression(), times[1] - times[0])
 
 
 def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     """The default measure: generates an answer and scores it."""
     ready = prepared(llm, tasks, trial)
-    stops = tasks.stops(llm, trial.task)
+    stops = tasks.stops(llm, trial.key.dataset)
     request = Request(
-        max_new_tokens=trial.task.max_new_tokens,
+        max_new_tokens=tasks.max_new_tokens(trial.key.dataset),
         sampling=SamplingParams(),
         stop=(),
         trace=False,
@@ -166,17 +160,12 @@ def scored_answer(llm: LLM, tasks: Tasks, trial: Trial) -> dict[str, Any]:
     counts = np.stack([passes[name] for name in ("in_play", "computed", "revived")], axis=-1)
     return {
         "prediction": prediction,
-        "score": tasks.score(trial.task, prediction, trial.item),
+        "score": tasks.score(trial.key.dataset, prediction, trial.item),
         "length": trial.item["length"],
         **ready.row(llm, trial, counts, answer, (answer.ttft, answer.seconds)),
         "new_tokens": len(answer.token_ids),
         "finished_by": answer.finish_reason,
-        "in_play": changes(passes[0]["in_play"]),
+        "in_play": by_layer(passes[0]["in_play"]),
         "used": used(answer.pruning, answer, llm.config.n_layers),
         "revived": int(answer.passes["revived"].sum()),
     }
-
-
-def changes(counts: np.ndarray) -> dict[str, int]:
-    """Counts by layer, without the layers that have the same count as the layer below."""
-    return {str(layer): int(n) for layer, n in enumerate(counts) if layer == 0 or n != counts[layer - 1]}

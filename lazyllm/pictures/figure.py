@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lazyllm.support.optional import package
 
@@ -17,19 +16,6 @@ DPI = 150
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A")
 MARKERS = "oD^vPX*<>"
 LINES = ("-", "--", "-.", ":")
-
-
-class Dot(NamedTuple):
-    """One setting in a picture of quality against speedup; `low` and `high` are nan without an interval.
-
-    Dots with the same `label` get one colour and one legend entry.
-    """
-
-    label: str
-    speedup: float
-    value: float
-    low: float
-    high: float
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -60,21 +46,6 @@ def series(place: int) -> dict[str, Any]:
         "marker": MARKERS[place % len(MARKERS)],
         "linestyle": LINES[place % len(LINES)],
     }
-
-
-def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: Any) -> None:
-    """A point with its error bar; without a style, a square for the baseline and a circle for others."""
-    bar = None if isnan(dot.low) else [[dot.value - dot.low], [dot.high - dot.value]]
-    look: dict[str, Any] = {"marker": "s" if baseline else "o", "capsize": 3, **style, "linestyle": "none"}
-    axes.errorbar(dot.speedup, dot.value, bar, **look)
-
-
-def legend_of_dots(figure: Figure, has_dots: bool, **options: Any) -> None:
-    """A legend outside the axes, or in place of it a note why there are no dots."""
-    if has_dots:
-        figure.legend(fontsize="small", frameon=False, **options)
-    else:
-        figure.text(0.5, 0.5, "a speedup needs results of dense", ha="center")
 
 
 def save(figure: Figure, file: Path) -> Path:

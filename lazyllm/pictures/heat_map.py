@@ -8,6 +8,7 @@ from hashlib import sha256
 from html import escape
 from itertools import groupby
 from pathlib import Path
+from string import Template
 
 import numpy as np
 
@@ -16,43 +17,9 @@ from lazyllm.support.files import user_path
 Colour = tuple[int, ...]
 DAY = (0xF3, 0xF5, 0xF8), (0x0B, 0x4A, 0x8F)  # tokens of the fewest and of the most layers, on a light page
 NIGHT = (0x1C, 0x21, 0x28), (0x79, 0xB8, 0xFF)  # on a dark one
-
-STYLE = """
-.lazyllm-map { font-family: system-ui, sans-serif; color: #1b1f24; background: #fff; line-height: 1.5; }
-.lazyllm-map .facts { color: #57606a; font-size: 0.85em; margin: 0 0 0.6em; }
-.lazyllm-map .legend { display: flex; flex-wrap: wrap; gap: 0.5em; margin: 0 0 0.9em; font-size: 0.85em; }
-.lazyllm-map .legend span { padding: 0.1em 0.6em; border-radius: 0.3em; border: 1px solid #d0d7de; }
-.lazyllm-map .text { white-space: pre-wrap; overflow-wrap: anywhere; font-family: Georgia, serif;
-  line-height: 1.75; border: 1px solid #d0d7de; border-radius: 0.5em; padding: 1em 1.2em; }
-.lazyllm-map .revived { text-decoration: underline 2px #d1480b; text-underline-offset: 0.2em; }
-.lazyllm-map .answer { font-style: italic; color: #57606a; background: none; }
-@media (prefers-color-scheme: dark) {
-.lazyllm-map { color: #d1d7e0; background: #0d1117; }
-.lazyllm-map .facts, .lazyllm-map .answer { color: #9198a1; }
-.lazyllm-map .legend span, .lazyllm-map .text { border-color: #3d444d; }
-.lazyllm-map .revived { text-decoration-color: #ffa657; }
-}
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text("utf-8")
+PAGE = Template(Path(__file__).with_suffix(".html").read_text("utf-8"))
 SCROLLED = "#ID .text { max-height: 32em; overflow-y: auto; }\n"
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="color-scheme" content="light dark">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ margin: 0 auto; padding: 2em 1.5em 4em; max-width: 54em; background: #fff; color: #1b1f24; }}
-h1 {{ font: 600 1.4em system-ui, sans-serif; margin: 0 0 0.5em; }}
-@media (prefers-color-scheme: dark) {{ body {{ background: #0d1117; color: #d1d7e0; }} }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{body}
-</body>
-</html>
-"""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -99,7 +66,8 @@ class Heatmap:
     def save(self, path: str | Path, title: str = "Layers that computed each prompt token") -> Path:
         """Writes one self-contained HTML page."""
         target = user_path(path)
-        target.write_text(PAGE.format(title=escape(title), body=self._html()), encoding="utf-8")
+        page = PAGE.substitute(title=escape(title), body=self._html())
+        target.write_text(page, encoding="utf-8")
         return target
 
     def _spans(self) -> Iterator[str]:

@@ -15,7 +15,7 @@ from lazyllm.pictures.figure import panel_grid, save, series
 from lazyllm.pictures.token_use import plot_token_use
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce.paper import BASELINE, LAZY, RECOMMENDED
-from lazyllm.reproduce.tables import Results
+from lazyllm.reproduce.tables import ALL, Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,33 +81,32 @@ def attention(llm: LLM, prompts: Sequence[Sequence[int]], model: str, file: Path
     return save(figure, file)
 
 
-def pareto(results: Results, model: str, file: Path) -> Path:
+def pareto(comparison: Comparison, model: str, file: Path) -> Path:
     """Figure 5: score against the speedup of the first token, one panel per category, one line per method;
     means over seeds."""
-    dense = {line.category: line.scores()[0] for line in results.lines if line.method == BASELINE}
+    dense = {line.category: line.scores()[0] for line in comparison.lines if line.method == BASELINE}
     figure, panels = panel_grid(len(dense), COLUMNS, 4.2, 3.6)
     for axes, (category, score) in zip(panels, dense.items(), strict=True):
         axes.axhline(score, color="black", linewidth=0.8, linestyle=":")
         points: dict[str, list[tuple[float, float]]] = {}
-        for line in results.lines:
+        for line in comparison.lines:
             if line.category == category and (speeds := line.speedups("ttft")):
                 point = float(np.mean(speeds)), float(np.mean(line.scores()))
                 points.setdefault(line.method, []).append(point)
-        draw(axes, points, title=category, xlabel="speedup of the first token", ylabel="score")
+        draw(axes, points, title=category or ALL, xlabel="speedup of the first token", ylabel="score")
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=COLUMNS - 1)
     figure.suptitle(f"Figure 5: score against the speedup of the first token, {model}")
     return save(figure, file)
 
 
-def places(results: Results, model: str, file: Path) -> Path:
+def places(comparison: Comparison, model: str, file: Path) -> Path:
     """Figure 6: score against the layer after which tokens are dropped, one line per keep."""
-    score = results.summary.mean_score
     points: dict[str, list[tuple[float, float]]] = {}
-    for (keep, layer), (label,) in results.settings.items():
-        points.setdefault(keep, []).append((int(layer), score(label)))
+    for (keep, layer), (label,) in comparison.settings.items():
+        points.setdefault(keep, []).append((int(layer), comparison.summary.mean(label).value))
     figure, (axes,) = panel_grid(1, 1, 7, 5)
-    axes.axhline(score(DENSE_LABEL), color="black", linestyle=":", label=BASELINE)
+    axes.axhline(comparison.summary.mean(DENSE_LABEL).value, color="black", linestyle=":", label=BASELINE)
     draw(axes, points, xlabel="layer after which tokens are dropped", ylabel="score, mean of the categories")
     axes.set_ylim(bottom=0)
     axes.set_title(f"Figure 6: where tokens are dropped, and how many, {model}")
@@ -115,10 +114,10 @@ def places(results: Results, model: str, file: Path) -> Path:
     return save(figure, file)
 
 
-def token_use(results: Results, model: str, file: Path) -> Path:
+def token_use(comparison: Comparison, model: str, file: Path) -> Path:
     """Figure 7: the share of the prompt that each layer has computed, by new token."""
-    shares = token_use_by_setting(results.summary.rows)
-    lazy = [label for line in results.lines if line.method in (LAZY, RECOMMENDED) for label in line.labels]
+    shares = token_use_by_setting(comparison.summary.rows)
+    lazy = [label for line in comparison.lines if line.method in (LAZY, RECOMMENDED) for label in line.labels]
     panels = {label: shares[label] for label in lazy if label in shares}
     if not panels:
         raise ValueError("Figure 7 needs an item that the method prunes, and no item here is long enough")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.options import OF_PRESET, DataOptions, documented
@@ -19,26 +19,30 @@ from lazyllm.pictures.figure import new_figure
 from lazyllm.pruning import Pruning
 from lazyllm.reproduce import figures, tables
 from lazyllm.reproduce.paper import METHODS, rivals, setup_of
+from lazyllm.reproduce.tables import Comparison
 from lazyllm.support import checked
 from lazyllm.support.files import user_path, write_whole
+from lazyllm.support.tables import Table
 
-RUNS = {
-    "table1": "methods",
-    "table2": "methods",
-    "figure1": "dense",
-    "figure5": "strengths",
-    "figure6": "places",
-    "figure7": "methods",
+
+class Target(NamedTuple):
+    """A table or figure of the paper: the run that it needs, its table and its picture."""
+
+    run: str
+    table: Callable[[Comparison], Table] | None = None
+    picture: Callable[[Comparison, str, Path], Path] | None = None
+
+
+FIGURE_2 = "figure2"  # reads prompts itself
+TARGETS = {
+    "table1": Target("methods", tables.accuracy),
+    "table2": Target("methods", tables.work),
+    "figure1": Target("dense", tables.first_token),
+    FIGURE_2: Target(""),
+    "figure5": Target("strengths", tables.strengths, figures.pareto),
+    "figure6": Target("places", picture=figures.places),
+    "figure7": Target("methods", picture=figures.token_use),
 }
-"""By target: its run. Figure 2 reads prompts itself."""
-TABLES = {
-    "table1": tables.accuracy,
-    "table2": tables.work,
-    "figure1": tables.first_token,
-    "figure5": tables.strengths,
-}
-PICTURES = {"figure5": figures.pareto, "figure6": figures.places, "figure7": figures.token_use}
-TARGETS = ["table1", "table2", "figure1", "figure2", "figure5", "figure6", "figure7"]
 NOTES = {
     "dense": "",
     "methods": "; methods at {speedup:g}x by counted work for {n_prompt} prompt tokens",
@@ -97,31 +101,32 @@ def reproduce(
     # errors that would come after the first run: too high a speedup, no matplotlib
     plans = {
         run: settings_of(run, llm.config, n_prompt, speedup, seeds, names)
-        for run in dict.fromkeys(RUNS[name] for name in wanted if name in RUNS)
+        for run in dict.fromkeys(TARGETS[name].run for name in wanted if name != FIGURE_2)
     }
-    if {"figure2", *PICTURES} & {*wanted}:
+    if any(name == FIGURE_2 or TARGETS[name].picture for name in wanted):
         new_figure(1, 1)
-    runs, results = {}, {}
+    runs, compared = {}, {}
     for name, settings in plans.items():
         labelled = {method.label: method for method in (Pruning(), *chain(*settings.values()))}
         run = runs[name] = completed_run(llm, [*labelled.values()], lambda *_: tasks, folder / name, data)
         if not run.summary.rows:
             raise ValueError(f"every item of the run failed; {folder / name / ITEMS} has the errors")
         labels = {place: [method.label for method in group] for place, group in settings.items()}
-        results[name] = tables.Results(run.summary, labels, setup.published)
+        compared[name] = Comparison(run.summary, labels, setup.published)
     files, texts = [], []
     for name in wanted:
-        if name == "figure2":
-            prompts = [tasks.prompt(llm, tasks.task(of), items[0]).ids for of, items in tasks.items.items()]
+        target = TARGETS[name]
+        if name == FIGURE_2:
+            prompts = [tasks.prompt(llm, of, items[0]).ids for of, items in tasks.items.items()]
             folder.mkdir(parents=True, exist_ok=True)
-            files.append(figures.attention(llm, prompts, model, folder / "figure2.png"))
+            files.append(figures.attention(llm, prompts, model, folder / f"{name}.png"))
             continue
-        if name in PICTURES:
-            files.append(PICTURES[name](results[RUNS[name]], model, folder / f"{name}.png"))
-        if name in TABLES:
-            table = TABLES[name](results[RUNS[name]])
-            note = NOTES[RUNS[name]].format(speedup=speedup, n_prompt=n_prompt)
-            conditions = f"{model}, preset {setup.name}{note}. {conditions_of(runs[RUNS[name]])}"
+        if target.picture:
+            files.append(target.picture(compared[target.run], model, folder / f"{name}.png"))
+        if target.table:
+            table = target.table(compared[target.run])
+            note = NOTES[target.run].format(speedup=speedup, n_prompt=n_prompt)
+            conditions = f"{model}, preset {setup.name}{note}. {conditions_of(runs[target.run])}"
             texts.append(f"{table.title}\n{conditions}\n\n{table.text()}")
             markdown = f"## {table.title}\n\n{conditions}\n\n{table.markdown()}\n"
             for suffix, content in ((".md", markdown), (".csv", table.csv()), (".tex", table.latex())):
@@ -132,7 +137,7 @@ def reproduce(
 
 def check(targets: Sequence[str], methods: Sequence[str]) -> None:
     """Raises an error if a target or method does not exist, or one is missing that a target is about."""
-    for names, choices, what in ((targets, TARGETS, "a target"), (methods, [*METHODS], "a method")):
+    for names, choices, what in ((targets, [*TARGETS], "a target"), (methods, [*METHODS], "a method")):
         for name in names:
             checked.choice(name, what, choices)
     for target, needed in (("table2", ["lazyllm"]), ("figure7", ["lazyllm", "recommended"])):

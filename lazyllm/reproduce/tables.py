@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lazyllm.evaluation.longbench.datasets import CATEGORIES
-from lazyllm.evaluation.report import figure, with_deviation, with_interval
-from lazyllm.evaluation.summary import DENSE_LABEL, Summary
+from lazyllm.evaluation.report import cell
+from lazyllm.evaluation.summary import DENSE_LABEL, NO_SPEED, Summary
 from lazyllm.reproduce.paper import BASELINE, FIRST_TOKEN, LAZY, Published
 from lazyllm.support.tables import Table
 
@@ -19,12 +19,12 @@ POOLED = "scores are means of data sets, shares and speedups are of all items to
 
 @dataclass(frozen=True)
 class Line:
-    """A method on a category or on ALL: a line of a table, a point of a figure. `counted` is its speedup by
-    counted work; `labels` are its settings, which differ by seed."""
+    """A method on a category, or on all if that is None: a line of a table, a point of a figure. `counted` is
+    its speedup by counted work; `labels` are its settings, which differ by seed."""
 
     summary: Summary
     published: Published
-    category: str
+    category: str | None
     datasets: Sequence[str]
     counted: str
     method: str
@@ -32,37 +32,37 @@ class Line:
 
     def heading(self) -> str:
         """The category; beside the paper's results, also how many of its data sets were run."""
-        n_run, n_all = len(self.datasets), len(CATEGORIES.get(self.category, ()))
+        name = self.category or ALL
+        n_run, n_all = len(self.datasets), len(CATEGORIES.get(name, ()))
         is_part = self.published and n_run < n_all
-        return f"{self.category} ({n_run} of {n_all} data sets)" if is_part else self.category
+        return f"{name} ({n_run} of {n_all} data sets)" if is_part else name
 
     def scores(self) -> list[float]:
-        if self.category == ALL:
-            return [self.summary.mean_score(label) for label in self.labels]
-        return [self.summary.category_score(label, self.category) for label in self.labels]
+        return [self.summary.mean(label, self.category).value for label in self.labels]
 
     def mean(self) -> str:
-        """The score over all categories, with its interval or, over seeds, its deviation."""
-        return spread(self.scores()) if self.labels[1:] else with_interval(self.summary.mean(self.labels[0]))
+        """The score with its interval or, over seeds, its deviation."""
+        if self.labels[1:]:
+            return spread(self.scores())
+        return cell(self.summary.mean(self.labels[0], self.category))
 
     def difference(self) -> str:
         """The paired difference to dense of a method with a single setting."""
         if self.labels[1:] or self.method == BASELINE:
             return ""
-        category = None if self.category == ALL else self.category
-        return with_interval(self.summary.difference(self.labels[0], category), signed=True)
+        return cell(self.summary.difference(self.labels[0], self.category), "+.2f")
 
     def speedups(self, timing: str) -> list[float]:
         """The speedups of the settings that have one."""
         speeds = (self.summary.speed(label, timing, self.datasets) for label in self.labels)
-        return [speed.of_sums for speed in speeds if speed]
+        return [speed.of_sums for speed in speeds if speed != NO_SPEED]
 
     def average(self, field: str) -> str:
         shares = [self.summary.average(label, field, self.datasets) for label in self.labels]
         return f"{np.mean(shares):.2%}"
 
     def paper(self, column: str) -> str:
-        return self.published.get((self.category, self.method), {}).get(column, "")
+        return self.published.get((self.category or ALL, self.method), {}).get(column, "")
 
 
 COLUMNS: dict[str, Callable[[Line], str]] = {
@@ -84,7 +84,7 @@ COLUMNS: dict[str, Callable[[Line], str]] = {
 
 
 @dataclass(frozen=True)
-class Results:
+class Comparison:
     """A run. `settings` are the labels of those that are shown as one, by counted speedup and method, or in
     Figure 6 by keep and layer. Dense is none of them."""
 
@@ -95,7 +95,7 @@ class Results:
     @property
     def lines(self) -> list[Line]:
         """For each category, and for all of them together: dense, then the other methods."""
-        groups = [*self.summary.categories.items(), (ALL, self.summary.datasets)]
+        groups = [*self.summary.categories.items(), (None, self.summary.datasets)]
         methods = [(("", BASELINE), [DENSE_LABEL]), *self.settings.items()]
         return [
             Line(self.summary, self.published, category, names, counted, method, labels)
@@ -110,30 +110,30 @@ class Results:
         return Table(f"{title} ({POOLED})", heads, rows)
 
 
-def accuracy(results: Results) -> Table:
+def accuracy(comparison: Comparison) -> Table:
     heads = ["category", "method", "score", "paired difference [95 %]", "TTFT speedup"]
     heads += ["paper: score", "paper: TTFT speedup"]
-    return results.table("Table 1: accuracy and speedup of the first token", heads, results.lines)
+    return comparison.table("Table 1: accuracy and speedup of the first token", heads, comparison.lines)
 
 
-def work(results: Results) -> Table:
+def work(comparison: Comparison) -> Table:
     heads = ["category", "prompt computed", "prompt that reached the top", "generation speedup"]
     heads += ["paper: prompt computed", "paper: generation speedup"]
-    lines = [line for line in results.lines if line.method == LAZY]
-    return results.table("Table 2: prompt tokens computed, and speedup of whole answers", heads, lines)
+    lines = [line for line in comparison.lines if line.method == LAZY]
+    return comparison.table("Table 2: prompt tokens computed, and speedup of whole answers", heads, lines)
 
 
-def strengths(results: Results) -> Table:
+def strengths(comparison: Comparison) -> Table:
     """Figure 5 as a table: every method at every speedup by counted work."""
     heads = ["counted speedup", "method", "score [95 %]", "paired difference [95 %]", "TTFT speedup"]
     heads += ["generation speedup", "prompt computed"]
-    lines = [line for line in results.lines if line.category == ALL]
-    return results.table("Figure 5: score and speedup of every method", heads, lines)
+    lines = [line for line in comparison.lines if line.category is None]
+    return comparison.table("Figure 5: score and speedup of every method", heads, lines)
 
 
-def first_token(results: Results) -> Table:
+def first_token(comparison: Comparison) -> Table:
     """Figure 1: how long the first token takes, in decode steps and as a share of the answer, run densely."""
-    rows = results.summary.timed(DENSE_LABEL)
+    rows = comparison.summary.timed(DENSE_LABEL)
     first, whole = (sum(row["timing"][name] for row in rows) for name in ("ttft", "seconds"))
     n_steps = sum(row["new_tokens"] - 1 for row in rows)
     step = (whole - first) / n_steps if n_steps else np.nan
@@ -151,4 +151,5 @@ def spread(values: Sequence[float], unit: str = "") -> str:
     """A single value, or mean and standard deviation over seeds."""
     if not values or np.isnan(values).any():
         return ""
-    return figure(values[0]) + unit if len(values) == 1 else with_deviation(values) + unit
+    deviation = f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.2f}{deviation}{unit}"

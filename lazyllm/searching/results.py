@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lazyllm.evaluation.intervals import Interval, interval
-from lazyllm.evaluation.report import report_text
 from lazyllm.evaluation.summary import DENSE_LABEL
 from lazyllm.methods import Preset
 from lazyllm.pruning import Pruning
@@ -35,7 +33,7 @@ def points_of(study: Study) -> Iterator[Point]:
             pruning.label,
             pruning,
             prompts=len(kl),
-            kl=interval(float(kl.mean()), [[kl]], 0.0, inf),
+            kl=interval([[kl]], 0.0),
             kl_median=float(np.median(kl)),
             counted_speedup=trial.user_attrs[SPEEDUP],
             stopped=trial.state == states().PRUNED,
@@ -96,7 +94,7 @@ class Search(Frame):
 
     def text(self) -> str:
         """The front as a table for a terminal."""
-        return report_text(self.heading, {"front": self.table}, [])
+        return f"{self.heading}\n\n{self.table.title}\n\n{self.table.text()}"
 
     __repr__ = text
 

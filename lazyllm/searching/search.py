@@ -15,21 +15,12 @@ import numpy as np
 from lazyllm.calibration.prompts import CalibrationTasks, encoded
 from lazyllm.evaluation.conditions import conditions_of_model
 from lazyllm.evaluation.divergence import TOKENS, DenseAnswer, forced_logits, greedy_answer, kl_divergence
-from lazyllm.evaluation.options import RunOptions
 from lazyllm.llm import LLM, load
 from lazyllm.prompt import Prompt
 from lazyllm.pruning import Pruning
 from lazyllm.searching.results import Search
 from lazyllm.searching.space import Space
-from lazyllm.searching.study import (
-    KL,
-    SETTING,
-    SPEEDUP,
-    opened,
-    optuna_module,
-    states,
-    tried,
-)
+from lazyllm.searching.study import KL, SETTING, SPEEDUP, opened, optuna_module, states, tried
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
 from lazyllm.support.json_text import json_digest
@@ -102,7 +93,7 @@ def prompts_of(llm: LLM, prompts: Sequence[Prompt] | None) -> list[list[int]]:
     """Token ids of the user's prompts, or of generated needles: of all kinds and lengths in turn, so that
     the first few are a fair sample."""
     if prompts is None:
-        tasks = CalibrationTasks(llm, {}, PER_KIND, SEED, RunOptions())
+        tasks = CalibrationTasks(llm, {}, PER_KIND, SEED)
         return [ids for ids in chain.from_iterable(zip_longest(*tasks.ids_by_kind(llm))) if ids]
     own = list(encoded(llm, prompts, TOKENS).values())
     if len(own) < LEAST_PROMPTS:
@@ -181,7 +172,7 @@ def divergences(
 
 def divergence(llm: LLM, pruning: Pruning, ids: Sequence[int], reference: DenseAnswer) -> float:
     """From dense, in nats per token of dense's answer."""
-    logits = np.array([*forced_logits(llm, ids, reference.tokens, pruning)])
+    logits = np.array([*forced_logits(llm.session(pruning), ids, reference.tokens)])
     return float(kl_divergence(reference.logits, logits).mean())
 
 

@@ -91,7 +91,6 @@ class Space:
         return point
 
     def starts(self) -> list[Pruning]:
-        """`Pruning.for_speedup` at each level; an error if they
-        do not reach one."""
+        """`Pruning.for_speedup` at each level; an error if they do not reach one."""
         schedules = [Pruning.for_speedup(level, self.config, self.n_prompt) for level in self.levels]
         return [schedule for schedule in dict.fromkeys(schedules) if self.holds(schedule)]

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from lazyllm.evaluation.intervals import Interval
+from lazyllm.evaluation.intervals import Interval, mean
+from lazyllm.evaluation.report import cell
 from lazyllm.evaluation.summary import DENSE_LABEL, Speed, Summary
 from lazyllm.method import Method
-from lazyllm.pictures.figure import Dot
-from lazyllm.pictures.pareto import plot_pareto
+from lazyllm.pictures.quality import COUNTED_AXIS, MEASURED_AXIS, Dot, plot_pareto
 from lazyllm.pruning import Pruning
-from lazyllm.scoring import Scoring
 from lazyllm.support.optional import package
-from lazyllm.support.tables import Table, with_bounds
+from lazyllm.support.tables import Table
 
 if TYPE_CHECKING:
     import pandas
 
 TITLE = "Settings: quality [95 %], speed against dense"
-SCORE_AXIS = "score, mean of the categories (95 % interval)"
-KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
-SPEEDUP_AXES = {
-    "ttft_speedup": "speedup of the first token against dense (measured, ratio of sums)",
-    "counted_speedup": "counted speedup of prefill",
-}
-MAY_VARY = {
-    "layer",
-    "keep",
-    "stopped",
-    "note",
-    *(option.name for cls in (Pruning, Scoring) for option in fields(cls)),
-}
-"""Columns that a frame has if their values differ."""
+SPEEDUP_AXES = {"ttft_speedup": MEASURED_AXIS, "counted_speedup": COUNTED_AXIS}
 UNKNOWN = Interval(nan, nan, nan)
 DIGITS = 6
 
@@ -97,7 +83,7 @@ class Point:
             value = getattr(self, item.name)
             if isinstance(value, Interval):
                 names = (item.name, f"{item.name}_low", f"{item.name}_high")
-                flat |= zip(names, astuple(value), strict=True)
+                flat |= zip(names, value, strict=True)
             else:
                 flat[item.name] = value
         return {name: value for name, value in flat.items() if value == value}  # NaN is not
@@ -106,24 +92,22 @@ class Point:
 def points(summary: Summary, methods: Mapping[str, Method]) -> Iterator[Point]:
     """The point of each setting, by the rows of a summary."""
     for setting, method in methods.items():
-        rows = [row for row in summary.rows if row["setting"] == setting]
-        kl = [row["kl"] for row in rows if "kl" in row]
-        speed = summary.speed(setting, "ttft") or Speed(nan, nan)
-        operations = summary.paired(setting, lambda row: row["flops"])
+        kl, speed = summary.values(setting, "kl"), summary.speed(setting, "ttft")
+        operations = summary.paired(setting, lambda row: row["flops"]).sum(axis=1)
         yield Point(
             setting=setting,
             pruning=method,
-            prompts=len(rows),
+            prompts=len(summary.of(setting)),
             failed=sum(row["setting"] == setting for row in summary.failed),
             changed_nothing=summary.count(setting, "changed_nothing"),
-            score=summary.mean(setting) if rows and "score" in rows[0] else UNKNOWN,
-            kl=summary.pooled(setting, "kl") if kl else UNKNOWN,
-            kl_median=float(np.median(kl)) if kl else nan,
-            agreement=summary.pooled(setting, "agreement", 1.0) if kl else UNKNOWN,
-            ttft=float(np.mean([row["timing"]["ttft"] for row in summary.timed(setting)])) if rows else nan,
+            score=summary.mean(setting),
+            kl=summary.pooled(setting, "kl"),
+            kl_median=float(np.median(kl)) if len(kl) else nan,
+            agreement=summary.pooled(setting, "agreement", 1.0),
+            ttft=mean([row["timing"]["ttft"] for row in summary.timed(setting)]),
             ttft_speedup=speed.of_sums,
             ttft_speedup_median=speed.median,
-            counted_speedup=float(operations[0].sum() / operations[1].sum()) if operations else nan,
+            counted_speedup=float(operations[0] / operations[1]) if operations.all() else nan,
             computed=summary.average(setting, "computed"),
             reached_top=summary.average(setting, "reached_top"),
         )
@@ -151,46 +135,29 @@ def plot_points(points: Sequence[Point], title: str, file: Path, speedup: str = 
 
     def dots(points: Iterable[Point]) -> list[Dot]:
         qualities = [(point, point.score if scored else point.kl) for point in points]
-        return [
-            Dot(point.setting, getattr(point, speedup), quality.value, quality.low, quality.high)
-            for point, quality in qualities
-        ]
+        return [Dot(point.setting, getattr(point, speedup), *quality) for point, quality in qualities]
 
-    return plot_pareto(
-        dots(points),
-        dots(front(points, speedup)),
-        DENSE_LABEL,
-        SCORE_AXIS if scored else KL_AXIS,
-        SPEEDUP_AXES[speedup],
-        title,
-        file,
-        is_divergence=not scored,
-    )
+    on_front = dots(front(points, speedup))
+    return plot_pareto(dots(points), on_front, DENSE_LABEL, scored, SPEEDUP_AXES[speedup], title, file)
 
 
 def plain(value: Interval) -> list[float | None]:
     """Value, low and high for JSON, which has no NaN."""
-    return [None if isnan(bound) else round(bound, DIGITS) for bound in astuple(value)]
+    return [None if isnan(bound) else round(bound, DIGITS) for bound in value]
 
 
 # ---- tables ----------------------------------------------------------------------------------------
 
 
-def cell(value: float | Interval, form: str) -> str:
-    return with_bounds(astuple(value) if isinstance(value, Interval) else [value], form)
-
-
 COLUMNS: dict[str, Callable[[Point], str]] = {
     "setting": lambda point: point.setting,
-    "score": lambda point: cell(point.score, ".2f"),
+    "score": lambda point: cell(point.score),
     "KL": lambda point: cell(point.kl, ".4f"),
     "median KL": lambda point: cell(point.kl_median, ".4f"),
     "equal argmaxes": lambda point: cell(point.agreement, ".4f"),
     "TTFT, s": lambda point: cell(point.ttft, ".3g"),
-    "TTFT speedup": lambda point: (
-        "" if isnan(point.ttft_speedup) else f"{point.ttft_speedup:.2f} ({point.ttft_speedup_median:.2f})"
-    ),
-    "counted speedup": lambda point: cell(point.counted_speedup, ".2f"),
+    "TTFT speedup": lambda point: str(Speed(point.ttft_speedup, point.ttft_speedup_median)),
+    "counted speedup": lambda point: cell(point.counted_speedup),
     "computed": lambda point: cell(point.computed, ".1%"),
     "reached the top": lambda point: cell(point.reached_top, ".1%"),
     "prompts": lambda point: str(point.prompts),
@@ -241,10 +208,11 @@ class Frame:
             for point in self
         ]
         frame: pandas.DataFrame = package("pandas", "to_frame", "plots").DataFrame(rows)
+        may_be_left_out = {"stopped", "note"}.union(*(options_of(point.pruning) for point in self))
         for name in [*frame]:
             if frame[name].dtype == object:
                 frame[name] = frame[name].map(str, na_action="ignore")
-            if name in MAY_VARY and frame[name].nunique() < 2:
+            if name in may_be_left_out and frame[name].nunique() < 2:
                 del frame[name]
         return frame
 

@@ -2,38 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cached_property
+from itertools import product
 from math import isnan
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
+from lazyllm.checkpoints.config import ModelConfig
 from lazyllm.evaluation.divergence import TOKENS, Divergence
 from lazyllm.evaluation.manifest import SCORE, read_manifest
 from lazyllm.evaluation.options import DataOptions, documented
-from lazyllm.evaluation.report import report_text, times_table, write_report
+from lazyllm.evaluation.report import Results, category_of, times_table
 from lazyllm.evaluation.results import read_rows
-from lazyllm.evaluation.run import category_of, tasks_of
-from lazyllm.evaluation.runner import run_items
+from lazyllm.evaluation.run import tasks_of
+from lazyllm.evaluation.runner import Settings, checked_settings, has_names, run_items
 from lazyllm.evaluation.summary import DENSE_LABEL, Row, Summary, common
 from lazyllm.evaluation.tasks import Tasks
 from lazyllm.evaluation.trial import Measure, Trial, scored_answer
 from lazyllm.llm import LLM, load
 from lazyllm.method import Method
 from lazyllm.methods import parse_method
+from lazyllm.pruning import Pruning
+from lazyllm.scoring import Scoring
 from lazyllm.support import checked
 from lazyllm.support.files import user_path
+from lazyllm.support.tables import Table
 from lazyllm.sweeps.points import Frame, Point, front, plot_points, points
-from lazyllm.sweeps.space import Space, settings_of
 
 Quality = Literal["kl", "score", "both"]
-PICTURE, TABLE = "pareto.png", "settings"
+PICTURE = "pareto.png"
+SCORING = {field.name for field in fields(Scoring)}
+AXES = {"layer", "keep", *SCORING, *(field.name for field in fields(Pruning))}
+Space: TypeAlias = Mapping[str, Iterable[Any]] | Settings
 
 
-class Sweep(Frame):
+class Sweep(Frame, Results):
     """The measured settings; `folder` is None for a sweep without `out`."""
 
     def __init__(
@@ -43,10 +48,9 @@ class Sweep(Frame):
         folder: Path | None,
         methods: Mapping[str, Method],
     ) -> None:
-        self.rows, self.manifest, self.folder = rows, manifest, folder
-        self.summary = Summary(rows, category_of)
+        Results.__init__(self, rows, manifest, folder)
+        Frame.__init__(self, list(points(self.summary, methods)))
         self._methods = methods
-        super().__init__(list(points(self.summary, methods)))
 
     @classmethod
     def read(cls, folder: str | Path) -> Sweep:
@@ -99,34 +103,58 @@ class Sweep(Frame):
         The default `file` is pareto.png in the sweep's folder, or in the working directory without one.
         """
         target = user_path(file) if file else (self.folder or Path()) / PICTURE
-        return plot_points([*self.compared], self._heading, target)
+        return plot_points([*self.compared], self.heading, target)
 
     @property
-    def _heading(self) -> str:
-        prompts = len({(row["dataset"], row["item"]) for row in self.rows})
+    def heading(self) -> str:
+        prompts = sum(self.summary.items.values())
         return f"{self.manifest['model']}: {len(self)} settings on {prompts} prompts"
 
-    def text(self) -> str:
-        """The table of the report, aligned for a terminal."""
-        return report_text(self._heading, {TABLE: self.table}, self.summary.failed)
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {"settings": self.table, "times": times_table(self.summary)}
 
-    def report(self) -> Path:
-        """Writes report.md, the table as .csv and .tex and, with matplotlib, the picture, to the folder."""
-        if self.folder is None:
-            raise ValueError("a report goes to the sweep's folder; give the sweep one with out=")
-        try:
-            pictures = [self.plot().name]
-        except ImportError:
-            pictures = []
-        tables = {TABLE: self.table, "times": times_table(self.summary)}
-        filled = {name: table for name, table in tables.items() if table.rows}
-        return write_report(self.folder, self._heading, filled, pictures, self.summary, self.manifest)
+    def draw(self) -> list[Path]:
+        return [self.plot()]
 
 
 def settings_in(manifest: Mapping[str, Any], methods: Mapping[str, Method]) -> dict[str, Method]:
     """By label: `methods`, and the other settings of a sweep's folder, made from their texts."""
     texts = manifest["conditions"]["settings"]
     return {label: methods.get(label) or parse_method(text) for label, text in texts.items()} | dict(methods)
+
+
+def settings_of(space: Space, config: ModelConfig) -> dict[str, Method]:
+    """Methods by name, dense first. A setting that the model cannot run is an error."""
+    named = has_names(space) and not AXES & space.keys()
+    chosen = combined(space) if isinstance(space, Mapping) and not named else space
+    settings = {DENSE_LABEL: Pruning(), **checked_settings(chosen)}
+    if len(settings) == 1:
+        raise ValueError("the space holds dense alone, which every sweep measures; give settings to compare")
+    for method in settings.values():
+        method.check(config)
+    return settings
+
+
+def combined(axes: Mapping[str, Any]) -> list[Pruning]:
+    """The product of the axes. An axis is a field of Pruning or of Scoring; `layer` and `keep` are a single
+    stage's."""
+    for name, axis in axes.items():
+        if isinstance(axis, str | bytes | Mapping) or not isinstance(axis, Iterable):
+            raise TypeError(f"{name} must be a list of values to try, such as [{axis!r}], not {axis!r}")
+    single = "keep" in axes and "layer" in axes
+    if ("stages" in axes) == single:
+        raise ValueError(
+            'the space needs either "stages" or both "layer" and "keep" (one stage, at each layer with each '
+            f"keep); it has {', '.join(axes) or 'nothing'}"
+        )
+    settings = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    for setting in settings:
+        if single:
+            setting["stages"] = {setting.pop("layer"): setting.pop("keep")}
+        if scoring := {name: setting.pop(name) for name in SCORING & setting.keys()}:
+            setting["scoring"] = replace(Scoring.from_fields(setting.get("scoring", {})), **scoring)
+    return [Pruning.from_fields(setting) for setting in settings]
 
 
 @documented(DataOptions)
@@ -159,21 +187,13 @@ def sweep(
     conditions: dict[str, Any] = {"measure": measure}
     if measure != SCORE:
         conditions["forced tokens"] = tokens
-    target = None if out is None else user_path(out)
-    with results_folder(target) as name:
-        folder = Path(name)
-        # refused before work if a setting of the folder is code that is not among these settings
-        methods = settings_in(read_manifest(folder), settings) if read_rows(folder) else settings
-        run_items(model, settings, tasks, folder, data, measuring, conditions)
-        swept = Sweep(read_rows(folder), read_manifest(folder), target, methods)
-    if target:
+    folder, methods = None if out is None else user_path(out), settings
+    if folder and read_rows(folder):  # refused before work if a setting there is code and not among these
+        methods = settings_in(read_manifest(folder), settings)
+    swept = Sweep(*run_items(model, settings, tasks, folder, data, measuring, conditions), folder, methods)
+    if folder:
         swept.report()
     return swept
-
-
-def results_folder(target: Path | None) -> AbstractContextManager[str]:
-    """The user's folder for results, or a temporary one without it."""
-    return nullcontext(str(target)) if target else TemporaryDirectory(prefix="lazyllm-")
 
 
 def measure_of(measure: Quality, tokens: int) -> Measure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count as counted
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,8 +13,8 @@ from lazyllm.evaluation.chats import AnyWrapper, chat_wrapper, wrapped_ids
 from lazyllm.evaluation.generated.haystack import Haystack
 from lazyllm.evaluation.generated.questions import QA, read_questions
 from lazyllm.evaluation.generated.ruler import ONE_NEEDLE, TASKS, Encode, Item, Kind, TooShort, generate
-from lazyllm.evaluation.options import DEPTHS, RunOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Task, Tasks
+from lazyllm.evaluation.options import NiahOptions, RulerOptions
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Tasks
 from lazyllm.llm import LLM
 from lazyllm.support import checked
 
@@ -39,31 +38,24 @@ def prompt_encoder(tokenizer: Tokenizer, wrapper: AnyWrapper) -> Encode:
     return lambda text, answer_prefix: wrapped_ids(tokenizer, text, chosen, answer_prefix)
 
 
-def ruler_items(
-    encode: Encode,
-    tasks: Sequence[str] | None,
-    lengths: Sequence[int],
-    count: int,
-    seed: int,
-    prose: str | Path | None = None,
-    qa: str | Path | None = None,
-) -> dict[str, list[Item]]:
-    """`count` items of each task at each length, by data set; None is all tasks that have their files."""
-    checked.a_list(tasks, "tasks", '["niah_single_1"]')
-    checked.a_list(lengths, "lengths", "[1024, 4096]")
-    text = None if prose is None else Haystack.read(prose)
-    questions = {name: read_questions(qa, name) for name in QA} if qa is not None else {}
-    names = tuple(tasks or (name for name in TASKS if name not in QA or questions.get(name)))
+def ruler_items(encode: Encode, options: RulerOptions) -> dict[str, list[Item]]:
+    """The items of each task at each length, by data set; without `tasks`, of all that have their files."""
+    checked.a_list(options.tasks, "tasks", '["niah_single_1"]')
+    checked.a_list(options.lengths, "lengths", "[1024, 4096]")
+    prose = None if options.prose is None else Haystack.read(options.prose)
+    questions = {name: read_questions(options.qa, name) for name in QA if options.qa is not None}
+    names = tuple(options.tasks or (name for name in TASKS if name not in QA or questions.get(name)))
 
     def items(name: str, length: int) -> list[Item]:
         """No items if the length is too short."""
+        asked = questions.get(name)
         try:
-            return generate(name, encode, length, count, seed, prose=text, questions=questions.get(name))
+            return generate(name, encode, length, options.count, options.seed, prose=prose, questions=asked)
         except TooShort:
             return []
 
     by_data_set: dict[str, list[Item]] = {}
-    for length in lengths:
+    for length in options.lengths:
         by_task = {name: items(name, length) for name in names}
         if short := [name for name in names if not by_task[name]]:
             longer = counted(length - length % LENGTH_STEP + LENGTH_STEP, LENGTH_STEP)
@@ -77,30 +69,27 @@ def ruler_items(
     return by_data_set
 
 
-def niah_items(
-    encode: Encode,
-    lengths: Sequence[int],
-    depths: Sequence[float] = DEPTHS,
-    count: int = 1,
-    seed: int = 0,
-    prose: str | Path | None = None,
-) -> dict[str, list[Item]]:
-    """`count` items at each depth in percent and each length, by data set; an item's id is DEPTH/NUMBER.
+def niah_items(encode: Encode, options: NiahOptions) -> dict[str, list[Item]]:
+    """The items at each depth and length, by data set; an item's id is DEPTH/NUMBER.
 
     Items of a length differ only in depth.
     """
-    for name, values, example in (("lengths", lengths, "[1024, 4096]"), ("depths", depths, "[0, 50, 100]")):
-        checked.a_list(values, name, example)
+    for name, example in (("lengths", "[1024, 4096]"), ("depths", "[0, 50, 100]")):
+        checked.a_list(values := getattr(options, name), name, example)
         if not len(values) or len({*values}) < len(values):
             raise ValueError(f"{name} must be different numbers, at least one, not {values!r}")
-    task, text = (IN_NOISE, None) if prose is None else (IN_PROSE, Haystack.read(prose))
+    task, prose = (IN_NOISE, None) if options.prose is None else (IN_PROSE, Haystack.read(options.prose))
+
+    def items(length: int, depth: float) -> list[Item]:
+        return generate(task, encode, length, options.count, options.seed, depth, prose)
+
     return {
         f"{task}{AT}{length}": [
             {**item, "_id": f"{depth:g}/{number}"}
-            for depth in depths
-            for number, item in enumerate(generate(task, encode, length, count, seed, depth, text))
+            for depth in options.depths
+            for number, item in enumerate(items(length, depth))
         ]
-        for length in lengths
+        for length in options.lengths
     }
 
 
@@ -126,17 +115,17 @@ def string_match(prediction: str, answers: Sequence[str], any_answer: bool = Fal
 
 
 class GeneratedTasks(Tasks):
-    """Generated items; the string match is their score. `kind` is RULER or NIAH."""
+    """Generated items; the string match is their score."""
 
     def __init__(
-        self,
-        items: Mapping[str, Sequence[Item]],
-        kind: str,
-        selection: Mapping[str, Any],
-        options: RunOptions,
-        max_new_tokens: int | None = None,
+        self, llm: LLM, options: RulerOptions | NiahOptions, max_new_tokens: int | None = None
     ) -> None:
-        self.items, self.selection, self.wrapper = items, selection, options.wrapper
+        encode = prompt_encoder(llm.tokenizer, options.wrapper)
+        if isinstance(options, NiahOptions):
+            kind, self.items = NIAH, niah_items(encode, options)
+        else:
+            kind, self.items = RULER, ruler_items(encode, options)
+        self.selection, self.wrapper = options.selection, options.wrapper
         self.conditions = {"tasks": kind, "cap on new tokens": max_new_tokens}
         self._max_new_tokens = max_new_tokens
 
@@ -148,19 +137,17 @@ class GeneratedTasks(Tasks):
                     f"{llm.config.context}"
                 )
 
-    def task(self, name: str) -> Task:
-        kind = kind_of(name)
-        limit = min(kind.max_new_tokens, self._max_new_tokens or kind.max_new_tokens)
-        return Task(name, kind.category, limit)
+    def max_new_tokens(self, name: str) -> int:
+        limit = kind_of(name).max_new_tokens
+        return min(limit, self._max_new_tokens or limit)
 
     def prompt(
-        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
         context = shorten(item["context"]) if shorten else item["context"]
-        text = kind_of(task.name).template.format(**{**item, "context": context})
-        wrapper, n_tokens = chat_wrapper(llm.tokenizer, self.wrapper), len(llm.tokenizer.encode(text))
-        ids = wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"])
-        return ItemPrompt(ids, n_tokens, False, wrapper)
+        text = kind_of(name).template.format(**{**item, "context": context})
+        wrapper = chat_wrapper(llm.tokenizer, self.wrapper)
+        return ItemPrompt(wrapped_ids(llm.tokenizer, text, wrapper, item["answer_prefix"]), False, wrapper)
 
-    def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
-        return string_match(prediction, item["answers"], any_answer=kind_of(task.name).name in QA)
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
+        return string_match(prediction, item["answers"], any_answer=kind_of(name).name in QA)

@@ -38,19 +38,8 @@ CATEGORIES = {
     category: tuple(data.name for data in _ENGLISH if data.category == category)
     for category in dict.fromkeys(data.category for data in _ENGLISH)
 }
-LENGTH_BINS = ("0-4k", "4-8k", "8k+")
 
 
 def dataset(name: str) -> DataSet:
     """The data set of that name; a ValueError suggests similar names."""
     return checked.entry(name, DATA_SETS, "LongBench data set")
-
-
-def is_by_length(name: str) -> bool:
-    """True for data sets of LongBench-E, whose items are spread evenly over LENGTH_BINS."""
-    return name in DATA_SETS and name.endswith("_e")
-
-
-def length_bin(length: float) -> str:
-    """The one of LENGTH_BINS that contains `length`."""
-    return LENGTH_BINS[(length >= 4000) + (length >= 8000)]

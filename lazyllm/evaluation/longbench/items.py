@@ -8,7 +8,7 @@ import random
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,24 +123,18 @@ def read_parquet(file: Path, column: str | None = None) -> Any:
         raise ValueError(f"{file} could not be read as parquet: {error}") from error
 
 
-def available(data: str | Path) -> tuple[str, ...]:
-    """The data sets that `data` holds, in the benchmark's order."""
-    return tuple(locate(resolve_data(data)))
-
-
-def require(data: str | Path, names: Iterable[str]) -> dict[str, list[Source]]:
-    """The files of each data set; FileNotFoundError if `data` lacks one."""
-    names = [dataset(name).name for name in names]
+def available(data: str | Path, *names: str) -> dict[str, list[Source]]:
+    """The files of each data set in `data`, in the benchmark's order; an error if it lacks one of `names`."""
     sources = locate(resolve_data(data))
-    if missing := [name for name in names if name not in sources]:
+    if missing := [name for name in names if dataset(name).name not in sources]:
         held = ", ".join(sources) or f"no data set: expected {EXPECTED}; {GET}"
         raise FileNotFoundError(f"data: {data} lacks {', '.join(missing)}; it holds {held}")
-    return {name: sources[name] for name in names}
+    return sources
 
 
 def read(data: str | Path, name: str) -> list[Item]:
     """All items of one data set, in order; an invalid item or a second item with the same _id is an error."""
-    sources = require(data, [name])[name]
+    sources = available(data, name)[name]
     items: dict[str, Item] = {}
     for source in sources:
         for where, row in rows(source, name):

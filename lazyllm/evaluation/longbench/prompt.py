@@ -140,7 +140,7 @@ def make_prompt(
     templates: Templates | None = None,
     shorten: Shorten | None = None,
 ) -> ItemPrompt:
-    """`prompt_ids`, with the original length, whether the prompt was cut, and its wrapper.
+    """`prompt_ids`, with whether the prompt was cut, and its wrapper.
 
     `shorten` compresses what the cut has left of the context.
     """
@@ -152,14 +152,13 @@ def make_prompt(
     templates = templates or find_templates()
     text = templates.prompt(item)
     ids = tokenizer.encode(text)
-    n_tokens = len(ids)
-    if cut := n_tokens > max_length:
+    if cut := len(ids) > max_length:
         half = int(max_length / 2)
         text = tokenizer.decode(ids[:half]) + tokenizer.decode(ids[-half:])
     if shorten:
         before, _, after = templates.prompt({**item, "context": MARK}).partition(MARK)
         text = with_shorter_context(text, before, after, shorten)
-    return ItemPrompt(wrapped_ids(tokenizer, text, wrapper), n_tokens, cut, wrapper)
+    return ItemPrompt(wrapped_ids(tokenizer, text, wrapper), cut, wrapper)
 
 
 def with_shorter_context(text: str, before: str, after: str, shorten: Shorten) -> str:

@@ -11,7 +11,7 @@ from lazyllm.evaluation.longbench.datasets import ENGLISH, dataset
 from lazyllm.evaluation.longbench.prompt import find_templates, make_prompt
 from lazyllm.evaluation.longbench.scoring import score_item
 from lazyllm.evaluation.options import DataOptions
-from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Task, Tasks
+from lazyllm.evaluation.tasks import ItemPrompt, Shorten, Stops, Tasks
 from lazyllm.llm import LLM
 
 ANY_ANSWER = "Paragraph 1 段落1"  # a valid answer for every metric
@@ -24,7 +24,7 @@ class LongBench(Tasks):
         data = options.data or ""
         available = items.available(data)
         names = list(options.datasets or (name for name in ENGLISH if name in available))
-        items.require(data, names)
+        items.available(data, *names)
         if not names:
             raise FileNotFoundError(
                 f"{data} holds no English data set; it holds {', '.join(available) or 'no data set at all'}. "
@@ -33,8 +33,7 @@ class LongBench(Tasks):
         for name in names:  # raises what every score would raise: an unknown option, a missing package
             score_item(name, ANY_ANSWER, [ANY_ANSWER], [ANY_ANSWER], options.edit_sim)
         self._templates = find_templates(data, options.prompts)
-        self._max_length, self._max_new_tokens = options.max_length, options.max_new_tokens
-        self.wrapper, self._edit_sim = options.wrapper, options.edit_sim
+        self._options, self.wrapper = options, options.wrapper
         self.items = {name: items.subset(items.read(data, name), options) for name in names}
         if empty := [name for name, rows in self.items.items() if not rows]:
             raise ValueError(f"no item of {', '.join(empty)} is within the limits")
@@ -57,21 +56,22 @@ class LongBench(Tasks):
     def check(self, llm: LLM) -> None:
         chat_wrapper(llm.tokenizer, self.wrapper)
 
-    def task(self, name: str) -> Task:
+    def max_new_tokens(self, name: str) -> int:
         limit = self._templates.max_new_tokens(name)
-        return Task(name, dataset(name).category, min(limit, self._max_new_tokens or limit))
+        return min(limit, self._options.max_new_tokens or limit)
 
     def prompt(
-        self, llm: LLM, task: Task, item: Mapping[str, Any], shorten: Shorten | None = None
+        self, llm: LLM, name: str, item: Mapping[str, Any], shorten: Shorten | None = None
     ) -> ItemPrompt:
-        return make_prompt(llm.tokenizer, item, self._max_length, self.wrapper, self._templates, shorten)
+        max_length = self._options.max_length
+        return make_prompt(llm.tokenizer, item, max_length, self.wrapper, self._templates, shorten)
 
-    def stops(self, llm: LLM, task: Task) -> Stops:
+    def stops(self, llm: LLM, name: str) -> Stops:
         ends = llm.tokenizer.eos_token_ids
-        if not dataset(task.name).stop_at_newline:
+        if not dataset(name).stop_at_newline:
             return Stops(ends)
         ends = (*ends, llm.tokenizer.encode("\n", add_special=False)[-1])
         return Stops(ends, never_first=ends)
 
-    def score(self, task: Task, prediction: str, item: Mapping[str, Any]) -> float:
-        return score_item(task.name, prediction, item["answers"], item["all_classes"], self._edit_sim)
+    def score(self, name: str, prediction: str, item: Mapping[str, Any]) -> float:
+        return score_item(name, prediction, item["answers"], item["all_classes"], self._options.edit_sim)

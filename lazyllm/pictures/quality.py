@@ -1,38 +1,68 @@
-"""Quality of the settings of a sweep against the speedup of the first token, with the Pareto front."""
+"""Quality of settings against their speedup: all scores of a run, or a Pareto front."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor, isnan, log10, nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lazyllm.pictures.figure import COLOURS, Dot, draw_dot, legend_of_dots, new_figure, save
+from lazyllm.pictures.figure import COLOURS, new_figure, save, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+SCORE_AXIS = "score, mean of the categories (95 % interval)"
+KL_AXIS = "KL divergence from dense, nats per token (95 % interval)"
+MEASURED_AXIS = "speedup of the first token against dense (measured, ratio of sums)"
+COUNTED_AXIS = "counted speedup of prefill"
 WIDTH, HEIGHT, LINE_HEIGHT = 8, 5.5, 0.19
 LABEL_WIDTH, LABEL_HEIGHT = 16, 11  # of a number beside a dot, in typographic points
 FRONT, OTHERS = COLOURS[0], "0.65"
+
+
+class Dot(NamedTuple):
+    """One setting in a picture of quality against speedup; `low` and `high` are nan without an interval."""
+
+    label: str
+    speedup: float
+    value: float
+    low: float
+    high: float
+
+
+def plot_scores(dots: Sequence[Dot], baseline: str, file: Path, title: str) -> Path:
+    """`baseline` is the label of the dense setting, which gets a horizontal line. Writes `file`."""
+    measured = [dot for dot in dots if not isnan(dot.speedup)]
+    figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * len(measured))
+    axes = figure.subplots()
+    for place, dot in enumerate(measured):
+        dense = dot.label == baseline
+        draw_dot(axes, dot, dense, **({"color": "black"} if dense else series(place)), label=dot.label)
+        if dense:
+            axes.axhline(dot.value, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xlabel=MEASURED_AXIS, ylabel=SCORE_AXIS, title=title)
+    axes.grid(alpha=0.3)
+    legend_of_dots(figure, bool(measured), loc="outside lower center")
+    return save(figure, file)
 
 
 def plot_pareto(
     dots: Sequence[Dot],
     front: Sequence[Dot],
     baseline: str,
-    quality: str,
-    speedup: str,
+    scored: bool,
+    speedup_axis: str,
     title: str,
     file: Path,
-    is_divergence: bool,
 ) -> Path:
     """Numbers the dots of the front, slowest first, and names them in a legend. Writes `file`.
 
-    `baseline` is the label of the dense setting, `quality` and `speedup` those of the axes. The axis of a
-    divergence is logarithmic, includes 0 and points down.
+    `baseline` is the label of the dense setting. Quality is a score if `scored`, or else a divergence, whose
+    axis is logarithmic, includes 0 and points down.
     """
     measured = [dot for dot in dots if not isnan(dot.speedup)]
     figure = new_figure(WIDTH, HEIGHT + LINE_HEIGHT * (len(front) + 1))
@@ -46,8 +76,8 @@ def plot_pareto(
     axes.plot([dot.speedup for dot in front], [dot.value for dot in front], color=FRONT, zorder=1)
     for number, dot in enumerate(front, 1):
         axes.plot([], [], " ", label=f"{number}  {dot.label}")
-    axes.set(xlabel=speedup, ylabel=quality, title=title)
-    if is_divergence and measured:
+    axes.set(xlabel=speedup_axis, ylabel=SCORE_AXIS if scored else KL_AXIS, title=title)
+    if measured and not scored:
         smallest = min((end for dot in measured for end in (dot.low, dot.value) if end > 0), default=1.0)
         # linear below a power of ten, where the first tick beside 0 is
         axes.set_yscale("symlog", linthresh=10 ** floor(log10(smallest)), linscale=0.5)
@@ -72,3 +102,18 @@ def number_dots(axes: Axes, front: Sequence[Dot]) -> None:
         offset = column - x + 6, label_y - y
         axes.annotate(str(number), dot[1:3], offset, textcoords="offset points", fontsize="small", zorder=4)
         last_column, last_y = column, label_y
+
+
+def draw_dot(axes: Axes, dot: Dot, baseline: bool, **style: Any) -> None:
+    """A point with its error bar; without a style, a square for the baseline and a circle for others."""
+    bar = None if isnan(dot.low) else [[dot.value - dot.low], [dot.high - dot.value]]
+    look: dict[str, Any] = {"marker": "s" if baseline else "o", "capsize": 3, **style, "linestyle": "none"}
+    axes.errorbar(dot.speedup, dot.value, bar, **look)
+
+
+def legend_of_dots(figure: Figure, has_dots: bool, **options: Any) -> None:
+    """A legend outside the axes, or in place of it a note why there are no dots."""
+    if has_dots:
+        figure.legend(fontsize="small", frameon=False, **options)
+    else:
+        figure.text(0.5, 0.5, "a speedup needs results of dense", ha="center")
