@@ -32,7 +32,7 @@ def in_memory(model: Any, tokenizer: Any) -> Checkpoint:
     if hasattr(model, "merge_and_unload"):
         raise TypeError("model has adapters of PEFT; give the model that model.merge_and_unload() returns")
     weights = stored_weights(model)
-    check_memory(sum(map(n_bytes, weights.values())), "a copy of the weights")
+    check_memory(sum(tensor.nbytes for tensor in weights.values()), "a copy of the weights")
     folder = TemporaryDirectory(prefix="lazyllm-")
     memory = os.memfd_create("lazyllm")
     try:
@@ -71,18 +71,11 @@ def stored_weights(model: Any) -> dict[str, Any]:
     return weights
 
 
-def n_bytes(tensor: Any) -> int:
-    size: int = tensor.numel() * tensor.element_size()
-    return size
-
-
 def safetensors_parts(weights: dict[str, Any]) -> Iterator[Any]:
     """The contents of a safetensors file: its header, and the tensors one after the other."""
     torch = package("torch", "from_transformers")
-    described = {
-        name: (DTYPES[str(tensor.dtype)], tuple(tensor.shape), n_bytes(tensor))
-        for name, tensor in weights.items()
-    }
-    yield header_bytes(described, {})
+    yield header_bytes(
+        {name: (DTYPES[str(each.dtype)], each.shape, each.nbytes) for name, each in weights.items()}, {}
+    )
     for tensor in weights.values():
         yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -178,6 +178,14 @@ def test_a_window_of_null_is_none(architecture: str) -> None:
     assert ModelConfig.from_dict(fields | {"sliding_window": None}).windows == (0, 0, 0)
 
 
+def test_a_model_that_turns_only_in_windows_needs_their_size() -> None:
+    fields = family_config("Cohere2ForCausalLM") | {"sliding_window": None}
+    with pytest.raises(CheckpointError, match="sliding_window is missing; expected a whole number"):
+        ModelConfig.from_dict(fields)
+    config = ModelConfig.from_dict(fields | {"layer_types": ["full_attention"] * 3})
+    assert (config.windows, np.any(config.inv_freq)) == ((0, 0, 0), False)
+
+
 # ---- Gemma 2 and 3 ---------------------------------------------------------------------------------------
 
 

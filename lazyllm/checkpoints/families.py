@@ -8,18 +8,7 @@ from typing import Any, Literal
 
 from lazyllm.checkpoints.rope import FULL, SCALINGS, SLIDING, RopeRules
 
-
-@dataclass(frozen=True)
-class Experts:
-    """How a family's files describe its experts.
-
-    `ffn` is the field of the size of each. `normed`: their weights are normalised; None: if the field
-    norm_topk_prob says so. With `some_layers`, two fields say which layers have experts.
-    """
-
-    ffn: str = "intermediate_size"
-    normed: bool | None = None
-    some_layers: bool = False
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
@@ -45,8 +34,8 @@ class Family:
     scaled_embedding: bool = False
     query_scalar: str | None = None
     """The field whose root divides scores, in place of the head dimension's."""
-    soft_caps: tuple[float, float] | None = None
-    """Of attention and logits, in files that leave them out; 0 is none. None: the family has no soft caps."""
+    soft_caps: Mapping[str, float] | None = None
+    """SOFT_CAPS of files that leave them out; null in a file is no cap. None: the family has none."""
     windows: Literal["none", "all", "all_if_used", "pattern", "optional"] = "none"
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
@@ -54,9 +43,9 @@ class Family:
     rope: RopeRules = field(default_factory=RopeRules)
     paired_rope: bool = False
     """RoPE turns neighbours of a head, not its halves."""
-    no_rope: Literal["none", "listed", "full"] = "none"
-    """Layers without RoPE: those that `no_rope_layers` or else `no_rope_layer_interval` says; or, in a model
-    with windows, those without one."""
+    no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
+    """Layers without RoPE: those that `no_rope_layers` or else `no_rope_layer_interval` says; those without a
+    window; or those, but none where `sliding_window` is null."""
     ffn: str = "intermediate_size"
     """The field of the FFN's width."""
     only: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -71,8 +60,9 @@ class Family:
     query_growth: bool = False
     """q grows with the position, as `llama_4_scaling_beta` says."""
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Parts of tensors' names in files that differ from those that the core takes."""
-    experts: Experts | None = None
+    """Parts of tensors' names in files, in the order in which they become those that the core takes."""
+    expert_ffn: str | None = None
+    """The field of the size of each expert, in a family with experts."""
 
 
 def based_on(theta: float) -> RopeRules:
@@ -105,7 +95,7 @@ GEMMA3 = Family(
     norm_plus_one=True,
     scaled_embedding=True,
     query_scalar="query_pre_attn_scalar",
-    soft_caps=(0.0, 0.0),
+    soft_caps={},
     windows="pattern",
     rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
 )
@@ -119,7 +109,7 @@ GEMMA2 = replace(
         "sliding_window_pattern": 2,
     },
     qk_norm="none",
-    soft_caps=(50.0, 30.0),
+    soft_caps=dict(zip(SOFT_CAPS, (50.0, 30.0), strict=True)),
     rope=based_on(1e4),
 )
 MISTRAL = Family("mistral", windows="all")
@@ -220,7 +210,7 @@ FAMILIES = {
         qk_norm="heads",
         norms="post",
         windows="pattern",
-        no_rope="full",
+        no_rope="full_if_mixed",
     ),
     "SeedOssForCausalLM": Family(
         "seed_oss",
@@ -259,31 +249,36 @@ FAMILIES = {
         model_type="glm4",
         norms="both",
         renamed={
-            "post_self_attn_layernorm": "post_attention_layernorm",
             "post_attention_layernorm": "pre_feedforward_layernorm",
+            "post_self_attn_layernorm": "post_attention_layernorm",
             "post_mlp_layernorm": "post_feedforward_layernorm",
         },
     ),
     "MixtralForCausalLM": Family(
         "mixtral",
-        {"sliding_window": None},
+        {"sliding_window": None, "norm_topk_prob": True},
         windows="all",
-        experts=Experts(normed=True),
+        renamed={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+        expert_ffn="intermediate_size",
     ),
     "Qwen3MoeForCausalLM": Family(
         "qwen3_moe",
         **ALL_BIASES,
         qk_norm="heads",
         windows="all_if_used",
-        experts=Experts("moe_intermediate_size", some_layers=True),
+        expert_ffn="moe_intermediate_size",
     ),
-    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", experts=Experts()),
-    "GraniteMoeForCausalLM": Family(
-        "granitemoe",
-        {"max_position_embeddings": 2048},
-        **ALL_BIASES,
-        multipliers=True,
-        experts=Experts(normed=True),
+    "OlmoeForCausalLM": Family("olmoe", EPS, **ALL_BIASES, qk_norm="wide", expert_ffn="intermediate_size"),
+    "GraniteMoeForCausalLM": replace(
+        GRANITE,
+        model_type="granitemoe",
+        defaults={**GRANITE.defaults, "norm_topk_prob": True},
+        renamed={
+            "block_sparse_moe.router.layer": "mlp.gate",
+            "block_sparse_moe.input_linear": "mlp.experts.gate_up_proj",
+            "block_sparse_moe.output_linear": "mlp.experts.down_proj",
+        },
+        expert_ffn="intermediate_size",
     ),
     "CohereForCausalLM": COHERE,
     "Cohere2ForCausalLM": replace(
@@ -298,6 +293,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": replace(GEMMA3, model_type="gemma3", multimodal=True),
 }
+BY_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}
 RECURRENT = "it has recurrent layers, which cannot take a token later, so that revival has no meaning there"
 ATTENTION = ["attention", FULL]
 REFUSED = {
