@@ -13,22 +13,17 @@ from lazyllm.checkpoints.families import (
     BY_TYPE,
     DEFAULT_WINDOW,
     FAMILIES,
+    FULL,
+    LAYER_TYPES,
     RECURRENT,
     REFUSED,
+    SLIDING,
     SOFT_CAPS,
     UNSUPPORTED,
     Family,
 )
 from lazyllm.checkpoints.fields import Fields, optional_fields, read_json
-from lazyllm.checkpoints.rope import (
-    FULL,
-    LAYER_TYPES,
-    MAX_CONTEXT,
-    NO_ROPE,
-    SLIDING,
-    read_ropes,
-    rope_table,
-)
+from lazyllm.checkpoints.rope import MAX_CONTEXT, NO_ROPE, read_ropes, rope_table
 
 MAX_LAYERS = 4096
 MAX_WIDTH = 1 << 20
@@ -105,11 +100,6 @@ class ModelConfig:
         return cls.read(fields, generation or optional_fields(folder / "generation_config.json"), folder)
 
     @classmethod
-    def from_dict(cls, config: dict[str, Any]) -> ModelConfig:
-        """Reads the contents of config.json."""
-        return cls.read(Fields("config.json", config))
-
-    @classmethod
     def read(cls, fields: Fields, generation: Fields | None = None, path: Path | None = None) -> ModelConfig:
         """Reads the fields of config.json and generation_config.json; `path` gives the model its name."""
         architecture = read_architecture(fields)
@@ -131,7 +121,7 @@ class ModelConfig:
         hidden = fields.whole("hidden_size", MAX_WIDTH)
         head_dim = read_head_dim(fields, hidden, heads)
         context = fields.whole("max_position_embeddings", MAX_CONTEXT)
-        ropes = read_ropes(fields, family.rope, head_dim, context)
+        ropes = read_ropes(fields, family, head_dim, context)
         context = ropes[FULL].context
         windows, kinds = read_layers(fields, family, fields.whole("num_hidden_layers", MAX_LAYERS))
         table = rope_table({kind: ropes[kind] for kind in sorted(set(kinds))})
@@ -272,7 +262,7 @@ def read_layers(fields: Fields, family: Family, n_layers: int) -> tuple[tuple[in
     mixed = family.no_rope == "full_if_mixed" and fields.get("sliding_window") is not None
     if family.no_rope == "full" or mixed:
         turns = [window > 0 for window in windows]
-    local = SLIDING if SLIDING in family.rope.bases else FULL
+    local = SLIDING if family.local_theta else FULL
     kinds = [local if window else FULL for window in windows]
     return windows, [kind if turn else NO_ROPE for kind, turn in zip(kinds, turns, strict=True)]
 
@@ -310,7 +300,7 @@ def read_windows(fields: Fields, family: Family, turns: list[bool]) -> tuple[int
     else:
         pattern = fields.whole("sliding_window_pattern", MAX_LAYERS)
         sliding = [(layer + 1) % pattern != 0 for layer in range(n_layers)]
-    needed = SLIDING in family.rope.bases or family.no_rope == "full"
+    needed = family.local_theta or family.no_rope == "full"
     if not any(sliding) or (fields.get("sliding_window") is None and not needed):
         return (0,) * n_layers
     window = fields.whole("sliding_window", MAX_CONTEXT)

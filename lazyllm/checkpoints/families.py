@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lazyllm.checkpoints.rope import FULL, SCALINGS, SLIDING, RopeRules
-
+FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+SCALINGS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -40,7 +40,14 @@ class Family:
     """In all layers; in all if `use_sliding_window` is set; in those that `layer_types` or else
     `sliding_window_pattern` says; or, if `use_sliding_window` is set, in those that `layer_types` or else
     `max_window_layers` says."""
-    rope: RopeRules = field(default_factory=RopeRules)
+    theta: float = 10000.0
+    """The base frequency of RoPE in files that leave it out."""
+    local_theta: tuple[str, float] | None = None
+    """That of layers with a window, if they have one of their own: its field and default."""
+    scalings: Mapping[str, str] = field(default_factory=lambda: SCALINGS)
+    """The rule that each type of scaling names."""
+    partial_rope: bool = False
+    """RoPE may turn the first part of a head alone."""
     paired_rope: bool = False
     """RoPE turns neighbours of a head, not its halves."""
     no_rope: Literal["none", "listed", "full", "full_if_mixed"] = "none"
@@ -63,11 +70,6 @@ class Family:
     """Parts of tensors' names in files, in the order in which they become those that the core takes."""
     expert_ffn: str | None = None
     """The field of the size of each expert, in a family with experts."""
-
-
-def based_on(theta: float) -> RopeRules:
-    """RoPE with this base frequency where the file has none."""
-    return RopeRules({FULL: ("rope_theta", theta)})
 
 
 ALL_BIASES: Any = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
@@ -97,7 +99,8 @@ GEMMA3 = Family(
     query_scalar="query_pre_attn_scalar",
     soft_caps={},
     windows="pattern",
-    rope=RopeRules({FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}),
+    theta=1e6,
+    local_theta=("rope_local_base_freq", 1e4),
 )
 GEMMA2 = replace(
     GEMMA3,
@@ -110,7 +113,8 @@ GEMMA2 = replace(
     },
     qk_norm="none",
     soft_caps=dict(zip(SOFT_CAPS, (50.0, 30.0), strict=True)),
-    rope=based_on(1e4),
+    theta=1e4,
+    local_theta=None,
 )
 MISTRAL = Family("mistral", windows="all")
 PHI3_SCALINGS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
@@ -137,7 +141,7 @@ GLM = Family(
     },
     qkv_bias="attention_bias",
     paired_rope=True,
-    rope=RopeRules(partial=True),
+    partial_rope=True,
 )
 COHERE = Family(
     "cohere",
@@ -150,7 +154,7 @@ COHERE = Family(
         "eos_token_id": 255001,
     },
     **ALL_BIASES,
-    rope=based_on(5e5),
+    theta=5e5,
     paired_rope=True,
     cohere=True,
 )
@@ -164,14 +168,15 @@ FAMILIES = {
         "phi3",
         EPS | {"sliding_window": None, "original_max_position_embeddings": 4096},
         windows="all",
-        rope=RopeRules(scalings=PHI3_SCALINGS, partial=True),
+        scalings=PHI3_SCALINGS,
+        partial_rope=True,
     ),
     "SmolLM3ForCausalLM": Family(
         "smollm3",
         {"sliding_window": None, "tie_word_embeddings": True},
         **ALL_BIASES,
         windows="optional",
-        rope=based_on(2e6),
+        theta=2e6,
         no_rope="listed",
     ),
     "Ministral3ForCausalLM": Family(
@@ -202,7 +207,8 @@ FAMILIES = {
         model_type="olmo3",
         defaults=EPS | {"sliding_window_pattern": 4},
         windows="pattern",
-        rope=RopeRules({FULL: ("rope_theta", 5e5), SLIDING: ("rope_theta", 5e5)}),
+        theta=5e5,
+        local_theta=("rope_theta", 5e5),
     ),
     "Exaone4ForCausalLM": Family(
         "exaone4",
@@ -222,14 +228,14 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": Family(
         "ernie4_5",
         EPS | {"head_dim": 128, "tie_word_embeddings": True},
-        rope=based_on(5e5),
+        theta=5e5,
         paired_rope=True,
     ),
     "HeliumForCausalLM": Family(
         "helium",
         {"head_dim": 128, "rms_norm_eps": 1e-8},
         qkv_bias="attention_bias",
-        rope=based_on(1e5),
+        theta=1e5,
         paired_rope=True,
     ),
     "HunYuanDenseV1ForCausalLM": Family(
@@ -237,7 +243,7 @@ FAMILIES = {
         EPS,
         **ALL_BIASES,
         qk_norm="late",
-        rope=RopeRules(scalings=SCALINGS | {"dynamic": "alpha"}),
+        scalings=SCALINGS | {"dynamic": "alpha"},
         renamed={
             "self_attn.query_layernorm": "self_attn.q_norm",
             "self_attn.key_layernorm": "self_attn.k_norm",
@@ -287,7 +293,7 @@ FAMILIES = {
         defaults={**COHERE.defaults, "sliding_window_pattern": 4},
         windows="pattern",
         no_rope="full",
-        rope=based_on(1e4),
+        theta=1e4,
     ),
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,

@@ -14,11 +14,11 @@ import numpy as np
 from lazyllm import _core
 from lazyllm.checkpoints.checkpoint import Checkpoint
 from lazyllm.checkpoints.config import MAX_HEAD_DIM, MAX_WIDTH, ModelConfig
-from lazyllm.checkpoints.families import BY_TYPE, DEFAULT_WINDOW, FAMILIES, SOFT_CAPS
+from lazyllm.checkpoints.families import BY_TYPE, DEFAULT_WINDOW, FAMILIES, FULL, SLIDING, SOFT_CAPS
 from lazyllm.checkpoints.fields import Fields
 from lazyllm.checkpoints.gguf_file import FORMATS, read_gguf
 from lazyllm.checkpoints.gguf_tokenizer import GgufVocabulary
-from lazyllm.checkpoints.rope import FULL, MAX_THETA, SLIDING, frequency_divisors, llama3
+from lazyllm.checkpoints.rope import MAX_THETA, frequency_divisors, llama3
 from lazyllm.checkpoints.tensors import Tensor, core_tensors, hub_name, unstacked
 from lazyllm.checkpoints.tokenizer import Tokenizer
 from lazyllm.errors import CheckpointError
@@ -231,7 +231,7 @@ class GgufCheckpoint(Checkpoint):
             is_27b = values["num_hidden_layers"] == LAYERS_OF_27B[self.arch]
             config["query_pre_attn_scalar"] = hidden // heads if is_27b else head_dim
         stored, turned = Fields(self.path, self.metadata), f"{self.arch}.rope.dimension_count"
-        if family.rope.partial:
+        if family.partial_rope:
             config["partial_rotary_factor"] = stored.whole(turned, head_dim, default=head_dim) / head_dim
         else:
             stored.only(turned, head_dim, "partial rotary embeddings")
