@@ -140,6 +140,8 @@ class ModelConfig:
         eps_name, logit_scale = "rms_norm_eps", 1 / multiplier("logits_scaling")
         if family.cohere:
             eps_name, logit_scale = "layer_norm_eps", fields.number("logit_scale", *MULTIPLIERS)
+        biases = (family.qkv_bias, family.o_bias)
+        qkv_bias, o_bias = (fields.flag(bias, False) if isinstance(bias, str) else bias for bias in biases)
         vocab = fields.whole("vocab_size", MAX_VOCAB)
         if generation is None or generation.get("eos_token_id") is None:
             generation = fields
@@ -164,8 +166,8 @@ class ModelConfig:
             query_growth=ropes[FULL].query_growth if family.query_growth else 0.0,
             query_step=ropes[FULL].original,
             tied=fields.flag("tie_word_embeddings", False),
-            qkv_bias=read_bias(fields, family.qkv_bias),
-            o_bias=read_bias(fields, family.o_bias),
+            qkv_bias=qkv_bias,
+            o_bias=o_bias,
             qk_norm=family.qk_norm != "none" or (family.cohere and fields.flag("use_qk_norm", False)),
             wide_qk_norm=family.qk_norm == "wide",
             late_qk_norm=family.qk_norm == "late",
@@ -236,10 +238,6 @@ def text_fields(fields: Fields, family: Family) -> tuple[Fields, Family]:
     missing = {name: value for name, value in family.defaults.items() if fields.get(name) is None}
     values = {"sliding_window": DEFAULT_WINDOW, **(family.soft_caps or {})} | fields.values | missing
     return Fields(fields.source, values, fields.names), family
-
-
-def read_bias(fields: Fields, bias: str | bool) -> bool:
-    return fields.flag(bias, False) if isinstance(bias, str) else bias
 
 
 def read_head_dim(fields: Fields, hidden: int, heads: int) -> int:

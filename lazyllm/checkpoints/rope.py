@@ -102,7 +102,7 @@ def scaled_rope(
     inv_freq, scale, original, short_context = 1 / divisors, 1.0, context, MAX_CONTEXT
     long_inv_freq = inv_freq
     if kind == "linear":
-        inv_freq = inv_freq / read_factor(rope)
+        inv_freq = inv_freq / rope.number("factor", 0.0, MAX_FACTOR)
     elif kind in ("llama3", "yarn", "longrope"):
         name = "original_max_position_embeddings"
         holder = fields if fields.get(name) is not None else rope
@@ -110,7 +110,7 @@ def scaled_rope(
         if kind == "llama3":
             inv_freq = llama3(inv_freq, rope, original)
         else:
-            factor = context / original if rope.get("factor") is None else read_factor(rope)
+            factor = rope.number("factor", 0.0, MAX_FACTOR, default=context / original)
             if kind == "yarn":
                 inv_freq, scale = yarn(divisors, rope, theta, factor, original), yarn_scale(rope, factor)
                 context = max(context, int(original * factor))
@@ -154,13 +154,9 @@ def frequency_divisors(theta: float, head_dim: int) -> np.ndarray:
     return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
-def read_factor(rope: Fields) -> float:
-    return rope.number("factor", 0.0, MAX_FACTOR)
-
-
 def llama3(inv_freq: np.ndarray, rope: Fields, original: int) -> np.ndarray:
     """Llama 3: low frequencies are divided by the factor, high ones kept, those between interpolated."""
-    factor = read_factor(rope)
+    factor = rope.number("factor", 0.0, MAX_FACTOR)
     low = rope.number("low_freq_factor", 0.0, MAX_FACTOR)
     high = rope.number("high_freq_factor", 0.0, MAX_FACTOR)
     if high <= low:

@@ -96,19 +96,15 @@ class Tokenizer:
         return self.vocabulary.encode(text, add_special)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        stream = self.stream(skip_special_tokens)
+        stream = TextStream(self, skip_special_tokens)
         return "".join([*map(stream.push, ids), stream.finish()])
-
-    def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for ids that come one by one."""
-        return TextStream(self, skip_special_tokens)
 
     def offsets(self, ids: Sequence[int]) -> list[str]:
         """The text of each token, special ones included; joined, they equal `decode` without skipping.
 
         A character made of several tokens belongs to the last of them.
         """
-        stream = self.stream(skip_special_tokens=False)
+        stream = TextStream(self, skip_special_tokens=False)
         pieces = [stream.push(token) for token in ids]
         if pieces:
             pieces[-1] += stream.finish()
@@ -136,7 +132,7 @@ class Tokenizer:
 
 
 class TextStream:
-    """Decodes ids that come one by one; the bytes of an unfinished character wait for the rest."""
+    """A decoder for ids that come one by one; the bytes of an unfinished character wait for the rest."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
         self.tokenizer = tokenizer

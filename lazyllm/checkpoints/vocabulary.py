@@ -130,9 +130,8 @@ class SentencePieceVocabulary:
             [*own, *(self.added[content] for content in special if content in self.added)]
         )
         self.size = max(count, 1 + max(self.added.values(), default=0))
-        self.cuts = re.compile(
-            "|".join(re.escape(token) for token in sorted(self.added, key=len, reverse=True))
-        )
+        longest_first = sorted(self.added, key=len, reverse=True)
+        self.cuts = re.compile("|".join(map(re.escape, longest_first)))
         self.before = [self.pieces.bos_id()] if options["add_bos"] and self.pieces.bos_id() >= 0 else []
         self.after = [self.pieces.eos_id()] if options["add_eos"] and self.pieces.eos_id() >= 0 else []
         self.legacy: bool = options["legacy"]
